@@ -430,6 +430,7 @@ job "sandbox" {
    "waitid", "write", "writev"
   ], "action": "SCMP_ACT_ALLOW"},
   {"names": ["clone", "mount", "pivot_root", "sethostname", "setns", "umount2", "unshare"], "action": "SCMP_ACT_ALLOW", "comment": "what a container of slots needs beyond Docker's list"},
+  {"names": ["chroot", "fsconfig", "fsmount", "fsopen", "mount_setattr", "move_mount", "open_tree"], "action": "SCMP_ACT_ALLOW", "comment": "what a container of slots needs for image slots"},
   {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38, "comment": "its flags are behind a pointer: callers fall back to clone"},
   {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}], "comment": "no AF_VSOCK"},
   {"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 0, "op": "SCMP_CMP_EQ"}]},

@@ -12,6 +12,7 @@ from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
+from benchmarks.targets.images import i1_lease, i4_neighbours, i5_fork, i6_depth, i7_hundred, i8_disk
 from benchmarks.targets.killed import f5_killed, f6_away, f14_successor
 from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
@@ -46,6 +47,12 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F10": f10_pick,
     "F11": f11_neighbour_run,
     "F14": f14_successor,
+    "I1": i1_lease,
+    "I4": i4_neighbours,
+    "I5": i5_fork,
+    "I6": i6_depth,
+    "I7": i7_hundred,
+    "I8": i8_disk,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

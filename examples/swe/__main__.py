@@ -7,60 +7,53 @@ when a record fails this check, 2 when a setting or a record is malformed.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.report import read_records
-from agentenv.testing import Player, ScriptedPolicy, build_tokenizer
-
-EXPECTED = {"oracle": 1.0, "empty": 0.0}
+from examples import scripted
+from examples.scripted import EXPECTED, Scores, report
 
 
-async def play(directory: Path, names: list[str], **fields: Any) -> dict[str, list[float | None]]:
+async def play(directory: Path, names: list[str], **fields: Any) -> Scores:
     """Play every record once with each of these players; returns the scores by record, None without a score.
 
     Raises: ConfigError and what SweEnv.setup raises.
     """
-    from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-
     from examples.swe import players
-    from examples.swe.env import SweConfig, SweEnv
+    from examples.swe.env import SweEnv
 
-    log = directory / "rollouts.jsonl"
-    settings: dict[str, Any] = {
-        "tokenizer_name": str(build_tokenizer(directory / "tokenizer")),
-        "group_size": len(names),
-        "max_containers": 1,
-        "slots_per_container": 2,
-        "use_wandb": False,
-        "send_trajectory_id": True,
-        "rollouts_path": str(log),
-        "agent_max_steps": 4,
-        "item_retries": 0,
-        **fields,
-    }
-    script: dict[str, list[Player]] = {}
-    async with ScriptedPolicy(script) as policy:
-        server = APIServerConfig(base_url=policy.base_url, model_name="scripted", api_key="unused")
-        async with SweEnv(SweConfig(**settings), [server]) as env:
-            for record in env.records.values():
-                script[record.instance_id] = [getattr(players, name)(record) for name in names]
-            for record in env.records.values():
-                await env.collect_trajectories(env.item_of(record))
-    return {group.item_id: [member.score for member in group.trajectories] for group in read_records(log)}
+    return await scripted.play(
+        directory,
+        SweEnv,
+        {"group_size": len(names), **fields},
+        lambda env: env.records,
+        lambda record: [getattr(players, name)(record) for name in names],
+    )
+
+
+async def play_on_images(directory: Path, names: list[str], **fields: Any) -> Scores:
+    """As :func:`play`, with records that have images. Raises: ConfigError and what SweImageEnv.setup raises."""
+    from examples.swe import players
+    from examples.swe.image_env import SweImageEnv
+
+    return await scripted.play(
+        directory,
+        SweImageEnv,
+        {"group_size": len(names), "tool_timeout_s": 300.0, **fields},
+        lambda env: env.records,
+        lambda record: [getattr(players, name)(record) for name in names],
+    )
 
 
 def main() -> int:
     """See the module."""
     given = _arguments()
     names = [name for name in EXPECTED if getattr(given, name)] or list(EXPECTED)
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    if given.images:
+        chosen = {name: getattr(given, name) for name in ("only_repos", "only_instances", "max_records", "image")}
+        fields = {"dataset_name": given.dataset, "dataset_split": given.split, "slot_memory_mib": 3072, **chosen}
+        return report(names, lambda directory: play_on_images(directory, names, **fields), given.out)
     fields = {
         "dataset_name": given.dataset,
         "dataset_split": given.split,
@@ -75,20 +68,7 @@ def main() -> int:
         "tool_pool_mode": "fake" if given.fake else "local",
         "isolation": given.isolation,
     }
-    with contextlib.ExitStack() as stack:
-        directory = given.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "rollouts.jsonl").unlink(missing_ok=True)
-        try:
-            scores = asyncio.run(play(directory, names, **fields))
-        except AgentEnvError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return 2 if isinstance(error, ConfigError) else 1
-    expected = [EXPECTED[name] for name in names]
-    for instance, found in scores.items():
-        said = ", ".join(f"{name} {score}" for name, score in zip(names, found, strict=True))
-        print(f"{'ok ' if found == expected else 'BAD'} {instance}: {said}")
-    return 0 if all(found == expected for found in scores.values()) else 1
+    return report(names, lambda directory: play(directory, names, **fields), given.out)
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,6 +77,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
     parser.add_argument("--split", default="test")
+    parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
+    parser.add_argument("--image", default="", help="of records that name none; {instance_id} is the record's")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")

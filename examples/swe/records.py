@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from agentenv.errors import ConfigError
 
@@ -23,6 +23,10 @@ _REPO = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _INSTANCE = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 MAX_SHOWN_CHARS = 80
+TestLog = Literal["pytest", "unittest"]
+"""What a test command prints: pytest's summary (-rA), or a line for each test, as unittest does (-v 2 in Django)."""
+DEFAULT_WORKDIR = "/testbed"
+"""Where the images of SWE-bench have the repository."""
 PatchIs = Literal["fix", "bug"]
 """What a dataset calls ``patch``: the solution (SWE-bench), or the bug that the solution takes back (SWE-smith)."""
 
@@ -47,6 +51,13 @@ class SweRecord:
     version: str = ""
     environment_setup_commit: str = ""
     patch_is: PatchIs = "fix"
+    image: str = ""
+    """Reference of an image that has the repository at ``base_commit`` in ``workdir``, and all that its tests need
+    (docs/images.md). Its tests may have any names."""
+    workdir: str = DEFAULT_WORKDIR
+    test_command: str = ""
+    """Runs the tests of ``test_patch``, in ``workdir``. Empty: that of the repository, else pytest."""
+    test_log: TestLog = "pytest"
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -63,7 +74,7 @@ class Wanted:
     instances: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     python_only: bool = False
-    """Leave out records with tests that are no pytest ids."""
+    """Leave out records with tests that are no pytest ids, and without an image in which they run."""
     limit: int | None = None
     """Use only this many of the remaining records."""
 
@@ -110,6 +121,10 @@ def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fi
         version=found.optional("version"),
         environment_setup_commit=found.optional("environment_setup_commit"),
         patch_is=patch_is,
+        image=found.optional("image"),
+        workdir=found.workdir(),
+        test_command=found.optional("test_command"),
+        test_log=found.test_log(),
     )
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
         raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
@@ -168,15 +183,29 @@ class _Row:
             raise self.wrong(field, f"got {_shown(value)}", "allowed: a unified diff")
         return value if value.endswith("\n") else value + "\n"
 
+    def workdir(self) -> str:
+        value = self.optional("workdir") or DEFAULT_WORKDIR
+        if not value.startswith("/"):
+            raise self.wrong("workdir", f"got {_shown(value)}", "allowed: an absolute path")
+        return value
+
+    def test_log(self) -> TestLog:
+        value = self._row.get("test_log", "pytest")
+        if value not in get_args(TestLog):
+            raise self.wrong("test_log", f"got {_shown(value)}", f"allowed: {', '.join(get_args(TestLog))}")
+        return cast("TestLog", value)
+
     def tests(self, field: str) -> tuple[str, ...]:
         names = self._names(field)
-        for test in names:
+        for test in () if self._row.get("image") else names:
             if not _is_pytest_id(test):
                 cure = "allowed: path/in/the/repo.py::test; leave other records out (python_only, only_repos)"
                 raise self.wrong(field, f"{_shown(test)} is no pytest id", cure)
         return tuple(dict.fromkeys(names))
 
     def has_pytest_ids(self) -> bool:
+        if self._row.get("image"):
+            return True
         return all(_is_pytest_id(test) for field in ("FAIL_TO_PASS", "PASS_TO_PASS") for test in self._names(field))
 
     def _names(self, field: str) -> Sequence[str]:

@@ -93,8 +93,11 @@ def is_protected(path: str, checkout: Checkout) -> bool:
     that control pytest, unless the gold patch changes them too."""
     if path in checkout.tests:
         return True
-    if path in checkout.gold:
-        return False
+    return path not in checkout.gold and controls_tests(path)
+
+
+def controls_tests(path: str) -> bool:
+    """Whether a file is a test, or controls how pytest runs them."""
     parts = PurePosixPath(path).parts
     name = parts[-1]
     is_test = name.startswith("test_") or name.endswith("_test.py") or bool(TEST_DIRECTORIES & set(parts[:-1]))

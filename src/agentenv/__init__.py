@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
+    from agentenv.sdk.roots import ImageRoot
     from agentenv.sdk.sandbox import Farm, Sandbox
     from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
@@ -70,6 +71,7 @@ _HOMES: Final = {
     "ExecutorSettings": "agentenv.config",
     "FakeBackend": "agentenv.slots.backends.fake",
     "Farm": "agentenv.sdk.sandbox",
+    "ImageRoot": "agentenv.sdk.roots",
     "ImageUnavailableError": "agentenv.errors",
     "InfraError": "agentenv.errors",
     "InvalidArgumentsError": "agentenv.errors",
@@ -116,6 +118,7 @@ __all__ = [
     "ExecutorSettings",
     "FakeBackend",
     "Farm",
+    "ImageRoot",
     "ImageUnavailableError",
     "InfraError",
     "InvalidArgumentsError",

@@ -4,6 +4,7 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
 
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
+    │   ├── DockerfileError             a Dockerfile or its build context is wrong, or needs what is not supported
     │   ├── MissingExtraError           also an ImportError: a package of an extra is not installed
     │   ├── QuotaError                  more slots than this run may ever have on the farm
     │   ├── UnauthorizedError           the service does not accept the token
@@ -16,7 +17,8 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
     ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never retried
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
-    │   └── BadImageError               the task's image is malformed, or has what slots cannot have
+    │   ├── BadImageError               the task's image is malformed, or has what slots cannot have
+    │   └── BuildStepError              a command of a Dockerfile failed, or took too long
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── CheckpointError             no checkpoint was made, or there is none of that name
@@ -85,6 +87,21 @@ class ConfigError(AgentEnvError):
     def __init__(self, field: str, message: str, *, next_step: str = "") -> None:
         super().__init__(f"{field}: {message}", next_step=next_step)
         self.field = field
+
+
+class DockerfileError(ConfigError):
+    """A Dockerfile or its build context is wrong, or needs what building on slots does not have. ``file``, ``line``
+    (from 1; 0 is none) and ``instruction`` say where. No step of it ran after the one that is named."""
+
+    code = "dockerfile"
+
+    def __init__(
+        self, field: str, message: str, *, next_step: str = "", file: str = "", line: int = 0, instruction: str = ""
+    ) -> None:
+        super().__init__(field, message, next_step=next_step)
+        self.file = file
+        self.line = line
+        self.instruction = instruction
 
 
 class MissingExtraError(ConfigError, ImportError):
@@ -186,6 +203,21 @@ class BadImageError(TaskError):
     stored; another attempt fails alike."""
 
     code = "bad_image"
+
+
+class BuildStepError(TaskError):
+    """A command of a Dockerfile ended with an exit code other than 0, or was ended at its timeout (``exit_code`` is
+    None). ``output`` has its last lines, ``line`` is the Dockerfile's. What earlier steps built stays cached."""
+
+    code = "build_step"
+
+    def __init__(
+        self, message: str, *, next_step: str = "", line: int = 0, exit_code: int | None = None, output: str = ""
+    ) -> None:
+        super().__init__(message, next_step=next_step)
+        self.line = line
+        self.exit_code = exit_code
+        self.output = output
 
 
 class InfraError(AgentEnvError):

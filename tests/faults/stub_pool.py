@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import LeaseLostError
+from agentenv.errors import AcquireTimeoutError, LeaseLostError
 from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
 from agentenv.wire.roots import RootSpec
 
@@ -19,6 +19,8 @@ class StubLease:
         self.lost: LeaseLostError | None = None
         self.released = 0
         self.sealed = 0
+        self.checkpoints: list[str] = []
+        self.restored: list[str] = []
         self._lost = asyncio.Event()
 
     def lose(self, error: LeaseLostError) -> None:
@@ -33,6 +35,16 @@ class StubLease:
     async def seal(self) -> None:
         self.sealed += 1
 
+    async def checkpoint(self) -> str:
+        self.checkpoints.append(f"{len(self.checkpoints):032x}")
+        return self.checkpoints[-1]
+
+    async def restore(self, checkpoint: str) -> None:
+        self.restored.append(checkpoint)
+
+    async def drop(self, checkpoint: str) -> None:
+        self.checkpoints.remove(checkpoint)
+
     async def release(self) -> None:
         await asyncio.sleep(0)
         self.released += 1
@@ -42,14 +54,28 @@ class StubPool:
     def __init__(self, container: ContainerHandle) -> None:
         self.container = container
         self.leases: list[StubLease] = []
+        self.asked: list[tuple[RootSpec | None, str]] = []
+        """The root and the container of each request."""
+        self.lacking = 0
+        """How many of the next requests find no slot."""
         self.gate = asyncio.Event()
         self.gate.set()
         self._slots = itertools.count()
 
     async def lease(
-        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> StubLease:
         await self.gate.wait()
+        self.asked.append((root, container))
+        if self.lacking:
+            self.lacking -= 1
+            raise AcquireTimeoutError("no slot became free")
         lease = StubLease(trajectory, next(self._slots), self.container)
         self.leases.append(lease)
         return lease

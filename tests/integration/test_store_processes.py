@@ -63,7 +63,7 @@ def test_a_pin_of_a_process_that_is_killed_is_gone(tmp_path: Path) -> None:
     code = "import sys; from agentenv.store import Store; from pathlib import Path\n" + (
         "with Store(Path(sys.argv[1])).pin(sys.argv[2]): print(flush=True); sys.stdin.read()"
     )
-    argv = [sys.executable, "-c", code, tmp_path / "store", image.digest]
+    argv = [sys.executable, "-c", code, str(tmp_path / "store"), image.digest]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         assert user.stdout.readline()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +23,10 @@ from tests.waiting import START_S, wait_for
 
 BASE = tar_of(member("base", b"base" * 10_000))
 TOPS = [tar_of(member(f"top{n}", b"top" * 1000)) for n in range(3)]
+
+
+HASH_OF_SECRET = "$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a"
+"""By bcrypt, as htpasswd writes it."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,11 @@ class Registry:
         return len(re.findall(f'"GET /v2/team/app/blobs/{digest} HTTP', self.log.read_text()))
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    directory = tmp_path_factory.mktemp("registry")
+@contextmanager
+def running_registry(directory: Path, auth: str = "") -> Iterator[Registry]:
     log, config = directory / "log", directory / "config.yml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {directory}/data}}}}\nhttp: {{addr: '127.0.0.1:0'}}\n"
-    )
+    storage = f"{{filesystem: {{rootdirectory: {directory}/data}}}}"
+    config.write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '127.0.0.1:0'}}\n{auth}")
     with log.open("w") as said:
         process = subprocess.Popen(["docker-registry", "serve", config], stdout=said, stderr=said)
     try:
@@ -51,6 +59,12 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     finally:
         process.terminate()
         process.wait(START_S)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -115,3 +129,48 @@ def test_a_mirror_is_asked_in_the_place_of_the_registry(registry: Registry, layo
     store = Store.open(tmp_path / "mirrored", registries=settings)
     image = store.ensure("away.example/hub/team/app:1")
     assert store.references() == {image.digest: ["away.example/hub/team/app:1"]}
+
+
+def test_a_pull_that_is_killed_is_continued(registry: Registry, layout: OciLayout, tmp_path: Path) -> None:
+    """skopeo survives, and keeps the download to itself until it ends: the next pull waits, and uses what it got."""
+    layer = tar_of(member("own", os.urandom(3_000_000)))
+    layout.name(layout.manifest([layer]), "killed")
+    reference = registry.push(layout, "killed")
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from agentenv.store import RegistrySettings, Store
+
+        store = Store.open(Path(sys.argv[1]), registries=RegistrySettings(tls_verify=False))
+        store.ensure(sys.argv[2], progress=lambda step: os.kill(os.getpid(), signal.SIGKILL))
+    """
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "store", reference])
+    assert done.returncode == -signal.SIGKILL
+    store = Store(tmp_path / "store", registries=RegistrySettings(tls_verify=False))
+    assert store.ensure(reference).layers[0].read_bytes() == layer
+    assert registry.served(sha256(compressed(layer, "gzip"))) == 1
+    assert list(store.layout.pulls.iterdir()) == []
+
+
+def test_plain_http_has_to_be_allowed(registry: Registry, layout: OciLayout, tmp_path: Path) -> None:
+    reference = registry.push(layout, "0")
+    store = Store.open(tmp_path / "strict", registries=RegistrySettings(retries=0))
+    with pytest.raises(ImageUnavailableError, match="HTTPS"):
+        store.ensure(reference)
+
+
+def test_credentials_come_from_a_file(layout: OciLayout, tmp_path: Path) -> None:
+    (tmp_path / "users").write_text(f"somebody:{HASH_OF_SECRET}\n")
+    auth = tmp_path / "auth.json"
+    closed = f"auth: {{htpasswd: {{realm: r, path: {tmp_path}/users}}}}\n"
+    with running_registry(tmp_path, closed) as registry:
+        token = base64.b64encode(b"somebody:secret").decode()
+        auth.write_text(json.dumps({"auths": {registry.address: {"auth": token}}}))
+        reference = registry.push(layout, "0", "--dest-authfile", str(auth))
+        for settings in (RegistrySettings(tls_verify=False, retries=0), RegistrySettings(auth, False, retries=0)):
+            store = Store.open(tmp_path / "store", registries=settings)
+            if settings.auth_file is None:
+                with pytest.raises(ImageUnavailableError, match="authentication required"):
+                    store.ensure(reference)
+            else:
+                assert store.ensure(reference).layers[0].read_bytes() == BASE

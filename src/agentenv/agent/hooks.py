@@ -26,6 +26,9 @@ class Hooks(Protocol):
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:
         """Limits and sampling for this item."""
 
+    def task_image(self, item: Any) -> Any:
+        """The image that is the root of this item's slots; None: plain slots."""
+
     def setup_trajectory_workspace(
         self, item: Any, *, trajectory_id: str, exec_tool: Any
     ) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
@@ -53,6 +56,7 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
     "build_task": frozenset(),
     "score_trajectory": frozenset(),
     "build_agent_config": frozenset(),
+    "task_image": frozenset(),
     "setup_trajectory_workspace": frozenset({"trajectory_id", "exec_tool"}),
     "verify_and_score_trajectory": frozenset({"trajectory_id", "exec_tool", "agent_result", "workspace_meta"}),
     "score_destroyed_slot": frozenset({"trajectory_id", "workspace_meta"}),

@@ -32,6 +32,7 @@ from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord,
 from agentenv.errors import CallLostError, ConfigError, InfraError, LeaseLostError, SlotDestroyedError, from_wire
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
+from agentenv.wire.sessions import FOR_CODE
 
 CALL_ID_CHARS = 64
 """Longer call ids are replaced by our own: servers reject conversations that contain them, and results cannot carry
@@ -319,6 +320,10 @@ class AgentLoop:
             return _refused(call, "invalid_arguments", call.problem)
         if call.tool not in self._names:
             return _refused(call, "unknown_tool", explain_unknown(call.tool, self._names))
+        if isinstance(call.arguments, dict) and (
+            hidden := FOR_CODE.get(call.tool, frozenset()).intersection(call.arguments)
+        ):
+            return _refused(call, "invalid_arguments", f"{call.tool}: unknown argument '{min(hidden)}'")
         arguments = bounded(call.tool, call.arguments)
         result = await self._session.call(call.tool, arguments, timeout_s=self._settings.tool_timeout_s)
         record.batch_wait_s = self._session.last_batch_wait_s

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from agentenv.errors import InfraError, SlotDestroyedError
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import RootSpec
 
 Message = dict[str, Any]
 ToolDefinition = dict[str, Any]
@@ -88,8 +89,11 @@ class Session(Protocol):
 class SessionOpener(Protocol):
     """Opens sessions; entering the returned context leases a slot, leaving it releases the slot."""
 
-    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> AbstractAsyncContextManager[Session]:
-        """A session for this trajectory, to be entered. Raises on entering: AcquireTimeoutError."""
+    def open(
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+    ) -> AbstractAsyncContextManager[Session]:
+        """A session for this trajectory, to be entered; with ``root`` its slot is an image slot. Raises on entering:
+        AcquireTimeoutError."""
 
 
 class Handle(Protocol):

@@ -8,7 +8,7 @@ propagates, after the slot was released. What is retried: :mod:`agentenv.agent.c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, 
 from agentenv.agent.turns import Turns
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, LeaseReclaimedError, SlotDestroyedError, TaskError
+from agentenv.wire.roots import RootSpec
 
 MAX_RETRY_DELAY_S = 30.0
 MOST_RECLAIMS = 20
@@ -55,6 +56,8 @@ class RolloutServices:
     """Pause, without a slot, before the second attempt; doubled before each further one, up to 30 s."""
     verification: Literal["live", "sealed"] = "live"
     failures: FailureLog = field(default_factory=FailureLog)
+    root_of: Callable[[Any], Awaitable[RootSpec]] | None = None
+    """Makes what ``task_image`` returned the root of a slot; the image is fetched if it is not there."""
     agent: AgentSettings = field(default_factory=AgentSettings)
     """For what the settings of a hook leave open."""
 
@@ -177,7 +180,8 @@ class Rollout:
         task = expected("build_task", await call_hook("build_task", hooks.build_task, item), str)
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
         settings = expected("build_agent_config", settings, AgentSettings).completed(self._farm.agent)
-        async with self._session(attempt) as session:
+        root = await self._root()
+        async with self._session(attempt, root) as session:
             try:
                 await self._prepare(attempt, session)
                 await self._act(attempt, session, settings, task)
@@ -198,16 +202,25 @@ class Rollout:
                 # also for a rollout that ends half way, because it may be scored
                 attempt.sequences = sequences_of(model)
 
+    async def _root(self) -> RootSpec | None:
+        """What the slot is made from; an image is fetched before the slot is asked for."""
+        image = await call_hook("task_image", self._hooks.task_image, self._item)
+        if image is None:
+            return None
+        assert self._farm.root_of is not None
+        return await self._farm.root_of(image)
+
     @asynccontextmanager
-    async def _session(self, attempt: Attempt) -> AsyncIterator[Session]:
+    async def _session(self, attempt: Attempt, root: RootSpec | None) -> AsyncIterator[Session]:
         """A leased slot; waiting for it and releasing it are separate phases."""
         timeline = attempt.timeline
         kind: PhaseName = "slot_wait"
+        patience_s = self._farm.acquire_timeout_s
         began_s = timeline.now()
         try:
             async with (
                 self._farm.turns.one(),
-                self._farm.sessions.open(attempt.trajectory, acquire_timeout_s=self._farm.acquire_timeout_s) as session,
+                self._farm.sessions.open(attempt.trajectory, acquire_timeout_s=patience_s, root=root) as session,
             ):
                 timeline.record("slot_wait", began_s)
                 try:

@@ -1,4 +1,4 @@
-"""``agentenv images pull | list | gc | serve``: the image store of this machine."""
+"""``agentenv images pull | build | list | gc | serve``: the image store of this machine."""
 
 from __future__ import annotations
 
@@ -75,6 +75,54 @@ def pull(
             out().print(f"{escape(reference)} {image.digest} {_mb(image.size_bytes)}", soft_wrap=True)
     if as_json:
         print_json({"images": found})
+
+
+@images.command()
+@verb
+def build(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The build context.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="The Dockerfile; by default DIR/Dockerfile.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option("--target", metavar="STAGE", help="The stage to build; by default the last.")
+    ] = "",
+    argument: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="Set an ARG; repeatable.")
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network/--no-network", help="Let the commands of the Dockerfile reach the network.")
+    ] = True,
+    memory_mib: Annotated[int, typer.Option("--memory", min=256, metavar="MIB", help="Memory of the build.")] = 8192,
+    as_json: JsonOption = False,
+) -> None:
+    """Build an image from a Dockerfile, without Docker: its commands run in image slots of this machine.
+
+    FROM, RUN, COPY, ADD (of files), WORKDIR, ENV, ARG, USER, SHELL, CMD and ENTRYPOINT are understood, several stages
+    too. A step that was built before, from the same files, is not run again. The image is named by its digest.
+
+    \b
+    Examples:
+      agentenv images build tasks/hello
+      agentenv images build . -f docker/Dockerfile --build-arg VERSION=3
+    """
+    import asyncio
+
+    from agentenv.cli.image_build import Shown
+    from agentenv.sdk.image_builds import BuildLimits, build_image
+    from agentenv.store.dockerfile.plan import Options
+    from agentenv.wire.network import NetworkPolicy
+
+    options = Options(target=target, arguments=_assignments(argument or []))
+    limits = BuildLimits(memory_mib, memory_mib * 3 // 4, network=NetworkPolicy("public" if network else "none"))
+    with Shown(quiet=as_json) as listeners:
+        built = asyncio.run(
+            build_image(directory, opened(None), file=file, options=options, limits=limits, listeners=listeners)
+        )
+    if as_json:
+        print_json({"digest": built.image, "steps_run": built.ran, "steps_cached": built.cached})
+    else:
+        out().print(built.image, soft_wrap=True)
 
 
 @images.command("list")
@@ -163,6 +211,16 @@ def mirrors(given: list[str]) -> dict[str, str]:
         if not prefix or not equals or not other:
             raise ConfigError("--mirror", f"got {text!r}", next_step="write PREFIX=OTHER: docker.io=mirror.example/hub")
         found[prefix.rstrip("/")] = other.rstrip("/")
+    return found
+
+
+def _assignments(given: list[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError("--build-arg", f"got {text!r}", next_step="write NAME=VALUE")
+        found[name] = value
     return found
 
 

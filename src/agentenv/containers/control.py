@@ -20,16 +20,19 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
     CheckpointReply,
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseGrant,
     LeaseKey,
     LeaseRequest,
+    NetworkRequest,
     ReleaseReply,
     RenewReply,
     RenewRequest,
     RestoreRequest,
     SealRequest,
 )
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.server import ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
@@ -113,6 +116,18 @@ class ContainerControl:
         """Give an image slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
         request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
+
+    async def connect(
+        self, key: LeaseKey, network: NetworkPolicy, *, timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> ReleaseReply:
+        """Change what an image slot may reach. Raises StaleLeaseError; SandboxUnavailableError: it has no network."""
+        request = NetworkRequest(**key.model_dump(), network=network)
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/network", request, timeout_s))
+
+    async def drop(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """Forget a checkpoint of the container; no effect if there is none. Raises StaleLeaseError."""
+        request = DropRequest(**key.model_dump(), checkpoint=checkpoint)
+        await self._insist("POST", "/v1/leases/drop", request, timeout_s)
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

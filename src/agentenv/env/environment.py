@@ -17,6 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
@@ -61,6 +62,7 @@ from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
+from agentenv.sdk.roots import ImageRoot, StoredImages
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -68,6 +70,7 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind
+from agentenv.wire.roots import RootSpec
 
 if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer
@@ -179,6 +182,11 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """Limits and sampling for this item; by default from the config. What is left None or empty is from there
         too."""
         return self.config.agent_settings()
+
+    def task_image(self, item: Any) -> Awaitable[ImageRoot | str | None] | ImageRoot | str | None:  # noqa: ARG002
+        """The image that is the root of this item's slots, with limits or without; it is fetched if this machine does
+        not have it. None, the default: plain slots."""
+        return None
 
     def build_tools(self) -> ToolCatalog:
         """The tools of this environment; by default the built-in ones and the tool server's that the config enables."""
@@ -316,6 +324,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
+                root_of=_RootsOf(StoredImages()),
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
@@ -538,6 +547,18 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)
+
+
+@dataclass(frozen=True)
+class _RootsOf:
+    """Makes what ``task_image`` returned the root of a slot. Raises TaskError; else as ``StoredImages.root``."""
+
+    images: StoredImages
+
+    async def __call__(self, image: object) -> RootSpec:
+        if not isinstance(image, (str, ImageRoot)):
+            raise TaskError(f"task_image returned {image!r}", next_step="allowed: a reference, an ImageRoot, None")
+        return await self.images.root(ImageRoot(image) if isinstance(image, str) else image)
 
 
 def _is_typed(kind: type) -> bool:

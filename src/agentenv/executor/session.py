@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,6 +16,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.live_output import LiveView, OnOutput
 from agentenv.errors import (
     AgentEnvError,
+    CheckpointError,
     ContainerLostError,
     InvalidArgumentsError,
     PolicyRefusalError,
@@ -57,6 +58,15 @@ class SessionLease(Protocol):
 
     async def seal(self) -> None:
         """Kill everything running in the slot, keeping its workspace."""
+
+    async def checkpoint(self) -> str:
+        """Keep the slot's files; everything running in it is killed."""
+
+    async def restore(self, checkpoint: str) -> None:
+        """Give the slot the files of a checkpoint; everything running in it is killed."""
+
+    async def drop(self, checkpoint: str) -> None:
+        """Forget a checkpoint of the slot's container."""
 
     async def release(self) -> None:
         """Release the slot. Repeatable."""
@@ -104,6 +114,29 @@ class SessionHost(Protocol):
     def ended(self, session: ToolSession) -> None:
         """The session is closed."""
 
+    def open(
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        group: str = "",
+        item: str = "",
+        kind: RunKind = "train",
+        root: RootSpec | None = None,
+        container: str = "",
+    ) -> ToolSession:
+        """Create another session."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of an image slot at one moment; no process, and no memory of one. It lives in the slot's container, and
+    as long as that, or until it is dropped."""
+
+    container: str
+    root: RootSpec
+    """Of slots that begin with it."""
+
 
 class ToolSession:
     """Calls tools on one leased slot; created by ``ToolExecutor.open``, used as ``async with``.
@@ -122,8 +155,11 @@ class ToolSession:
         item: str = "",
         kind: RunKind = "train",
         root: RootSpec | None = None,
+        container: str = "",
     ) -> None:
         self.trajectory = trajectory
+        self.container = container
+        """The only container that can have its slot; empty: any."""
         self.root = root
         """What its slot is made from; None: it is a plain slot."""
         self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
@@ -138,6 +174,7 @@ class ToolSession:
         self._outstanding: set[PendingCall] = set()
         self._group = group
         self._item = item
+        self._forks = 0
         self._externals: set[asyncio.Task[CallResult]] = set()
         self._outside = False
         """Whether a tool server may have state for this trajectory."""
@@ -237,6 +274,77 @@ class ToolSession:
         self._usable()
         await self._end_outside()
         await self.lease.seal()
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the slot's files, and no process: everything running in it is killed, and a running call cancelled. The
+        slot goes on with the same files.
+
+        Raises: CheckpointError: the slot has no image, or there is no room. InfraError.
+        """
+        self._usable()
+        if self.root is None:
+            raise CheckpointError("a slot without an image has no checkpoints", next_step="lease one with an image")
+        await self._end_outside()
+        name = await self.lease.checkpoint()
+        return Checkpoint(self.lease.container.id, replace(self.root, checkpoint=name))
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the slot the files of a checkpoint in place of its own, and no process: everything running in it is
+        killed, and a running call cancelled.
+
+        Raises: CheckpointError: it is another container's, or of another image. InfraError; when the checkpoint was
+        dropped, the slot is lost.
+        """
+        self._usable()
+        if self.root is None or checkpoint.root.image != self.root.image:
+            raise CheckpointError("the checkpoint is not of this slot's image")
+        self._check_here(checkpoint)
+        await self._end_outside()
+        await self.lease.restore(checkpoint.root.checkpoint)
+
+    async def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint, and free its memory once no slot stands on it. Slots that began with it keep its files.
+        Raises CheckpointError when it is another container's, InfraError."""
+        self._usable()
+        self._check_here(checkpoint)
+        await self.lease.drop(checkpoint.root.checkpoint)
+
+    async def fork(self, n: int = 1) -> list[ToolSession]:
+        """Open n sessions on slots that begin with this one's files, and no process: everything running in this slot is
+        killed, and a running call cancelled.
+
+        They are slots of the same container, waited for as long as for this one, and independent of it and each other.
+        All are opened, or none. Raises: CheckpointError: the slot has no image, or there is no room to keep its files.
+        AcquireTimeoutError, InfraError.
+        """
+        checkpoint = await self.checkpoint()
+        forks = [self._fork_of(checkpoint) for _ in range(n)]
+        try:
+            opened = await asyncio.gather(*(fork.__aenter__() for fork in forks), return_exceptions=True)
+            if failed := next((one for one in opened if isinstance(one, BaseException)), None):
+                raise failed
+        except BaseException:
+            await asyncio.gather(*(fork.aclose() for fork in forks))
+            raise
+        finally:
+            await self.drop(checkpoint)
+        return forks
+
+    def _fork_of(self, checkpoint: Checkpoint) -> ToolSession:
+        self._forks += 1
+        return self._host.open(
+            f"{self.trajectory}-{self._forks}",
+            acquire_timeout_s=self._acquire_timeout_s,
+            group=self._group,
+            item=self._item,
+            kind=self.tags.kind,
+            root=checkpoint.root,
+            container=checkpoint.container,
+        )
+
+    def _check_here(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.container != self.lease.container.id:
+            raise CheckpointError(f"the checkpoint is in another container, {checkpoint.container}")
 
     async def aclose(self) -> None:
         """Cancel running calls and release the slot. Repeatable; cancelling the caller does not interrupt it."""

@@ -26,10 +26,16 @@ class Pool(Protocol):
     """The part of ``SlotPool`` that an executor needs."""
 
     async def lease(
-        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> SessionLease:
         """Lease a slot; AcquireTimeoutError at the deadline. ``tags`` say what it is for, ``root`` what it is made from
-        (None: a plain slot)."""
+        (None: a plain slot), ``container`` which one has the checkpoint of that root."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,15 @@ class ToolExecutor:
         item: str = "",
         kind: RunKind = "train",
         root: RootSpec | None = None,
+        container: str = "",
     ) -> ToolSession:
         """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
         (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: what the slot
-        is made from; None: a plain slot."""
-        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind, root=root)
+        is made from; None: a plain slot. ``container``: the one that has the checkpoint of that root."""
+        return ToolSession(
+            self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind, root=root, container=container
+        )
 
     async def aclose(self, *, cancel: bool = True) -> None:
         """Close every session and connection. Repeatable. Calls that run are cancelled, or with ``cancel=False`` left
@@ -154,7 +163,10 @@ class ToolExecutor:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
         if self._closed:
             raise PoolClosedError("the executor is closed")
-        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s, tags=session.tags, root=session.root)
+        particular = {"container": session.container} if session.container else {}
+        lease = await self._pool.lease(
+            session.trajectory, timeout_s=timeout_s, tags=session.tags, root=session.root, **particular
+        )
         if self._closed:
             await lease.release()
             raise PoolClosedError("the executor was closed while a slot was awaited")
@@ -209,8 +221,15 @@ class GroupSessions:
     item: str
     kind: RunKind = "train"
 
-    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
+    def open(
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+    ) -> ToolSession:
         """As ``ToolExecutor.open``, with the group's name and item."""
         return self.executor.open(
-            trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item, kind=self.kind
+            trajectory,
+            acquire_timeout_s=acquire_timeout_s,
+            group=self.group,
+            item=self.item,
+            kind=self.kind,
+            root=root,
         )

@@ -41,13 +41,26 @@ def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
         refused = " ".join(str(error).split())[:200]
     else:
         return FROM_REGISTRY
-    tarball = cache / f"base-{SUITE}-{platform.machine()}.tar"
+    tarball = _tarball(cache)
     if not tarball.exists():
         report(BuildStep("base", f"no registry answers; making {MADE_HERE} with mmdebstrap"))
         _make(tarball, refused)
     report(BuildStep("base", f"importing {MADE_HERE}"))
     _import(client, tarball)
     return MADE_HERE
+
+
+def base_tarball(cache: Path) -> Path:
+    """The same base made here, as the tar of its files; made if it is not in the cache. Raises
+    SandboxUnavailableError."""
+    tarball = _tarball(cache)
+    if not tarball.exists():
+        _make(tarball, "not asked for")
+    return tarball
+
+
+def _tarball(cache: Path) -> Path:
+    return cache / f"base-{SUITE}-{platform.machine()}.tar"
 
 
 def _has(client: docker.DockerClient, name: str) -> bool:

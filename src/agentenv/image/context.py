@@ -23,7 +23,7 @@ versions."""
 
 _GROUND = (
     *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
-    "py.typed",
+    *("tasks.py", "py.typed"),
 )
 OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
@@ -50,7 +50,7 @@ def package_entries(package: Path, programs: Binaries) -> list[BuildFile]:
     ]
     compiled = [
         BuildFile(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
-        for program in (programs.agent, programs.files, programs.launch)
+        for program in (programs.agent, programs.files, programs.launch, programs.root)
     ]
     return sorted([*found, *compiled], key=lambda entry: entry.name)
 

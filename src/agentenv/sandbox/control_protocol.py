@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -20,6 +20,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 
 MAX_PACKET_BYTES: Final = 64 * 1024
@@ -46,6 +47,8 @@ class Hello:
     """Path in every slot of a faster build of its bash; empty if there is none."""
     generation: int = 0
     """The highest that a former server has told with Fence."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The fields of a RootSpec that no slot here can have, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,12 @@ class SlotFailed:
 
 @dataclass(frozen=True)
 class SlotRefused:
-    """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow."""
+    """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow.
+    ``error`` is the code of the error that says why."""
 
     slot: int
     epoch: int
+    error: str
     reason: str
 
 
@@ -98,6 +103,28 @@ class NotFrozen:
 
     slot: int
     epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The network of an image slot has changed as asked; with a ``reason`` it could not, and is none. ``env`` is what
+    it adds to the environment of commands."""
+
+    slot: int
+    epoch: int
+    env: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A layer of a checkpoint that has ``layers``; the packet carries a pipe with its tar. With a ``reason`` there is
+    none."""
+
+    checkpoint: str
+    layer: int
+    layers: int
     reason: str
 
 
@@ -173,6 +200,23 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Connect:
+    """Request another network (a NetworkPolicy's JSON) for an image slot. The answer is Connected."""
+
+    slot: int
+    epoch: int
+    network: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Export:
+    """Request a layer of a checkpoint, the lowest being 0. The answer is Exported."""
+
+    checkpoint: str
+    layer: int
+
+
+@dataclass(frozen=True)
 class Drop:
     """Forget a checkpoint. No answer."""
 
@@ -195,14 +239,16 @@ class Fence:
     generation: int
 
 
-SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
-Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Drop | Remember | Fence
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | Connected | Exported | SlotLost | Pong
+Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Connect | Export | Drop | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
     "slot_failed": SlotFailed,
     "slot_refused": SlotRefused,
     "not_frozen": NotFrozen,
+    "connected": Connected,
+    "exported": Exported,
     "slot_lost": SlotLost,
     "pong": Pong,
 }
@@ -214,6 +260,8 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "seal": Seal,
     "reroot": Reroot,
     "freeze": Freeze,
+    "connect": Connect,
+    "export": Export,
     "drop": Drop,
     "remember": Remember,
     "fence": Fence,
@@ -226,7 +274,7 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
 
 def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
-    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | SlotLost):
+    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | Connected | Exported | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
@@ -252,9 +300,9 @@ def parse_request(packet: bytes, slots: int) -> Request:
     request = _decoded(packet, _REQUESTS, "the server")
     if isinstance(request, Serving | Ping | Unattended):
         return request
-    if isinstance(request, Freeze | Drop) and not _CHECKPOINT.fullmatch(request.checkpoint):
+    if isinstance(request, Freeze | Drop | Export) and not _CHECKPOINT.fullmatch(request.checkpoint):
         raise ProtocolError(f"the server named a checkpoint {request.checkpoint[:200]!r}")
-    if isinstance(request, Drop):
+    if isinstance(request, Drop | Export):
         return request
     if isinstance(request, Fence):
         if not 0 <= request.generation <= MAX_GENERATION:
@@ -262,11 +310,13 @@ def parse_request(packet: bytes, slots: int) -> Request:
         return request
     if not 0 <= request.slot < slots or request.epoch < 0:
         raise ProtocolError(f"the server named slot {request.slot} of {slots}, epoch {request.epoch}")
-    if isinstance(request, Reroot):
-        try:
+    try:
+        if isinstance(request, Reroot):
             RootSpec.parse(request.root)
-        except ConfigError as error:
-            raise ProtocolError(f"the server asked for a root that cannot be: {error}") from error
+        if isinstance(request, Connect):
+            NetworkPolicy.parse(request.network)
+    except ConfigError as error:
+        raise ProtocolError(f"the server asked for what cannot be: {error}") from error
     if isinstance(request, Remember) and len(json.dumps(request.lease)) > MAX_LEASE_BYTES:
         raise ProtocolError(f"a lease must be an object of at most {MAX_LEASE_BYTES} bytes")
     return request

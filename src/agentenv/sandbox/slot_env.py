@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from agentenv.sandbox.slot_paths import WORKSPACE
+from agentenv.sandbox.slot_paths import WORKSPACE, is_root
 
 PROGRAMS: Final = "/run/agentenv/bin"
 """A directory of links that comes last on PATH: it has a ``python`` where the machine only has a ``python3``."""
@@ -70,10 +71,35 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**SLOT_ENV, **extra}
 
 
-_IMAGE_ENV = {"PATH": PATH, "HOME": "/root", "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+_IMAGE_ENV = {
+    "PATH": PATH,
+    "SHELL": "/bin/bash",  # without it every bash looks its user up in /etc/passwd
+    "TERM": "dumb",
+    "LC_CTYPE": "C.UTF-8",
+    **_PAGERS,
+}
+_ROOTS_OWN = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 
 
-def image_env(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+def image_env(image: Mapping[str, str], extra: Mapping[str, str], user: str = "", shell: str = "") -> dict[str, str]:
     """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
-    defaults, and ``extra`` (the user's ``sandbox_env``) over both."""
-    return {**_IMAGE_ENV, **image, **extra}
+    defaults, and ``extra`` (the user's ``sandbox_env``) over both. See :func:`env_of` for ``user``. ``shell``: path of
+    a bash for an image that has none; its directory is last on PATH, so that scripts find it too."""
+    env = env_of(user, {**_IMAGE_ENV, **({"SHELL": shell} if shell else {}), **image, **extra})
+    return {**env, "PATH": f"{env['PATH']}:{posixpath.dirname(shell)}"} if shell else env
+
+
+def env_of(user: str, env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` for the commands of another user of the image slot: HOME, USER and LOGNAME are root's, or left to slotas,
+    which knows the accounts of the slot; unless they were set to something else."""
+    if is_root(user):
+        return {**_ROOTS_OWN, **env}
+    return {name: value for name, value in env.items() if _ROOTS_OWN.get(name) != value}
+
+
+def proxy_env(port: int) -> dict[str, str]:
+    """Variables that lead programs to the slot's proxy at ``port`` of its loopback. curl and what uses it (git) read
+    the lower-case ``http_proxy`` only; Python, Go and others read either."""
+    url, direct = f"http://127.0.0.1:{port}", "localhost,127.0.0.1,::1"
+    upper = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": direct}
+    return upper | {name.lower(): value for name, value in upper.items()}

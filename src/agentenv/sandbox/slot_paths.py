@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 WORKSPACE: Final = "/workspace"
 """Name of a slot's workspace in all interfaces, wherever it is."""
+_AS_USER: Final = "/run/agentenv/slotas"
+_ROOT: Final = frozenset({"", "root", "0", "root:root", "root:0", "0:0", "0:root"})
+
+
+def is_root(user: str) -> bool:
+    """Whether this is the root of an image slot, as which its programs are started anyway."""
+    return user in _ROOT
+
+
+def as_user(user: str, argv: Sequence[str], program: str = "") -> list[str]:
+    """The command that runs ``argv`` as this user of an image slot (``slotagent/as``); not for its root. If given,
+    ``program`` is executed instead of ``argv[0]``."""
+    return [_AS_USER, *(("-x", program) if program else ()), user, *argv]
 
 
 @dataclass(frozen=True)
@@ -18,12 +32,16 @@ class SlotPaths:
     files: str = "/run/agentenv/slotfiles"
     tmux_socket: str = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
     home: str = WORKSPACE
-    """What ``~`` stands for: the slot's ``$HOME``, even while it is sealed, so that a path keeps its meaning."""
+    """What ``~`` stands for: the slot's ``$HOME``, even while it is sealed, so that a path keeps its meaning. Empty:
+    the home of ``user``, which only the slot's own files tell."""
     beneath_workspace: bool = False
     """Whether file operations are kept in the workspace: where nothing else keeps them off this machine's files."""
 
+    tar: str = "/run/agentenv/slottar"
     own_root: bool = False
     """Whether the slot has a root of its own, in which ``/workspace`` is a directory like any other."""
+    user: str = ""
+    """Whose programs run in a slot with a root of its own, if a call names nobody else."""
 
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the
@@ -35,7 +53,7 @@ class SlotPaths:
 
     def named(self, path: str) -> str:
         """``path`` as a call names it: like :meth:`in_slot`, with ``~`` for the home."""
-        at_home = path == "~" or path.startswith("~/")
+        at_home = self.home and (path == "~" or path.startswith("~/"))
         return self.in_slot(self.home + path.removeprefix("~") if at_home else path)
 
     def directory(self, path: str | None) -> str:
@@ -45,7 +63,8 @@ class SlotPaths:
     def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
         """The command of one file operation."""
         fence = ["--beneath"] if self.beneath_workspace else []
-        return [self.files, *fence, self.workspace, operation, self.named(path), *rest]
+        argv = [self.files, *fence, self.workspace, operation, self.named(path), *rest]
+        return argv if is_root(self.user) else as_user(self.user, argv)
 
 
 USUAL_PATHS: Final = SlotPaths()

@@ -27,7 +27,7 @@ from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConfigError, PoolClosedError
-from agentenv.executor.session import ToolSession
+from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.roots import ImageRoot, stored
@@ -170,12 +170,12 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         self._pool = pool
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
-    def sandbox(self, root: ImageRoot | str | None = None) -> AsyncSandbox:
+    def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
         ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it."""
+        opened, if this machine does not have it. A RootSpec names an image that this machine's store has."""
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
@@ -200,7 +200,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
       docs/images.md names; it is fetched if this machine does not have it. Without one, the sandbox has this machine's
       programs, read-only;
     - with an image: ``cpus`` (cores), ``memory_mib``, ``storage_mib`` (what it may write, in ``storage``: ``memory`` or
-      ``disk``), ``user`` and ``workdir`` in place of the image's.
+      ``disk``), ``user`` and ``workdir`` in place of the image's; ``forks``: how many forks it may have at once.
 
     A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
     failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
@@ -223,16 +223,19 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         storage: Writable = "memory",
         user: str = "",
         workdir: str = "",
+        forks: int = 0,
         **fields: Unpack[ContainerFields],
     ) -> None:
         root = None
         if image is not None:
             root = ImageRoot(image, cpus, memory_mib, storage_mib, storage, user, workdir)
-        elif given := [name for name, value in limits_of(cpus, memory_mib, storage_mib, user, workdir) if value]:
+        elif given := [name for name, value in limits_of(cpus, memory_mib, storage_mib, user, workdir, forks) if value]:
             raise ConfigError(given[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
+        if settings is None and isinstance(backend, str) and backend != "farm":
+            fields.setdefault("slots_per_container", 1 + forks)  # all of them in one container
         alone = AsyncFarm(
             backend,
-            slots=1,
+            slots=1 + forks,
             settings=settings,
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
@@ -241,7 +244,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         )
         self._enlist(alone, root, owned=True)
 
-    def _enlist(self, farm: AsyncFarm, root: ImageRoot | None, *, owned: bool) -> None:
+    def _enlist(self, farm: AsyncFarm, root: ImageRoot | RootSpec | None, *, owned: bool) -> None:
         self._root = root
         self._farm = farm
         self._owned = owned
@@ -251,7 +254,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        root = None if self._root is None else await self._farm.stored(self._root)
+        root = await self._farm.stored(self._root) if isinstance(self._root, ImageRoot) else self._root
         self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 
@@ -265,14 +268,18 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
+        :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        return await self._usable().terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output)
+        return await self._usable().terminal(
+            command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output
+        )
 
     async def terminal(
         self,
@@ -283,10 +290,12 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
+        user: str | None = None,
     ) -> CallResult:
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
-        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
-        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
+        ``pty`` and ``user`` are those of a new session."""
+        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
@@ -299,6 +308,48 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         self._usable()
         await self._session.seal()
 
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the sandbox's files, and no process: everything running in it is killed. It goes on with its files.
+
+        For sandboxes with an image. The checkpoint lives in the sandbox's container, and as long as that, or until
+        :meth:`drop`. Raises CheckpointError when there is no image, or no room to keep the files.
+        """
+        self._usable()
+        return await self._session.checkpoint()
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the sandbox the files of a checkpoint in place of its own, and no process: everything running in it is
+        killed. Raises CheckpointError when the checkpoint is another image's, or in another container."""
+        self._usable()
+        await self._session.restore(checkpoint)
+
+    async def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint, and free its memory. Sandboxes that began with it keep its files."""
+        self._usable()
+        await self._session.drop(checkpoint)
+
+    async def fork(self, n: int = 1) -> list[AsyncSandbox]:
+        """Open n sandboxes that begin with this one's files, and no process: everything running in this one is killed.
+
+        They are independent of it and of each other, and to be closed each; they end with the farm, that of a lone
+        sandbox with the sandbox. They need as many free slots in the same container: of a lone sandbox, its ``forks``;
+        in a farm they are waited for up to ``start_timeout_s``. All are opened, or none. Raises CheckpointError,
+        AcquireTimeoutError, InfraError.
+        """
+        self._usable()
+        return [self._with_session(session) for session in await self._session.fork(n)]
+
+    def _with_session(self, session: ToolSession) -> AsyncSandbox:
+        box = AsyncSandbox.__new__(AsyncSandbox)
+        box._enlist(self._farm, self._root, owned=False)
+        box._stack = AsyncExitStack()
+        box._stack.push_async_callback(session.aclose)
+        box._session = session
+        box._opened = ToolContext(session)
+        return box
+
     def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """See :class:`SlotTools`."""
         return self._usable().lease_for_transfer()
@@ -306,7 +357,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
 
 def limits_of(*values: object) -> Iterator[tuple[str, object]]:
     """What is for image slots, by name."""
-    return zip(("cpus", "memory_mib", "storage_mib", "user", "workdir"), values, strict=True)
+    return zip(("cpus", "memory_mib", "storage_mib", "user", "workdir", "forks"), values, strict=True)
 
 
 def already_open(what: str, *, open_now: bool) -> PoolClosedError:

@@ -10,8 +10,11 @@ from typing import Final
 
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
+from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.farm_pool import FarmPool
-from agentenv.store import Store
+from agentenv.store.reference import parse
+from agentenv.store.store import Store
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MIB
 
@@ -34,6 +37,7 @@ class ImageRoot:
     user: str = ""
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkPolicy = NO_NETWORK
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_mib", "storage_mib"):
@@ -57,6 +61,7 @@ class ImageRoot:
             user=self.user,
             workdir=self.workdir,
             env=dict(self.env),
+            network=self.network,
         )
 
 
@@ -66,9 +71,42 @@ def store_directory() -> Path:
 
 
 async def stored(root: ImageRoot, pool: object = None) -> RootSpec:
-    """The root, its image fetched if it is not where the slots of ``pool`` see it: by the farm if that does so, else
-    into this machine's store. Raises ConfigError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
-    if isinstance(pool, FarmPool) and pool.info is not None and pool.info.images == "farm":
-        return root.spec((await pool.images.resolve(root.image)).digest)
-    image = await asyncio.to_thread(lambda: Store.open(store_directory()).ensure(root.image))
-    return root.spec(image.digest)
+    """The root, its image fetched or built if it is not where the slots of ``pool`` see it: by the farm if that does
+    so, else into this machine's store. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
+    ImageUnavailableError, SandboxUnavailableError."""
+    return root.spec(await _digest_of(root.image, pool))
+
+
+class StoredImages:
+    """What references mean for one run: each is looked up, fetched or built once, however many ask for it at once.
+    What fails is tried again by the next who asks. ``pool``: whose slots the images are for."""
+
+    def __init__(self, pool: object = None) -> None:
+        self._pool = pool
+        self._digests: dict[str, str] = {}
+        self._asked: dict[str, asyncio.Lock] = {}
+
+    async def root(self, root: ImageRoot) -> RootSpec:
+        """As :func:`stored`."""
+        async with self._asked.setdefault(root.image, asyncio.Lock()):
+            if root.image not in self._digests:
+                self._digests[root.image] = await _digest_of(root.image, self._pool)
+        return root.spec(self._digests[root.image])
+
+
+def farm_images(pool: object) -> FarmImages | None:
+    """The images of a pool whose farm fetches them; None where this machine's store has them."""
+    fetched = isinstance(pool, FarmPool) and pool.info is not None and pool.info.images == "farm"
+    return pool.images if fetched and isinstance(pool, FarmPool) else None
+
+
+async def _digest_of(image: str, pool: object) -> str:
+    wanted, farm = parse(image), farm_images(pool)
+    if farm is not None:
+        return (await farm.resolve(image)).digest
+    store = await asyncio.to_thread(Store.open, store_directory())
+    if wanted.kind == "dockerfile":
+        from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
+
+        return (await build_image(Path(wanted.name), store)).image
+    return (await asyncio.to_thread(store.ensure, wanted)).digest

@@ -6,8 +6,9 @@ A failing *file* operation raises ``OSError`` with the slot's errno (``FileNotFo
 from __future__ import annotations
 
 import errno
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, overload
@@ -16,7 +17,9 @@ from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
 from agentenv.wire.calls import CallResult
+from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
     ArtifactsReply,
     ListFilesReply,
@@ -46,6 +49,56 @@ class SlotTools(ABC):
     @abstractmethod
     def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """The lease to transfer files under, for one transfer."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        output_bytes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``.
+
+        ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
+        ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
+        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB).
+
+        Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
+        """
+        given: dict[str, Any] = {"command": shlex.join(argv), "argv": list(argv), "binary": True, "user": user}
+        given |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
+        given["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
+        return await exec_result(await self.call_tool("bash", without_none(given), timeout_s=timeout_s))
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+    ) -> SlotProcess:
+        """Start a program in the background: bash text, or a list of a program and its arguments. ``pty``: on a
+        terminal of its own. For the rest see :meth:`exec`. A program that cannot be started has ended with 126."""
+        argv = None if isinstance(command, str) else list(command)
+        text = command if isinstance(command, str) else shlex.join(command)
+        given: dict[str, Any] = {
+            "action": "start",
+            "command": text,
+            "argv": argv,
+            "workdir": cwd,
+            "user": user,
+            "pty": pty or None,
+        }
+        given["env"] = dict(env) if env else None
+        reply = ProcessReply.model_validate((await self.call_tool("process", without_none(given))).content)
+        assert reply.process is not None  # it was started, or the call had raised
+        return SlotProcess(self, reply.process.process)
 
     @overload
     async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...

@@ -119,6 +119,7 @@ class ToolContext(SlotTools):
         stdin: str | None = None,
         session: str | None = None,
         pty: bool | None = None,
+        user: str | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
@@ -127,9 +128,9 @@ class ToolContext(SlotTools):
         persistent bash session of that name: directory, variables and functions are kept, and a command that
         exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` and ``on_output``
         are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called with the output
-        as it comes; stream is "stdout" or "stderr".
+        as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is, see :meth:`exec`.
         """
-        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None}
+        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         if session is None:
             given |= {"cwd": cwd, "stdin": stdin}
             return await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)

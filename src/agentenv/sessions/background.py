@@ -30,6 +30,9 @@ class Order:
     pty: bool = False
     check_interval_s: float | None = None
     size: tuple[int, int] = (40, 120)
+    argv: tuple[str, ...] | None = None
+    """The program to start, instead of a shell with the command."""
+    user: str | None = None
 
 
 class Background:
@@ -122,28 +125,31 @@ class Background:
         self.changes.notify()
 
     def _start(self) -> None:
-        script = self.order.command.encode("utf-8", "surrogateescape")
-        literal = len(script) <= _MAX_ARGV_BYTES
+        order = self.order
+        script = order.command.encode("utf-8", "surrogateescape")
+        literal = order.argv is not None or len(script) <= _MAX_ARGV_BYTES
         theirs = -1
-        env = terminal_env(self._host.env) if self.order.pty else self._host.env
-        if not self.order.pty:
+        env = terminal_env(self._host.env) if order.pty else self._host.env
+        if not order.pty:
             self._input, theirs = self._host.input()
             os.set_blocking(self._input, False)
         try:
             self._started = self._host.start(
                 Program(
-                    argv=("bash", "-c", self.order.command) if literal else ("bash", "/dev/fd/9"),
-                    env={**env, **self.order.env},
-                    cwd=self.order.cwd,
+                    argv=order.argv or (("bash", "-c", order.command) if literal else ("bash", "/dev/fd/9")),
+                    env=env,
+                    given=order.env,
+                    user=order.user,
+                    cwd=order.cwd,
                     stdin=None if theirs < 0 else theirs,
                     script=None if literal else script + b"\n",
-                    terminal=self.order.size if self.order.pty else None,
+                    terminal=order.size if order.pty else None,
                 ),
                 self,
             )
         except ValueError as error:
             self._release()
-            raise InvalidArgumentsError(f"process: env is too large: {error}") from error
+            raise InvalidArgumentsError(f"process: {error}") from error
         finally:
             if theirs >= 0:
                 os.close(theirs)
@@ -169,7 +175,8 @@ class Background:
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: an ordinary result, as from a shell."""
         self.failed = True
-        self.output.feed(f"bash: {not_started(error, cwd=self.order.cwd if cwd else None)}\n".encode())
+        what = "bash" if self.order.argv is None else self.order.argv[0]
+        self.output.feed(f"{what}: {not_started(error, cwd=self.order.cwd if cwd else None)}\n".encode())
         self._end(1 if cwd else CANNOT_START)
 
     def on_ended(self, exit_code: int) -> None:

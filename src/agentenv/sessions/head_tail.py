@@ -168,14 +168,18 @@ class Rolling:
         self._kept = bytearray()
         self._unread.holds(self, 0)
 
-    def read(self, offset: int, limit: int) -> tuple[str, int, int]:
-        """Text from byte ``offset`` on, at most ``limit`` bytes: returns the text, its actual beginning (later if
-        those bytes were dropped), and where the next read should begin. No character is split."""
+    def read_bytes(self, offset: int, limit: int) -> tuple[bytes, int]:
+        """At most ``limit`` bytes from ``offset`` on, and where they begin: later if those bytes were dropped."""
         del self._kept[: max(0, len(self._kept) - self._cap_bytes)]
         self._unread.holds(self, len(self._kept))
         begin = min(max(offset, self.dropped_bytes), self.total_bytes)
         at = begin - self.dropped_bytes
-        data = bytes(self._kept[at : at + limit])
+        return bytes(self._kept[at : at + limit]), begin
+
+    def read(self, offset: int, limit: int) -> tuple[str, int, int]:
+        """Text from byte ``offset`` on, at most ``limit`` bytes: returns the text, its actual beginning (later if
+        those bytes were dropped), and where the next read should begin. No character is split."""
+        data, begin = self.read_bytes(offset, limit)
         if begin > offset:  # cut somewhere: not inside a character
             skipped = whole_start(data)
             begin, data = begin + skipped, data[skipped:]

@@ -7,7 +7,7 @@ import fcntl
 import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -16,7 +16,8 @@ class Program:
     """What to start. ``stdin`` is the program's end of :meth:`Host.input`, which stays the caller's (None: nothing
     to read, or the terminal if it has one). ``script`` is readable from descriptor 9; alternatively ``answers`` is
     there, its end of :meth:`Host.answers`. With ``terminal`` (rows, columns) it is the leader of a session on a new
-    PTY."""
+    PTY. ``given`` are variables added to ``env``. ``user``: whose program it is, in a slot with several users (None:
+    whose programs run there anyway)."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -25,6 +26,8 @@ class Program:
     script: bytes | None = None
     answers: int | None = None
     terminal: tuple[int, int] | None = None
+    user: str | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 class ProgramEvents(Protocol):
@@ -82,7 +85,8 @@ class Host(Protocol):
         """Path of the socket of the slot's own tmux server."""
 
     def start(self, program: Program, events: ProgramEvents) -> Started:
-        """Start a program. Raises ValueError when argv and env are too large."""
+        """Start a program. Raises ValueError when argv and env are too large, or the slot has only one user and another
+        is named."""
 
     def input(self) -> tuple[int, int]:
         """Create a channel to a program's input: our end to write to, and the program's end. Both are the caller's

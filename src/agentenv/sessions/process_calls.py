@@ -70,9 +70,12 @@ class ProcessCalls:
         *,
         pty: bool,
         check_interval_s: float | None,
+        argv: tuple[str, ...] | None = None,
+        user: str | None = None,
     ) -> Order:
         """What to start; by default in the workspace."""
-        return Order(command, self._host.directory(workdir), dict(env or {}), pty, check_interval_s)
+        cwd = self._host.directory(workdir)
+        return Order(command, cwd, dict(env or {}), pty, check_interval_s, argv=argv, user=user)
 
     def notices(self) -> tuple[str, ...]:
         """State of the processes whose ``check_interval`` has passed since the last report."""
@@ -102,6 +105,8 @@ class ProcessCalls:
             arguments.env,
             pty=arguments.pty,
             check_interval_s=arguments.check_interval,
+            argv=arguments.argv,
+            user=arguments.user,
         )
         process = await self.start(order)
         # A process that could not be started has reported why.
@@ -120,9 +125,15 @@ class ProcessCalls:
         wanted = arguments.offset
         if wanted is None:
             wanted = max(0, output.total_bytes - arguments.limit)
-        text, offset, next_offset = output.read(wanted, arguments.limit)
+        text, data = "", None
+        if arguments.binary:
+            data, offset = output.read_bytes(wanted, arguments.limit)
+            next_offset = offset + len(data)
+        else:
+            text, offset, next_offset = output.read(wanted, arguments.limit)
         process.polled_bytes = max(process.polled_bytes, next_offset)
         reply = ProcessReply(
+            data=data,
             process=process.state(),
             offset=offset,
             next_offset=next_offset,
@@ -160,7 +171,7 @@ class ProcessCalls:
 
     async def _write(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
         process = self._named(arguments)
-        data = (arguments.input or "").encode("utf-8", "surrogatepass")
+        data = arguments.input_data or (arguments.input or "").encode("utf-8", "surrogatepass")
         if arguments.action == "submit":
             data += b"\r" if process.order.pty else b"\n"
         until_s = min(deadline_s, self._host.loop.time() + _WRITE_WAIT_S)

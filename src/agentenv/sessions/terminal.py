@@ -50,6 +50,7 @@ class Setup:
     cap_bytes: int
     pty: bool = False
     size: tuple[int, int] = (40, 120)
+    user: str | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,9 @@ class Terminal:
             started = self._host.start(
                 Program(
                     argv=shell_protocol.SHELL_ARGV,
-                    env={**env, **self.setup.env},
+                    env=env,
+                    given=self.setup.env,
+                    user=self.setup.user,
                     cwd=self.setup.cwd,
                     stdin=self._socket.questions,
                     answers=self._socket.answers,
@@ -252,7 +255,7 @@ class Terminal:
             )
         except ValueError as error:
             self._socket.close()
-            raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
+            raise InvalidArgumentsError(f"terminal: {error}") from error
         finally:
             self._socket.started()
         self._send(shell_protocol.first_lines(terminal=self.setup.pty))

@@ -119,6 +119,7 @@ class TerminalCalls:
                 {**(setup.env if setup is not None else {}), **(arguments.env or {})},
                 pty=bool(arguments.pty),
                 check_interval_s=arguments.check_interval,
+                user=arguments.user or (setup.user if setup is not None else None),
             )
         )
         reply = TerminalReply(
@@ -252,6 +253,7 @@ class TerminalCalls:
             cwd=former.cwd if workdir is None else self._host.directory(workdir),
             env=former.env if env is None else dict(env),
             pty=former.pty if pty is None else pty,
+            user=arguments.user or former.user,
         )
         terminal = self._terminals[name] = Terminal(self._host, setup, self._unread)
         self._setups[name] = setup

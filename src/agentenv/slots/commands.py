@@ -46,6 +46,15 @@ class Expire:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """The waiter can never be served: the only container that could is gone or leaving, or no node can have its image.
+    It waits no longer."""
+
+    ticket: int
+    error: AgentEnvError
+
+
+@dataclass(frozen=True)
 class EndLease:
     """The lease was ended by someone other than its holder."""
 
@@ -80,12 +89,4 @@ class Fetch:
     image: str
 
 
-@dataclass(frozen=True)
-class Refuse:
-    """The waiter gets nothing, because of ``error``."""
-
-    ticket: int
-    error: AgentEnvError
-
-
-Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire | Fetch | Refuse
+Command = Grant | HandOver | Expire | Fail | EndLease | Reclaim | Retire | Fetch

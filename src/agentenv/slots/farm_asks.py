@@ -103,7 +103,12 @@ class FarmAsks:
     # -- asking ----------------------------------------------------------------------------------
 
     def want(
-        self, trajectories: Sequence[str], timeout_s: float | None, tags: wire.AskTags, root: RootSpec | None = None
+        self,
+        trajectories: Sequence[str],
+        timeout_s: float | None,
+        tags: wire.AskTags,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> Wanted:
         """Ask for a slot for each trajectory. Its future has the grants, or the error."""
         ask = wire.Ask(
@@ -112,6 +117,7 @@ class FarmAsks:
             tags=tags,
             ttl_s=self._settings.lease_ttl_s,
             root=root,
+            container=container,
         )
         now = self._clock()
         wanted = Wanted(

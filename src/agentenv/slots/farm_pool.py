@@ -11,15 +11,16 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 
 from agentenv.config import PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import (
@@ -50,8 +51,8 @@ from agentenv.wire.states import ContainerState, SlotState
 
 logger = logging.getLogger(__name__)
 
-_SEAL_TIMEOUT_S: Final = 75.0
-"""Longer than the sandbox server itself waits."""
+T = TypeVar("T")
+
 _CLOSE_GRACE_S: Final = 5.0
 _INFO_S: Final = 5.0
 _PROBE_S: Final = 2.0
@@ -160,15 +161,23 @@ class FarmPool:
     # -- leasing ---------------------------------------------------------------------------------
 
     async def lease(
-        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> SlotLease:
         """Lease a slot, when it is this run's turn. Release it, or use it as a context manager.
+
+        ``root`` and ``container``: see :meth:`agentenv.slots.pool.SlotPool.lease`.
 
         With ``timeout_s`` it is had within that time or AcquireTimeoutError is raised; without, see the class. Raises
         FarmUnreachableError, QuotaError, SandboxUnavailableError as soon as the farm has no container and can have
         none, PoolClosedError, ConfigError. Cancelling this never leaks a slot.
         """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root)
+        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root, container=container)
         return lease
 
     async def lease_group(
@@ -178,6 +187,7 @@ class FarmPool:
         timeout_s: float | None = None,
         tags: Tags = NO_TAGS,
         root: RootSpec | None = None,
+        container: str = "",
     ) -> list[SlotLease]:
         """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`."""
         self._check_open()
@@ -190,7 +200,7 @@ class FarmPool:
         named = wire.AskTags(
             environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
         )
-        wanted = self._asks.want(trajectories, timeout_s, named, root)
+        wanted = self._asks.want(trajectories, timeout_s, named, root, container)
         leases: list[SlotLease] = []
         try:
             for grant in await wanted.granted:
@@ -312,13 +322,13 @@ class FarmPool:
                 if task.get_name() == f"heartbeat of {name}":
                     task.cancel()
 
-    async def seal_lease(self, lease: SlotLease) -> None:
-        """For :meth:`SlotLease.seal`."""
+    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
+        """For :class:`SlotLease`."""
         held = self._containers.get(lease.container.id)
         if lease.released or held is None or lease.id not in held.leases:
-            raise StaleLeaseError(f"{lease!r} can no longer be sealed")
+            raise StaleLeaseError(f"{lease!r} can no longer be used")
         try:
-            await unless_lost(held.link.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S), lease.wait_lost())
+            return await unless_lost(ask(held.link.control), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             if lease.id in held.leases:
                 self._lose(held, lease, error)

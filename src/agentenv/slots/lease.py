@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
+from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.wire.leases import LeaseKey
+
+T = TypeVar("T")
+_RECREATED_S: Final = 75.0
+"""For what makes a slot anew: longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives
+before this side gives up the connection."""
 
 
 class LeaseOwner(Protocol):
     """The pool, as far as a lease needs it."""
 
-    async def seal_lease(self, lease: SlotLease) -> None:
-        """See :meth:`SlotLease.seal`."""
+    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
+        """The answer of the lease's container; what the lease was lost with, when it is lost first."""
 
     async def release_lease(self, lease: SlotLease) -> None:
         """See :meth:`SlotLease.release`."""
@@ -63,9 +70,30 @@ class SlotLease:
         Raises the lease's own error when it has ended (see :meth:`wait_lost`), ConnectionLostError when the
         container did not answer in time (the lease stays valid).
         """
+        await self._ask(lambda control: control.seal(self.key, timeout_s=_RECREATED_S))
+
+    async def checkpoint(self) -> str:
+        """Keep the slot's files, and no process: everything running in it is killed. The checkpoint's name is good for
+        :meth:`restore`, and for leases of the same container whose root names it.
+
+        Raises as :meth:`seal`, and CheckpointError when the files cannot be kept (a plain slot, no room).
+        """
+        return await self._ask(lambda control: control.checkpoint(self.key, timeout_s=_RECREATED_S))
+
+    async def restore(self, checkpoint: str) -> None:
+        """Give the slot the files of a checkpoint of its container in place of its own, and no process: everything
+        running in it is killed. Raises as :meth:`checkpoint`; when there is no such checkpoint the lease is lost."""
+        await self._ask(lambda control: control.restore(self.key, checkpoint, timeout_s=_RECREATED_S))
+
+    async def drop(self, checkpoint: str) -> None:
+        """Forget a checkpoint of the slot's container. Slots that began with it keep its files. Raises as
+        :meth:`seal`."""
+        await self._ask(lambda control: control.drop(self.key, checkpoint))
+
+    async def _ask(self, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
         if self.lost is not None:
             raise self.lost
-        await self._landlord.seal_lease(self)
+        return await self._landlord.ask_container(self, ask)
 
     async def release(self) -> None:
         """Return the slot. Waits until the container has reset it or is gone, at most the pool's

@@ -6,6 +6,7 @@ must perform, in order. The rules it keeps for any order of events:
 - whose turn it is, the line decides (:mod:`agentenv.slots.line`); a waiter put back keeps its place;
 - a group gets all of its slots together, or none;
 - slots are leased packed low: lowest container index, then lowest slot;
+- a waiter that needs a particular container holds up nobody while that has no room, and fails when that leaves;
 - a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
 - a waiter with an image gets slots where that is stored (:mod:`agentenv.slots.image_waits`);
@@ -19,8 +20,8 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from agentenv.errors import AgentEnvError, ContainerLostError, StaleLeaseError
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Refuse, Retire
+from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, StaleLeaseError
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
 from agentenv.slots.image_waits import ImageWaits
 from agentenv.slots.line import FirstCome, Line
@@ -309,7 +310,7 @@ class Ledger:
     def _refuse(self, refused: Mapping[int, AgentEnvError], now: float) -> list[Command]:
         commands: list[Command] = []
         for ticket, error in refused.items():
-            commands += [Refuse(ticket, error), *self._forget(ticket, now)]
+            commands += [Fail(ticket, error), *self._forget(ticket, now)]
         return commands
 
     # -- views --------------------------------------------------------------------------------
@@ -384,13 +385,14 @@ class Ledger:
 
     def _settle(self, now: float) -> list[Command]:
         """Expire waiters past their deadline, then give free slots to those whose turn it is."""
-        commands = self._expire(now)
-        while (waiter := self._waiters.next(self._counts.free)) is not None:
+        commands = self._expire(now) + self._fail_hopeless(now)
+        while (waiter := self._waiters.next(self._room)) is not None:
             if waiter.request.image:
                 commands += self._serve_where_its_image_is(waiter, now)
                 continue
-            for position in waiter.missing[: self._counts.free]:
-                container = self._lowest_open()
+            for position in waiter.missing[: self._room(waiter.request.container)]:
+                particular = waiter.request.container
+                container = self._containers[particular] if particular else self._lowest_open()
                 assert container is not None, "a slot is free"
                 commands.append(self._grant(waiter, position, container, now))
         return commands
@@ -402,6 +404,29 @@ class Ledger:
         if grants:
             self._images.served(waiter)
         return [*grants, *fetches]
+
+    def _room(self, container_id: str) -> int:
+        """Slots that can be leased now: of this container, or (empty) of all."""
+        if not container_id:
+            return self._counts.free
+        container = self._containers.get(container_id)
+        return container.free if container is not None else 0
+
+    def _fail_hopeless(self, now: float) -> list[Command]:
+        """Waiters that need a container that will never lease (again), or that has fewer slots than they want."""
+        commands: list[Command] = []
+        for waiter in list(self._waiters.particular):
+            wanted = self._containers.get(waiter.request.container)
+            if wanted is not None and not wanted.leaving and len(waiter.leases) <= (len(wanted.slots) or math.inf):
+                continue
+            why = "is gone" if wanted is None else "is leaving" if wanted.leaving else f"has {len(wanted.slots)} slots"
+            error = CheckpointError(
+                f"the checkpoint is in container {waiter.request.container}, which {why}",
+                next_step="begin from the image again",
+            )
+            commands.append(Fail(waiter.ticket, error))
+            commands += self._forget(waiter.ticket, now)
+        return commands
 
     def _grant(self, waiter: Waiter, position: int, container: ContainerRecord, now: float) -> Grant:
         slot, request = container.lowest_free(), waiter.request

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from agentenv.config import PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import (
     AgentEnvError,
     LeaseLostError,
@@ -32,9 +33,7 @@ from agentenv.wire.roots import RootSpec
 
 _CLOSE_GRACE_S = 5.0
 """Time for containers to answer releases while closing; leases expire there anyway."""
-_SEAL_TIMEOUT_S = 75.0
-"""Longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives before this side gives
-up the connection."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -114,16 +113,24 @@ class SlotPool:
     # -- leasing ------------------------------------------------------------------------------
 
     async def lease(
-        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> SlotLease:
         """Lease a slot, first come, first served. Release it, or use it as a context manager.
 
         ``timeout_s`` (``acquire_timeout_s`` by default) covers the whole wait. ``tags`` are shown to operators.
-        With ``root`` it is an image slot.
+        With ``root`` it is an image slot; ``container`` names the only one that can serve, because it has the
+        checkpoint of that root: others who wait are served meanwhile.
         Raises AcquireTimeoutError when the time passes, SandboxUnavailableError as soon as no container can ever
-        serve, PoolClosedError, ConfigError for arguments out of range. Cancelling this never leaks a slot.
+        serve, CheckpointError when ``container`` or its checkpoint is gone, PoolClosedError, ConfigError for
+        arguments out of range. Cancelling this never leaks a slot.
         """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root)
+        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root, container=container)
         return lease
 
     async def lease_group(
@@ -133,6 +140,7 @@ class SlotPool:
         timeout_s: float | None = None,
         tags: Tags = NO_TAGS,
         root: RootSpec | None = None,
+        container: str = "",
     ) -> list[SlotLease]:
         """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`. Nobody who came
         later is served before. Raises QuotaError for a group that is larger than the farm can become."""
@@ -144,7 +152,8 @@ class SlotPool:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        ticket, commands = self._yard.ledger.enqueue(SlotRequest(tuple(trajectories), tags, root=root), began, deadline)
+        request = SlotRequest(tuple(trajectories), tags, root=root, container=container)
+        ticket, commands = self._yard.ledger.enqueue(request, began, deadline)
         waiting = _Waiting(len(trajectories), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiting
         self._yard.perform(commands)
@@ -161,13 +170,13 @@ class SlotPool:
         self._yard.tally.waits.add(self._clock() - began)
         return leases
 
-    async def seal_lease(self, lease: SlotLease) -> None:
-        """For :meth:`SlotLease.seal`."""
+    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
+        """For :class:`SlotLease`."""
         link = self._yard.links.get(lease.container.id)
         if lease.released or link is None:
-            raise StaleLeaseError(f"{lease!r} can no longer be sealed")
+            raise StaleLeaseError(f"{lease!r} can no longer be used")
         try:
-            await unless_lost(link.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S), lease.wait_lost())
+            return await unless_lost(ask(link.control), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             why = None if isinstance(error, StaleLeaseError) else error
             self._yard.perform(self._yard.ledger.stale(lease.id, self._clock(), why))

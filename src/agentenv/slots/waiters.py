@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agentenv.slots.aside import Aside, Key
@@ -26,11 +26,13 @@ class SlotRequest:
     """Of the leases; None: the pool's."""
     root: RootSpec | None = None
     """What the slots are made from; None: plain ones."""
+    container: str = ""
+    """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
 
     @property
     def image(self) -> str:
-        """Digest of the image that the slots' node must have; empty: none."""
-        return "" if self.root is None else self.root.image
+        """Digest of the image that the slots' node must have; empty: none, or the container is given."""
+        return "" if self.root is None or self.container else self.root.image
 
     def id_of(self, position: int) -> str:
         """The request id for one of the trajectories."""
@@ -50,7 +52,7 @@ class Waiter:
     leases: list[int | None] = field(default_factory=list)
     confirmed: int = 0
     refused: int = 0
-    """How many slots could not be made with its root."""
+    """How often a node did not have its image after all."""
 
     @property
     def missing(self) -> list[int]:
@@ -63,9 +65,17 @@ class Waiter:
         return self.confirmed == len(self.leases)
 
 
+Room = Callable[[str], int]
+"""How many slots of a container could be leased now; of all, for the empty name."""
+
+
 class Waiters:
     """The waiters of one ledger. Whose turn it is, its line decides; a waiter that a container refused is served before
-    everybody in line, because it has had its turn. Who waits for its image is aside (:mod:`agentenv.slots.aside`)."""
+    everybody in line, because it has had its turn.
+
+    A waiter that only one container can serve is in the line while that has room for it; otherwise it steps aside, so
+    that nobody waits behind it, and comes back to its old place. Who waits for its image does so too
+    (:mod:`agentenv.slots.aside`)."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -79,10 +89,14 @@ class Waiters:
         self.gathering: int | None = None
         """The ticket of a waiter that takes slots for its group as they come, aside; there is at most one, or two would
         wait for each other's."""
+        self._particular: dict[int, Waiter] = {}
+        """Those that only one container can serve, and whose turn has not come."""
+        self._in_line: set[int] = set()
+        """Tickets of those of them that are in the line now."""
 
     def __len__(self) -> int:
         """How many wait for a free slot: not those whose slots are being requested."""
-        return len(self.line) + len(self._short) + len(self.aside)
+        return len(self.line) + len(self._short) + len(self._particular) - len(self._in_line) + len(self.aside)
 
     def all(self) -> Iterable[Waiter]:
         """Every waiter without an answer."""
@@ -90,38 +104,48 @@ class Waiters:
 
     @property
     def slots_wanted(self) -> int:
-        """Free slots they could use now."""
-        beside = (*self._short, *self.aside)
-        return self.line.slots_wanted + sum(len(self._by_ticket[ticket].missing) for ticket in beside)
+        """Slots they could use now, of whatever container: another would not help those that need a particular one."""
+        short = (self._by_ticket[ticket] for ticket in self._short)
+        particular = sum(len(self._particular[ticket].leases) for ticket in self._in_line)
+        aside = sum(len(self._by_ticket[ticket].missing) for ticket in self.aside)
+        short_of = sum(len(one.missing) for one in short if not one.request.container)
+        return self.line.slots_wanted - particular + short_of + aside
 
     def get(self, ticket: int) -> Waiter | None:
         """The waiter with this ticket, if it still waits."""
         return self._by_ticket.get(ticket)
 
     def add(self, waiter: Waiter) -> None:
-        """At the end of the line, for its run."""
-        request = waiter.request
-        waiter.leases = [None] * len(request.trajectories)
+        """At the end of the line, for its run; or aside, until its container has room."""
+        waiter.leases = [None] * len(waiter.request.trajectories)
         self._by_ticket[waiter.ticket] = waiter
-        if request.image:
-            self.images[request.image] += 1
-        if request.image and self.aside.behind(request.image, _key(waiter)):
-            self.aside.add(request.image, _key(waiter), waiter.ticket, len(waiter.leases))
+        if image := waiter.request.image:
+            self.images[image] += 1
+        if waiter.request.container:
+            self._particular[waiter.ticket] = waiter
+        elif image and self.aside.behind(image, _key(waiter)):
+            self.aside.add(image, _key(waiter), waiter.ticket, len(waiter.leases))
         else:
-            self._push(waiter)
+            self.line.push(_ask(waiter))
         heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
 
-    def next(self, free: int) -> Waiter | None:
-        """The waiter that gets slots now, with ``free`` of them free; None if nobody does."""
+    def next(self, room: Room) -> Waiter | None:
+        """The waiter that gets slots now; None if nobody does."""
+        self._step_aside(room)
+        free = room("")
         if free <= 0:
             return None
-        if self._short:
-            return self._by_ticket[self._short[0]]
+        for ticket in self._short:
+            waiter = self._by_ticket[ticket]
+            if room(waiter.request.container) > 0:
+                return waiter
         ask = self.line.pick(free)
         if ask is None:
             return None
         waiter = self._by_ticket[ask.ticket]
         waiter.served = True
+        self._particular.pop(ask.ticket, None)
+        self._in_line.discard(ask.ticket)
         self._short.append(waiter.ticket)
         return waiter
 
@@ -143,11 +167,23 @@ class Waiters:
             if waiter.served:
                 insort(self._short, ticket)
             else:
-                self._push(waiter)
+                self.line.push(_ask(waiter))
 
-    def _push(self, waiter: Waiter) -> None:
-        tags = waiter.request.tags
-        self.line.push(Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind))
+    def _step_aside(self, room: Room) -> None:
+        for ticket, waiter in self._particular.items():
+            fits = room(waiter.request.container) >= len(waiter.leases)
+            if fits and ticket not in self._in_line:
+                self._in_line.add(ticket)
+                self.line.push(_ask(waiter))
+            elif not fits and ticket in self._in_line:
+                self._in_line.remove(ticket)
+                self.line.withdraw(ticket)
+
+    @property
+    def particular(self) -> Iterable[Waiter]:
+        """Every waiter that only one container can serve, whether its turn has come or not."""
+        short = (self._by_ticket[ticket] for ticket in self._short)
+        return [*self._particular.values(), *(one for one in short if one.request.container)]
 
     def lease_requested(self, waiter: Waiter, position: int, lease: int) -> None:
         """A lease is being requested for one of its trajectories."""
@@ -176,6 +212,8 @@ class Waiters:
             self.aside.remove(ticket)
         if not waiter.served:
             self.line.withdraw(ticket)
+            self._particular.pop(ticket, None)
+            self._in_line.discard(ticket)
         elif missing := waiter.missing:
             if not aside:
                 del self._short[bisect_left(self._short, ticket)]
@@ -187,7 +225,7 @@ class Waiters:
         if waiter.ticket in self.aside:
             return self.aside.position(waiter.ticket) + 1
         if not waiter.served:
-            return len(self._short) + self.line.position(waiter.ticket)
+            return len(self._short) + max(1, self.line.position(waiter.ticket))
         return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
 
     def next_deadline(self) -> float | None:
@@ -205,3 +243,8 @@ class Waiters:
 def _key(waiter: Waiter) -> Key:
     tags = waiter.request.tags
     return waiter.served, tags.run, tags.kind
+
+
+def _ask(waiter: Waiter) -> Ask:
+    tags = waiter.request.tags
+    return Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind)

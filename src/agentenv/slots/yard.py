@@ -22,12 +22,12 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
+    CheckpointError,
+    ConfigError,
     ConnectionLostError,
     ImageUnavailableError,
     InfraError,
-    LeaseLostError,
     SandboxUnavailableError,
-    TaskError,
 )
 from agentenv.slots.backends.base import (
     ContainerBackend,
@@ -37,7 +37,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.commands import Command, EndLease, Expire, Fetch, Grant, HandOver, Reclaim, Refuse, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
@@ -58,7 +58,7 @@ _LINGER_S = 1.0
 _HEARTBEAT = "heartbeat"
 _STARTS_KEPT = 32
 _MOST_REFUSALS = 4
-"""Slots that could not be made with the root of a request, until it is told so."""
+"""How often a request may be granted a slot whose node turns out not to have its image."""
 
 
 class Desk(Protocol):
@@ -201,6 +201,9 @@ class Yard:
                     self._desk.hand_over(command, self.links[command.container])
                 case Expire():
                     expired.append(command)
+                case Fail():
+                    self.count(command.error)
+                    self._desk.fail(command.ticket, command.error)
                 case EndLease():
                     self._desk.lease_ended(command.lease, command.error)
                 case Reclaim():
@@ -209,9 +212,6 @@ class Yard:
                     self._replacing.start(command.container, self._retire(command), "retirement")
                 case Fetch():
                     self._following.start(command.node, self._fetch(command), "fetch")
-                case Refuse():
-                    self.count(command.error)
-                    self._desk.fail(command.ticket, command.error)
         if expired:
             self._desk.expire(expired)
 
@@ -227,20 +227,21 @@ class Yard:
         link = self.links[grant.container]
         try:
             epoch = await link.lease(grant)
+        except (CheckpointError, ImageUnavailableError) as error:  # another slot could not have that root either
+            self.count(error)
+            if not isinstance(error, ImageUnavailableError) or not self._fetch_again(grant, error):
+                self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
+            if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
+                self._refuse_for_good(grant, error)
+                return
             if isinstance(error, ConnectionLostError):
                 self.ledger.suspect(grant.container)
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
-            if grant.root is not None and self._is_final(grant, error):
-                self._refuse_for_good(grant, error)
-                return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
-            if grant.root is not None and isinstance(error, ImageUnavailableError):  # removed since it was seen there
-                node = link.handle.node
-                self.perform(self.ledger.fetch_failed(node, grant.root.image, error, self._clock()))
         except Exception as error:
             # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.
             logger.exception("slot %d of %s could not be requested", grant.slot, grant.container)
@@ -252,13 +253,20 @@ class Yard:
             if (report := link.latest(grant.slot)) is not None:  # it may have come before the answer
                 self._reported(grant.container, report)
 
-    def _is_final(self, grant: Grant, error: AgentEnvError) -> bool:
-        """Whether other containers would refuse the root too: it is the task's fault, or several have done so."""
+    def _fetch_again(self, grant: Grant, error: ImageUnavailableError) -> bool:
+        """The image is not where it was seen: another node, or this one again, is to have it. False where nobody can
+        be asked for that, or it has happened too often."""
         ticket = self.ledger.ticket_of(grant.lease)
         waiter = None if ticket is None else self.ledger.waiter(ticket)
-        if waiter is not None and isinstance(error, LeaseLostError):
-            waiter.refused += 1
-        return isinstance(error, TaskError) or (waiter is not None and waiter.refused >= _MOST_REFUSALS)
+        node = self.links[grant.container].handle.node
+        if self._stores is None or not node or grant.root is None or waiter is None:
+            return False
+        waiter.refused += 1
+        if waiter.refused > _MOST_REFUSALS:
+            return False
+        self.perform(self.ledger.fetch_failed(node, grant.root.image, error, self._clock()))
+        self.perform(self.ledger.refuse(grant.lease, self._clock()))
+        return True
 
     async def _fetch(self, fetch: Fetch) -> None:
         assert self._stores is not None, "only containers whose node is known have images fetched"

@@ -7,7 +7,16 @@ blocks; from a coroutine, call it in a thread.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentenv.exports import exported
+
+if TYPE_CHECKING:
+    from agentenv.store.intake import StoreLimits
+    from agentenv.store.manifest import StoredImage
+    from agentenv.store.registry import RegistrySettings
+    from agentenv.store.store import Store
+    from agentenv.store.tree import TreeLimits
 
 __all__ = ["RegistrySettings", "Store", "StoreLimits", "StoredImage", "TreeLimits"]
 

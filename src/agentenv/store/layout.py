@@ -8,6 +8,7 @@
     names/HASH.json              which image a reference meant when it was last pulled
     blobs/sha256-DIGEST.json     which layer a compressed blob held, so that it is not downloaded again
     pulls/HASH.part/             a download in progress, or one that was interrupted
+    ranges/NUMBER                an empty file, whose lock is a range of user ids (sandbox/supervisor/id_ranges.py)
 
 A file is written as ``NAME.part`` and renamed, so a process that is killed leaves nothing but parts. Whoever writes a
 part holds its lock (``flock``); without one it belongs to nobody, and the next writer continues with it or a sweep
@@ -31,6 +32,8 @@ from agentenv.errors import AgentEnvError, InfraError
 from agentenv.locks import hold
 
 PART: Final = ".part"
+RANGES: Final = 4096
+"""As many ranges of ids as a node has (agentenv.sandbox.supervisor.user_namespace)."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,18 @@ class Layout:
         """Downloads."""
         return self.directory / "pulls"
 
+    @property
+    def ranges(self) -> Path:
+        """Ranges of user ids."""
+        return self.directory / "ranges"
+
     def create(self) -> None:
-        """Create the directories that are missing. Raises OSError."""
-        for path in (self.layers, self.images, self.names, self.blobs, self.pulls):
+        """Create what is missing. Raises OSError."""
+        for path in (self.layers, self.images, self.names, self.blobs, self.pulls, self.ranges):
             path.mkdir(parents=True, exist_ok=True)
+        if not (self.ranges / str(RANGES - 1)).exists():
+            for number in range(RANGES):
+                (self.ranges / str(number)).touch(mode=0o444)
 
     def layer(self, diff_id: str) -> Path:
         """A layer's tar."""

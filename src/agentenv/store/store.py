@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
@@ -14,6 +14,7 @@ from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.locks import hold
 from agentenv.store import engine, gc, registry
+from agentenv.store.addition import Runtime, image_above
 from agentenv.store.intake import Intake, StoreLimits
 from agentenv.store.layout import Layout, digest_of, downloading, replace, sweep
 from agentenv.store.manifest import StoredImage, read_manifest
@@ -99,6 +100,30 @@ class Store:
         """The reference of an image in a registry with the digest that its tag means now. Raises ConfigError,
         ImageUnavailableError."""
         return registry.pinned(reference, self._registries) if reference.kind == "docker" else reference
+
+    def add(
+        self, base: StoredImage | None, tars: Sequence[Path], runtime: Runtime, *, progress: Report = silent
+    ) -> StoredImage:
+        """The image of ``base``'s layers and these tars above them, the lowest first, with its programs started as
+        ``runtime`` says. Raises BadImageError, ImageUnavailableError."""
+        try:
+            sweep(self.layout)
+            digest = Intake(self.layout, self._limits, progress).take(image_above(base, tars, runtime))
+            with self.pin(digest) as image:
+                return image
+        except OSError as error:
+            raise ImageUnavailableError(
+                f"an image could not be stored: {error}",
+                next_step="see that the disk is not full (agentenv images gc)",
+            ) from error
+
+    def name(self, reference: str, image: StoredImage) -> None:
+        """Let a registry's name mean this image here, as if it had been fetched by it: for machines that reach no
+        registry. Raises ConfigError when it is no such name."""
+        wanted = parse(reference)
+        if wanted.kind != "docker":
+            raise ConfigError("image", f"{reference!r} always means what is there", next_step="give a registry's name")
+        self._note(str(wanted), image.digest)
 
     def find(self, digest: str) -> StoredImage | None:
         """The image of that digest (``StoredImage.digest``); None if the store does not have it."""

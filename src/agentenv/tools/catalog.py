@@ -13,7 +13,7 @@ from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
 from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
-from agentenv.wire.base import LARGE_BYTES
+from agentenv.wire.base import LARGE_BYTES, for_code
 
 _SNIPPET_CHARS = 20
 
@@ -101,7 +101,8 @@ class ToolCatalog:
         ]
 
     def validate(self, tool: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-        """Check one call; ``arguments`` is a mapping, or JSON text as a model writes it (empty: none).
+        """Check one call; ``arguments`` is a mapping, or JSON text as a model writes it (empty: none). Text may
+        have no arguments that are for code only (:data:`agentenv.wire.base.ForCode`).
 
         Returns the arguments as they travel: JSON values, defaults left out; but bytes of a slot's tool that are
         too large for a message stay bytes.
@@ -115,6 +116,8 @@ class ToolCatalog:
         given = self._parsed(tool, arguments) if isinstance(arguments, str) else arguments
         if not isinstance(given, Mapping):
             self._refuse(tool, f"must be a JSON object, got {shown(given)}")
+        if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(given)):
+            self._refuse(tool, f"unknown argument '{min(hidden)}'")
         try:
             checked = _as_sent(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
         except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import unicodedata
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
     PlainSerializer,
     WithJsonSchema,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 PROTOCOL_VERSION = 3
 """Increased by any change that a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
@@ -70,6 +71,19 @@ Base64 = Annotated[
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
 """``bytes`` in Python (str input is decoded as base64), a base64 string in JSON."""
+
+
+_T = TypeVar("_T")
+_NOT_SHOWN: type = SkipJsonSchema
+ForCode = Annotated[_T, SkipJsonSchema()]
+"""An argument that hooks, scripts and verifiers may give, and models may not: their schema does not show it, and a call
+of theirs that has it is refused (:func:`for_code`)."""
+
+
+def for_code(arguments: type[BaseModel]) -> frozenset[str]:
+    """The arguments of a tool that are :data:`ForCode`."""
+    fields = arguments.model_fields.items()
+    return frozenset(name for name, field in fields if any(isinstance(one, _NOT_SHOWN) for one in field.metadata))
 
 
 class WireModel(BaseModel):

@@ -68,6 +68,8 @@ class Ask(WireModel):
     """The leases end when they are not renewed for this long."""
     root: Root | None = None
     """What the slots are made from; None: plain ones."""
+    container: Annotated[str, Field(max_length=256)] = ""
+    """The only one that can serve it, because it has the root's checkpoint; empty: any."""
 
 
 class AsksRequest(WireModel):

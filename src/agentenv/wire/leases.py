@@ -15,6 +15,7 @@ from agentenv.wire.base import (
     WireModel,
     control_character_in,
 )
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 
@@ -96,6 +97,10 @@ class CheckpointRequest(SealRequest):
     Repeating a ``request_id`` returns the same checkpoint."""
 
 
+LAYERS_HEADER = "X-Agentenv-Layers"
+"""How many layers the checkpoint has, of which one is in the response."""
+
+
 class CheckpointReply(WireModel):
     """The checkpoint's name: who knows it may restore it, or lease slots of this container that begin with it."""
 
@@ -113,6 +118,38 @@ class RestoreRequest(LeaseKey):
     def key(self) -> LeaseKey:
         """Key of the lease."""
         return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
+
+
+def _network(raw: Any) -> NetworkPolicy:
+    try:
+        return raw if isinstance(raw, NetworkPolicy) else NetworkPolicy.parse(raw)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+Network = Annotated[
+    NetworkPolicy,
+    PlainValidator(_network),
+    PlainSerializer(NetworkPolicy.to_json),
+    WithJsonSchema({"type": "object", "description": "See agentenv.wire.network.NetworkPolicy."}),
+]
+
+
+class NetworkRequest(LeaseKey):
+    """``POST /v1/leases/network``: change what an image slot may reach. Its processes go on; connections that are no
+    longer allowed are closed when it is answered."""
+
+    network: Network
+
+    @property
+    def key(self) -> LeaseKey:
+        """Key of the lease."""
+        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
+
+
+class DropRequest(RestoreRequest):
+    """``POST /v1/leases/drop``: forget a checkpoint, whichever slot of the container made it. Slots that began with it
+    keep its files. No effect if there is none."""
 
 
 class LeaseGrant(WireModel):

@@ -6,12 +6,14 @@ accepted under the names that models trained on other harnesses use (``AliasChoi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import MAX_COMMAND_BYTES, WireModel
-from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool
+from agentenv.wire.base import MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
+from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool, UserName
 
 MAX_WAIT_S = 3600.0
 MAX_INPUT_BYTES = 8 * 1024 * 1024
@@ -124,6 +126,8 @@ class TerminalArguments(WireModel):
         default=None,
         description="For background: later results report on the process, at most once in this many seconds.",
     )
+    user: ForCode[UserName | None] = None
+    """Whose shell a new session has, in an image slot."""
 
     @model_validator(mode="after")
     def _one_thing(self) -> TerminalArguments:
@@ -215,6 +219,14 @@ class ProcessArguments(WireModel):
         default=None, description="For log: offset of the first byte; by default the last `limit` bytes."
     )
     limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")
+    user: ForCode[UserName | None] = None
+    """For start, in an image slot: whose process it is."""
+    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] | None] = None
+    """For start: the program and its arguments, instead of a shell; ``command`` is then only what is shown of it."""
+    input_data: ForCode[Base64 | None] = None
+    """For write: bytes, instead of ``input``."""
+    binary: ForCode[bool] = False
+    """For log: the reply has the bytes in ``data``, and the result no text."""
 
     @model_validator(mode="after")
     def _complete(self) -> ProcessArguments:
@@ -222,7 +234,7 @@ class ProcessArguments(WireModel):
             raise ValueError("start requires a command")
         if self.action in ("poll", "log", "wait", "kill", "write", "submit", "close") and self.process is None:
             raise ValueError(f"{self.action} requires a process (list shows them)")
-        if self.action == "write" and self.input is None:
+        if self.action == "write" and self.input is None and self.input_data is None:
             raise ValueError("write requires input")
         return self
 
@@ -237,6 +249,7 @@ class ProcessReply(WireModel):
     next_offset: int = 0
     truncated: bool = False
     written_bytes: int = 0
+    data: Base64 | None = None
     waited_s: float = 0.0
     clamped_to_s: float | None = None
     """The maximum wait that was applied, if the requested one was longer."""
@@ -379,3 +392,7 @@ SESSION_TOOLS: Final = (
 
 SLOT_TOOLS: Final = (BASH, *SESSION_TOOLS, *FILE_TOOLS)
 """All tools of a slot, in the order in which a model gets them."""
+FOR_CODE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {one.name: for_code(one.arguments) for one in SLOT_TOOLS}
+)
+"""The arguments of each tool that a model may not give."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_validator, model_validator
 
-from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, WireModel
+from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, ForCode, WireModel
 
 PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -43,13 +43,41 @@ def _no_nul(value: str) -> str:
     return value
 
 
+UserName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_no_nul)]
+"""A user of an image slot: a name or number of its /etc/passwd, with ``:GROUP`` or without."""
+
+
 class BashArguments(WireModel):
-    """Run a command in a new shell in the workspace. No state of the shell is kept."""
+    """Run a command in a new shell in the workspace. No state of the shell is kept.
+
+    With ``argv`` no shell is started, but this program with these arguments; ``command`` is then only what is shown of
+    it. ``output_bytes`` bounds what is kept of each stream, instead of the container's own limit. ``binary``: the
+    result has stdout's bytes, without a mark where some were dropped, in its content (:class:`BashReply`), and no text
+    of it.
+    """
 
     command: str = Field(description="The bash command to run. It may span several lines.")
     cwd: str | None = Field(default=None, description="Working directory; by default the workspace.")
     env: dict[str, str] | None = Field(default=None, description="Additional environment variables.")
     stdin: str | None = Field(default=None, description="Text passed to the command on standard input.")
+    stdin_data: ForCode[Base64 | None] = None
+    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] | None] = None
+    user: ForCode[UserName | None] = None
+    output_bytes: ForCode[Annotated[int, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
+    binary: ForCode[bool] = False
+
+    @model_validator(mode="after")
+    def _one_stdin(self) -> BashArguments:
+        if self.stdin is not None and self.stdin_data is not None:
+            raise ValueError("give either stdin or stdin_data")
+        return self
+
+    @field_validator("argv")
+    @classmethod
+    def _argv(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and not value[0]:
+            raise ValueError("must begin with a program")
+        return value if value is None else tuple(map(_no_nul, value))
 
     @field_validator("command")
     @classmethod
@@ -70,6 +98,12 @@ class BashArguments(WireModel):
             if not name or "=" in name or "\0" in name or "\0" in text:
                 raise ValueError(f"{name!r} is not a valid environment variable")
         return value
+
+
+class BashReply(WireModel):
+    """Of a call with ``binary``: what is kept of stdout."""
+
+    data: Base64 = b""
 
 
 class ReadFileArguments(WireModel):
@@ -265,7 +299,7 @@ BASH: Final = SlotTool(
     arguments=BashArguments,
     reply=None,
     toolset="terminal",
-    streamed=("stdin",),
+    streamed=("stdin", "stdin_data"),
 )
 
 FILE_TOOLS: Final = (

@@ -93,6 +93,15 @@ class ProxiedLease:
     async def seal(self) -> None:
         await self._lease.seal()
 
+    async def checkpoint(self) -> str:
+        return await self._lease.checkpoint()
+
+    async def restore(self, checkpoint: str) -> None:
+        await self._lease.restore(checkpoint)
+
+    async def drop(self, checkpoint: str) -> None:
+        await self._lease.drop(checkpoint)
+
     async def release(self) -> None:
         await self._lease.release()
 
@@ -105,9 +114,15 @@ class ProxiedPool:
         self._proxy = proxy
 
     async def lease(
-        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> ProxiedLease:
-        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags, root=root)
+        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags, root=root, container=container)
         port = urlsplit(lease.container.base_url).port
         assert port is not None
         self._proxy.upstream_port = port

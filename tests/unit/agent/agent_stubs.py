@@ -15,6 +15,7 @@ from agentenv.agent.turns import Turns
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import RootSpec
 
 Behaviour = Callable[[str, str, Any], CallResult]
 """(trajectory, tool, arguments) → result; may raise."""
@@ -53,12 +54,14 @@ class StubSessions:
     def __init__(self, behaviour: Behaviour = echo) -> None:
         self.behaviour = behaviour
         self.leased = 0
+        self.roots: list[RootSpec | None] = []
         self.opened: list[StubSession] = []
         self.refuse: Callable[[str], Exception | None] = lambda _: None
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
     ) -> AbstractAsyncContextManager[StubSession]:
+        self.roots.append(root)
         return self._session(trajectory)
 
     @asynccontextmanager
@@ -126,6 +129,9 @@ class StubHooks:
 
     def build_task(self, item: Any) -> str:
         return f"do {item}"
+
+    def task_image(self, item: Any) -> Any:
+        return None
 
     def build_agent_config(self, item: Any) -> AgentSettings:
         return AgentSettings(max_steps=4)

@@ -44,6 +44,7 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.culprits import WAYS
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import RootSpec
 from tests.unit.agent.agent_stubs import (
     StubHooks,
     StubModel,
@@ -127,7 +128,7 @@ class Opening(StubSessions):
         self.kind, self.after = kind, after
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
     ) -> AbstractAsyncContextManager[StubSession]:
         @asynccontextmanager
         async def session() -> Any:

@@ -10,8 +10,9 @@ from agentenv.agent.group import outcome_of, run_group
 from agentenv.agent.hooks import checked_score
 from agentenv.agent.rollout import Rollout
 from agentenv.agent.transcript import Transcript
-from agentenv.errors import AcquireTimeoutError, ContainerLostError, ModelServerError, TaskError
+from agentenv.errors import AcquireTimeoutError, BadImageError, ContainerLostError, ModelServerError, TaskError
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import RootSpec
 from tests.unit.agent.agent_stubs import StubHooks, StubModel, StubSessions, calling, farm, ok, saying
 
 
@@ -253,3 +254,34 @@ async def test_cancelling_at_every_await_leaks_nothing() -> None:
             await group
         assert sessions.leased == 0
     raise AssertionError("the group never finished")
+
+
+async def test_the_slot_is_made_from_the_image_of_the_item() -> None:
+    class Hooks(StubHooks):
+        def task_image(self, item: Any) -> str:
+            return f"oci:{item}"
+
+    asked: list[str] = []
+    root = RootSpec("sha256:" + "0" * 64)
+
+    async def root_of(image: str) -> RootSpec:
+        asked.append(image)
+        return root
+
+    sessions = StubSessions()
+    assert (await roll(sessions, Hooks(), root_of=root_of)).score == 1.0
+    assert (asked, sessions.roots) == (["oci:it"], [root])
+
+
+async def test_an_image_that_is_malformed_is_the_tasks_fault_and_asks_for_no_slot() -> None:
+    class Hooks(StubHooks):
+        def task_image(self, item: Any) -> str:
+            return "bad"
+
+    async def root_of(image: str) -> RootSpec:
+        raise BadImageError(f"{image} has no layers")
+
+    sessions = StubSessions()
+    transcript = await roll(sessions, Hooks(), root_of=root_of)
+    assert (transcript.score, transcript.fault, transcript.attempt) == (None, "task", 1)
+    assert sessions.opened == []

@@ -34,7 +34,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Binaries:
-    found = [tmp_path / "built" / f"{name}-0123" for name in ("slotagent", "slotfiles", "slotlaunch")]
+    found = [tmp_path / "built" / f"{name}-0123" for name in ("slotagent", "slotfiles", "slotlaunch", "slotroot")]
     found[0].parent.mkdir()
     for path in found:
         path.write_bytes(b"\x7fELF" + path.name.encode())
@@ -54,6 +54,7 @@ def test_context_has_the_container_s_side_and_the_current_programs_only(package:
         "site/agentenv/sandbox/slotagent/bin/slotagent-0123": 0o755,
         "site/agentenv/sandbox/slotagent/bin/slotfiles-0123": 0o755,
         "site/agentenv/sandbox/slotagent/bin/slotlaunch-0123": 0o755,
+        "site/agentenv/sandbox/slotagent/bin/slotroot-0123": 0o755,
     }
 
 
@@ -163,15 +164,18 @@ def test_profile_allows_only_by_name_and_only_this_machine_s_own_calls() -> None
     assert not any("caps" in rule.get("includes", {}) | rule.get("excludes", {}) for rule in whole["syscalls"])
 
 
+IMAGE_SLOTS = "chroot fsconfig fsmount fsopen mount_setattr move_mount open_tree"
+
+
 def test_profile_has_what_slots_are_made_with_and_blocks_what_they_are_not() -> None:
     rules = profile()
 
-    for name in ("clone", "unshare", "mount", "umount2", "pivot_root", "setns", "sethostname"):
+    for name in ("clone", "unshare", "mount", "umount2", "pivot_root", "setns", "sethostname", *IMAGE_SLOTS.split()):
         assert [rule["action"] for rule in rules[name]] == ["SCMP_ACT_ALLOW"], name
     blocked = (
-        "bpf perf_event_open keyctl add_key request_key open_by_handle_at open_tree move_mount fsopen fsconfig fsmount "
-        "fspick mount_setattr syslog io_uring_setup io_uring_enter io_uring_register userfaultfd kexec_load "
-        "init_module finit_module delete_module reboot swapon swapoff acct settimeofday clock_settime chroot quotactl "
+        "bpf perf_event_open keyctl add_key request_key open_by_handle_at "
+        "fspick syslog io_uring_setup io_uring_enter io_uring_register userfaultfd kexec_load "
+        "init_module finit_module delete_module reboot swapon swapoff acct settimeofday clock_settime quotactl "
         "pidfd_getfd kcmp lookup_dcookie fanotify_init ioperm iopl vhangup setdomainname move_pages vserver"
     )
     assert [name for name in blocked.split() if name in rules] == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.errors import ContainerLostError, StaleLeaseError
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.errors import CheckpointError, ContainerLostError, StaleLeaseError
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest
@@ -265,3 +265,72 @@ def test_an_adopted_lease_is_found_by_its_tags_and_trajectory_as_long_as_it_last
         ledger.lose("a", "gone", 1.0)
         assert ledger.adopted(Tags(run="others"), "t") is None
     assert ledger.adopted(Tags(run="mine"), "t") is None
+
+
+def _take_of(ledger: Ledger, container: str, trajectory: str) -> int:
+    (grant,) = [one for one in _ask_of(ledger, container, trajectory) if isinstance(one, Grant)]
+    ledger.confirm(grant.lease, 0)
+    return grant.lease
+
+
+def _ask_of(ledger: Ledger, container: str, *trajectories: str) -> list[Command]:
+    return ledger.enqueue(SlotRequest(trajectories, container=container), 0, 100)[1]
+
+
+def test_a_lease_of_a_particular_container_is_made_there_only() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 2))
+    assert _grants(_ask_of(ledger, "b", "x", "y")) == [("x", "b", 0), ("y", "b", 1)]
+
+
+def test_who_needs_a_full_container_steps_aside_and_comes_back_to_the_old_place() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 2))
+    x, y = _take_of(ledger, "b", "x"), _take_of(ledger, "b", "y")
+    assert _grants(_ask_of(ledger, "b", "aside")) == []
+    assert (ledger.waiting, ledger.load(0).waiting) == (1, 0), "another container would not help"
+    assert _grants(_ask_of(ledger, "", "other", "second")) == [("other", "a", 0), ("second", "a", 1)]
+    assert _grants(_ask_of(ledger, "", "last")) == []
+    assert [ledger.position(waiter.ticket) for waiter in ledger.waiters() if waiter.missing] == [1, 1]
+    ledger.release(x, 1)
+    assert _grants(ledger.freed("b", 0, 1)) == [("aside", "b", 0)], "it came before `last`"
+    ledger.release(y, 2)
+    assert _grants(ledger.freed("b", 1, 2)) == [("last", "b", 1)]
+
+
+def test_who_has_come_back_to_the_line_steps_aside_again() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 1))
+    x = _take_of(ledger, "b", "x")
+    a = [_take(ledger, "1"), _take(ledger, "2")]
+    _ask_of(ledger, "", "g1", "g2")  # gathers at the head of the line
+    _ask_of(ledger, "b", "aside")
+    ledger.release(x, 1)
+    assert _grants(ledger.freed("b", 0, 1)) == [], "the group comes first"
+    ledger.release(a[0], 2)
+    assert _grants(ledger.freed("a", 0, 2)) == [("g1", "a", 0), ("g2", "b", 0)]
+    _ask_of(ledger, "", "other")
+    ledger.release(a[1], 3)
+    assert _grants(ledger.freed("a", 1, 3)) == [("other", "a", 1)], "`aside` is not in its way"
+    assert [waiter.served for waiter in ledger.waiters() if waiter.request.container] == [False]
+
+
+@pytest.mark.parametrize("how", ["it was never there", "it has died", "it is draining", "it is too small"])
+def test_who_needs_a_container_that_cannot_serve_fails_at_once(how: str) -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 2))
+    _take_of(ledger, "b", "x")
+    _take_of(ledger, "b", "y")
+    commands = _ask_of(ledger, {"it was never there": "c"}.get(how, "b"), *("123" if how == "it is too small" else "1"))
+    if how == "it has died":
+        commands = ledger.lose("b", "", 1)
+    if how == "it is draining":
+        ledger.drain("b")
+        commands = ledger.tick(1)
+    (failed,) = [command for command in commands if isinstance(command, Fail)]
+    assert isinstance(failed.error, CheckpointError)
+    assert not list(ledger.waiters())
+
+
+def test_a_refused_lease_of_a_particular_container_holds_up_nobody() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 1))
+    (grant,) = [command for command in _ask_of(ledger, "b", "x") if isinstance(command, Grant)]
+    ledger.refuse(grant.lease, 1)
+    assert _grants(_ask_of(ledger, "", "other")) == [("other", "a", 0)]
+    assert _grants(ledger.freed("b", 0, 2)) == [("x", "b", 0)]

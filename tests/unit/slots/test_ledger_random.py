@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import LONGEST_FREEING_S
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Ask, FirstCome
 from agentenv.slots.records import Holder
-from agentenv.slots.waiters import SlotRequest
+from agentenv.slots.waiters import SlotRequest, Waiter
 from agentenv.wire.leases import RunKind, Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
@@ -57,6 +57,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """Unanswered tickets and their deadlines."""
         self.sizes: dict[int, int] = {}
         """How many slots each ticket asked for."""
+        self.wanted: dict[int, str] = {}
+        """The container that each ticket needs; empty: any."""
         self.gathered: dict[int, Grant] = {}
         """Leases that a container granted and whose group is not complete."""
         self.asking: dict[int, Grant] = {}
@@ -92,6 +94,11 @@ class LedgerMachine(RuleBasedStateMachine):
                         self.let_go(lease)
                 case Expire(ticket):
                     assert self.asked.pop(ticket) <= self.now, "expired before its deadline"
+                case Fail(ticket):
+                    del self.asked[ticket]
+                    wanted, size = self.wanted[ticket], self.sizes[ticket]
+                    found = next((one for one in self.ledger.containers() if one.id == wanted), None)
+                    assert found is None or found.leaving or len(found.slots) < size, "it could have been served"
                 case EndLease(lease):
                     del self.held[lease]
                 case Reclaim(container, slot, lease):
@@ -111,11 +118,18 @@ class LedgerMachine(RuleBasedStateMachine):
         assert where not in self.dirty, "leased before its container said it was clean"
         assert grant.deadline > self.now
         served = next(waiter.ticket for waiter in self.ledger.waiters() if grant.lease in waiter.leases)
-        waiting = [waiter.ticket for waiter in self.ledger.waiters() if waiter.missing]
+        assert self.wanted[served] in ("", grant.container), "leased where its checkpoint is not"
+        waiting = [waiter.ticket for waiter in self.ledger.waiters() if waiter.missing and not self.is_aside(waiter)]
         assert all(served <= ticket for ticket in waiting), "somebody who asked later was served first"
         container = next(one for one in self.ledger.containers() if one.id == grant.container)
         assert container.state is ContainerState.ready, "a new lease on a container that is not ready"
         assert container.index < self.bound, "a new lease on a container that is to go"
+
+    def is_aside(self, waiter: Waiter) -> bool:
+        """Whether the only container that can serve it has too little room."""
+        wanted = waiter.request.container
+        room = sum(one.free for one in self.ledger.containers() if one.id == wanted)
+        return bool(wanted) and room < (1 if waiter.served else len(waiter.leases))
 
     def lose(self, container: str) -> None:
         self.alive.discard(container)
@@ -144,10 +158,24 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(patience=st.floats(0.1, 8), size=st.sampled_from([1, 1, 2, 3]))
     def ask(self, patience: float, size: int) -> None:
-        request = SlotRequest(tuple(f"t{number}" for number in range(size)))
+        self.ask_of("", patience, size)
+
+    @rule(container=containers, patience=st.floats(0.1, 8), size=st.sampled_from([1, 1, 2]))
+    def ask_for_a_container(self, container: str, patience: float, size: int) -> None:
+        self.ask_of(container, patience, size)
+
+    @rule(patience=st.floats(0.1, 8))
+    def ask_for_a_container_that_is_gone(self, patience: float) -> None:
+        before = set(self.asked)
+        self.ask_of("gone", patience, 1)
+        assert set(self.asked) <= before, "it fails at once"
+
+    def ask_of(self, container: str, patience: float, size: int) -> None:
+        request = SlotRequest(tuple(f"t{number}" for number in range(size)), container=container)
         ticket, commands = self.ledger.enqueue(request, self.now, self.now + patience)
         self.asked[ticket] = self.now + patience
         self.sizes[ticket] = size
+        self.wanted[ticket] = container
         self.perform(commands)
 
     @precondition(lambda self: self.asked)
@@ -295,7 +323,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_load_is_what_the_slots_are(self) -> None:
         load, containers = self.ledger.load(self.now), self.ledger.containers()
-        assert load.waiting == sum(len(waiter.missing) for waiter in self.ledger.waiters())
+        anywhere = [waiter for waiter in self.ledger.waiters() if not waiter.request.container]
+        assert load.waiting == sum(len(waiter.missing) for waiter in anywhere)
         assert load.free == sum(container.free for container in containers)
         assert load.leased == len(self.held) + len(self.asking) + len(self.gathered)
         assert load.freeing + load.stuck == len(self.dirty)
@@ -307,11 +336,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_enough_free_slots(self) -> None:
-        waiting = [waiter for waiter in self.ledger.waiters() if waiter.missing]
+        waiting = [waiter for waiter in self.ledger.waiters() if waiter.missing and not self.is_aside(waiter)]
         if waiting:
             first = min(waiting, key=lambda waiter: waiter.ticket)
             free = sum(container.free for container in self.ledger.containers())
             assert free < (1 if first.served else len(first.leases))
+
+    @invariant()
+    def nobody_waits_for_a_container_that_is_gone(self) -> None:
+        needed = {waiter.request.container for waiter in self.ledger.waiters()} - {""}
+        assert needed <= self.alive
 
     @invariant()
     def the_line_knows_what_its_runs_hold(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentenv.errors import BadImageError, ImageUnavailableError
-from agentenv.slots.commands import Command, Fetch, Grant, Refuse
+from agentenv.slots.commands import Command, Fail, Fetch, Grant
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.placement import RETRY_S, Placement, rendezvous
 from agentenv.slots.sharing import FairLine
@@ -89,7 +89,7 @@ def test_a_fetch_that_fails_is_tried_elsewhere_and_then_told() -> None:
     _ask(ledger, ONE, "y")
     assert ledger.fetch_failed(first, ONE, UNAVAILABLE, 1.0) == [Fetch(other, ONE)]
     refused = ledger.fetch_failed(other, ONE, UNAVAILABLE, 2.0)
-    assert [one.error for one in refused if isinstance(one, Refuse)] == [UNAVAILABLE, UNAVAILABLE]
+    assert [one.error for one in refused if isinstance(one, Fail)] == [UNAVAILABLE, UNAVAILABLE]
     assert ledger.waiting == 0
     assert _ask(ledger, ONE, "z", now=3.0) == [Fetch(first, ONE)], "whoever asks next begins anew"
 
@@ -98,7 +98,7 @@ def test_an_image_that_is_broken_is_broken_everywhere() -> None:
     ledger = _farm("a", "b")
     _ask(ledger, ONE, "x")
     refused = ledger.fetch_failed(_first_of(ONE, "a", "b"), ONE, BadImageError("broken"), 1.0)
-    assert [type(one) for one in refused] == [Refuse]
+    assert [type(one) for one in refused] == [Fail]
 
 
 def test_a_node_is_tried_again_after_a_while() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentenv.errors import AgentEnvError, BadImageError, ImageUnavailableError
 from agentenv.slots.aside import Aside
-from agentenv.slots.commands import Command, EndLease, Expire, Fetch, Grant, HandOver, Reclaim, Refuse, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.waiters import SlotRequest, Waiter
 from agentenv.wire.leases import Tags
@@ -60,7 +60,7 @@ class FarmMachine(RuleBasedStateMachine):
                     assert image not in self.stored[node], "fetched though it is there"
                     assert node in self.containers.values(), "fetched to a node without a container"
                     self.fetching.add((node, image))
-                case Refuse(ticket, error):
+                case Fail(ticket, error):
                     image = self.waiting.pop(ticket).image
                     nodes = set(self.containers.values())
                     assert not any(image in self.stored[node] for node in nodes)

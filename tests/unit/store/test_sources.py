@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,8 @@ def test_an_archive_with_links_between_its_layers(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_was_unpacked(tmp_path: Path) -> None:
-    with tarfile.open(docker_archive(tmp_path / "a.tar", ONE)) as tar:
-        tar.extractall(tmp_path / "a", filter="data")
+    (tmp_path / "a").mkdir()
+    subprocess.run(["tar", "-C", tmp_path / "a", "-xf", docker_archive(tmp_path / "a.tar", ONE)], check=True)
     assert len(of_archive(tmp_path / "a").layers) == 1
 
 

@@ -185,7 +185,8 @@ def test_a_pinned_image_stays_and_counts_as_used(tmp_path: Path, store: Store) -
     done = store.gc(budget_bytes=0, keep_s=0)
     assert (done.images, done.layers, done.kept_bytes) == ((image.digest,), image.diff_ids, 0)
     assert (store.images(), store.references()) == ([], {})
-    left = [path for path in store.layout.directory.rglob("*") if path.is_file()]
+    kept = store.layout.ranges
+    left = [path for path in store.layout.directory.rglob("*") if path.is_file() and path.parent != kept]
     assert left == []
 
 
@@ -235,3 +236,12 @@ def test_whatever_happens_pinned_images_stay_and_the_budget_is_kept(tmp_path: Pa
     for _, pin in pins:
         pin.close()
     assert parts(store) == []
+
+
+def test_a_registrys_name_can_be_given_here(tmp_path: Path, store: Store) -> None:
+    oci_layout(tmp_path / "oci", BASE)
+    image = store.ensure(f"oci:{tmp_path}/oci:t")
+    store.name("debian:trixie", image)
+    assert store.ensure("docker.io/library/debian:trixie") == image
+    with pytest.raises(ConfigError, match="always means what is there"):
+        store.name("oci:a", image)

@@ -208,6 +208,7 @@ class Desk:
             opened.ask.request_id,
             opened.ask.ttl_s,
             opened.ask.root,
+            opened.ask.container,
         )
         ticket, commands = self.yard.ledger.enqueue(request, self._clock(), math.inf)
         opened.ticket = ticket

@@ -54,6 +54,18 @@ class DeskLease:
         """Kill everything running in the slot, keeping its workspace."""
         await self.link.control.seal(self.key)
 
+    async def checkpoint(self) -> str:
+        """Keep the slot's files; everything running in it is killed."""
+        return await self.link.control.checkpoint(self.key)
+
+    async def restore(self, checkpoint: str) -> None:
+        """Give the slot the files of a checkpoint; everything running in it is killed."""
+        await self.link.control.restore(self.key, checkpoint)
+
+    async def drop(self, checkpoint: str) -> None:
+        """Forget a checkpoint of the slot's container."""
+        await self.link.control.drop(self.key, checkpoint)
+
     async def release(self) -> None:
         """End it, unless the farm is ending: then it stays for the next one."""
         if not self._desk.closed:

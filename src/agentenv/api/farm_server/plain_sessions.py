@@ -53,6 +53,7 @@ class PlainRun:
         timeout_s: float | None = None,  # noqa: ARG002 - the port's
         tags: Tags = NO_TAGS,
         root: RootSpec | None = None,  # noqa: ARG002 - the port's
+        container: str = "",  # noqa: ARG002 - the port's
     ) -> DeskLease:
         """For the executor."""
         return await self.trajectories[trajectory].acquire(tags.kind)

@@ -30,6 +30,8 @@ READINGS: Final[dict[Metric, Callable[[Keeper], int]]] = {
     REMOVED_BYTES: lambda keeper: keeper.counts["removed_bytes"],
 }
 
+KEEPER_METRICS: Final[tuple[Metric, ...]] = tuple(READINGS)
+
 
 def exposition(keeper: Keeper) -> str:
     """All of them, in Prometheus' text format."""

@@ -21,15 +21,11 @@ from agentenv.api.tool_server.secrets import Secrets
 from agentenv.api.tool_server.settings import AllowRule
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
 from agentenv.tools.schema import shown
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from agentenv.wire.addresses import Address, Network, as_address, ends_in_a_number, is_public, unwrapped
 
 _WEB_PORTS: Final = (80, 443)
 HTTPS_PORT: Final = 443
 """The only port of a rule with credentials unless it names others: the model chooses between http:// and https://."""
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-_NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _MOST_URL_CHARS: Final = 8_192
 
@@ -101,10 +97,10 @@ class AllowList:
     def judge_address(self, address: Address, port: int, *, any_name: bool = True) -> None:
         """Raise PolicyRefusalError when the address is not allowed. ``any_name``: a name that is on the list led
         here."""
-        real = _unwrapped(address)
+        real = unwrapped(address)
         if any(rule.network is not None and real in rule.network and port in rule.ports for rule in self._rules):
             return
-        if not real.is_global or real.is_multicast or real.is_reserved:
+        if not is_public(real):
             raise PolicyRefusalError(
                 f"{real} is not a public address, and the tool server's allow list does not name it"
             )
@@ -119,7 +115,7 @@ class AllowList:
         address = as_address(host)
         found: dict[str, str] = {}
         for rule in self._rules:
-            exact = rule.network is not None and address is not None and _unwrapped(address) in rule.network
+            exact = rule.network is not None and address is not None and unwrapped(address) in rule.network
             if (exact or rule.names(host)) and port in rule.ports and rule.may_send_to(url):
                 found.update(rule.headers)
         return found
@@ -176,32 +172,6 @@ def parsed_url(url: str) -> URL:
     except (ValueError, UnicodeError) as error:
         raise InvalidArgumentsError(f"{shown(url)} cannot be fetched: {error}") from error
     return parsed
-
-
-def as_address(host: str) -> Address | None:
-    """The IP address a host is written as; None for a name."""
-    try:
-        return ipaddress.ip_address(host.rstrip(".").strip("[]").partition("%")[0])
-    except ValueError:
-        return None
-
-
-def ends_in_a_number(host: str) -> bool:
-    """Whether some software would read it as an IPv4 address (``2130706433``, ``127.1``, ``0x7f.1``) although
-    :func:`as_address` does not: the last part of a name is never a number."""
-    return as_address(host) is None and _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
-
-
-def _unwrapped(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, if that is the address reached."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if address.sixtofour is not None:
-            return address.sixtofour
-    return address
 
 
 def _read(rule: AllowRule, secrets: Secrets) -> _Rule:

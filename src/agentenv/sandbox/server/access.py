@@ -51,11 +51,16 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/seal": Who.run,
         "POST /v1/leases/checkpoint": Who.run,
         "POST /v1/leases/restore": Who.run,
+        "POST /v1/leases/network": Who.run,
+        "POST /v1/leases/drop": Who.run,
         "POST /v1/leases/end": Who.control,
+        "GET /v1/checkpoints/{checkpoint}/layers/{layer}": Who.run,
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/calls/{call}/output": Who.run,
         "GET /v1/slots/{slot}/tail": Who.control,
+        "PUT /v1/slots/{slot}/tar": Who.run,
+        "GET /v1/slots/{slot}/tar": Who.run,
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
     }
@@ -69,6 +74,8 @@ FENCED: Final = frozenset(
         "POST /v1/leases/seal",
         "POST /v1/leases/checkpoint",
         "POST /v1/leases/restore",
+        "POST /v1/leases/network",
+        "POST /v1/leases/drop",
         "POST /v1/leases/end",
     }
 )

@@ -19,18 +19,22 @@ from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
+from agentenv.sandbox.server.tools.tar_routes import TarRoutes
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
 from agentenv.wire.leases import (
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseKey,
     LeaseRequest,
+    NetworkRequest,
     RenewRequest,
     RestoreRequest,
     SealRequest,
@@ -54,6 +58,8 @@ _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
 _seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
 _checkpoint: TypeAdapter[CheckpointRequest] = TypeAdapter(CheckpointRequest)
 _restore: TypeAdapter[RestoreRequest] = TypeAdapter(RestoreRequest)
+_network: TypeAdapter[NetworkRequest] = TypeAdapter(NetworkRequest)
+_drop: TypeAdapter[DropRequest] = TypeAdapter(DropRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -90,8 +96,12 @@ class SandboxApp:
         router.add_post("/v1/leases/seal", self._post_seal)
         router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
         router.add_post("/v1/leases/restore", self._post_restore)
+        router.add_post("/v1/leases/network", self._post_network)
+        router.add_post("/v1/leases/drop", self._post_drop)
         AttachmentRoutes(self.container).add_to(router)
+        LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)
+        TarRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)
         WatchRoute(self.container, self.watchers).add_to(router)
@@ -154,6 +164,12 @@ class SandboxApp:
 
     async def _post_restore(self, request: web.Request) -> web.Response:
         return _reply(await holder_of(request, self.container).restore(await _read(request, _restore)))
+
+    async def _post_network(self, request: web.Request) -> web.Response:
+        return _reply(await holder_of(request, self.container).connect(await _read(request, _network)))
+
+    async def _post_drop(self, request: web.Request) -> web.Response:
+        return _reply(holder_of(request, self.container).drop(await _read(request, _drop)))
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.culprits import Loss
@@ -14,7 +15,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
-from agentenv.sandbox.server.tools.bash import Shells, output
+from agentenv.sandbox.server.tools.bash import Shells, binary_output, output
 from agentenv.sandbox.server.tools.encoded import encoded
 from agentenv.sandbox.server.tools.files import run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
@@ -52,6 +53,14 @@ class CallRunner:
         self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
         self._current: CallInFlight | None = None
 
+    def change_env(self, former: Iterable[str], env: Mapping[str, str]) -> None:
+        """Commands started from now on have ``env`` in place of the variables ``former``."""
+        kept = {name: value for name, value in self._context.env.items() if name not in former}
+        self._context = replace(self._context, env={**kept, **env})
+        context = self._context
+        self._shells.dismiss_spare()
+        self._shells = Shells(self._io, context.env, context.output_bytes, context.spare_shells, context.shell)
+
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""
         if self._current is None and not self._io.link.closed:
@@ -68,7 +77,7 @@ class CallRunner:
         asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
         try:
             if isinstance(asked.arguments, BashArguments):
-                stdin = asked.attached.get("stdin")
+                stdin = asked.attached.get("stdin") or asked.attached.get("stdin_data")
                 asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
                 self._context.statistics.calls_cold += not warm
             else:
@@ -142,7 +151,8 @@ class CallRunner:
         if fields["exit_code"] != 0 and self._io.limits.killed_by_own_limit():
             fields["oom_killed"] = True
             fields["peak_memory_bytes"] = self._io.limits.peak_bytes() or usage.max_rss_bytes
-        self._end(asked, ended(asked, now, fields))
+        content = binary_output(process, fields) if asked.arguments.binary else NO_CONTENT
+        self._end(asked, ended(asked, now, fields), content)
 
     def _check_above(self) -> None:
         """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""

@@ -6,19 +6,30 @@ import logging
 import secrets
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
-from agentenv.sandbox.control_protocol import Hello, NotFrozen, Pong, SlotFailed, SlotLost, SlotRefused
+from agentenv.sandbox.control_protocol import (
+    Connected,
+    Exported,
+    Hello,
+    NotFrozen,
+    Pong,
+    SlotFailed,
+    SlotLost,
+    SlotRefused,
+)
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.layer_routes import LayerExports
 from agentenv.sandbox.server.slot import Slot
-from agentenv.sandbox.server.supervisor_link import Received, SlotHandedOver
+from agentenv.sandbox.server.supervisor_link import LayerHandedOver, Received, SlotHandedOver
 from agentenv.wire.leases import (
     EndRequest,
     LeaseGrant,
     LeaseRequest,
     ReleaseReply,
 )
+from agentenv.wire.roots import unfit
 from agentenv.wire.server import SlotsReply
 from agentenv.wire.states import SlotState
 
@@ -40,6 +51,7 @@ class Container:
         self.context = context
         self._heard_at_s = context.poller.loop.time()
         self.attendance = Attendance(unattended_after_s, context.poller.loop.time)
+        self.exports = LayerExports(context.supervisor)
         self._slots = [Slot(index, context) for index in range(slots)]
 
     def __repr__(self) -> str:
@@ -80,12 +92,18 @@ class Container:
             case SlotFailed() if slot := self.find(received.slot):
                 slot.failed(received.epoch, received.reason)
             case SlotRefused() if slot := self.find(received.slot):
-                slot.refused(received.epoch, received.reason)
+                slot.refused(received.epoch, received.error, received.reason)
             case NotFrozen() if slot := self.find(received.slot):
                 slot.not_frozen(received.epoch, received.reason)
+            case Connected() if slot := self.find(received.slot):
+                slot.connected(received.epoch, received.env, received.reason)
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
-            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | SlotLost():
+            case LayerHandedOver():
+                self.exports.answered(received.exported, received.pipe)
+            case Exported():
+                self.exports.answered(received)
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | Connected() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")
@@ -104,11 +122,13 @@ class Container:
     # -- leases ------------------------------------------------------------------------------------
 
     async def lease(self, request: LeaseRequest) -> LeaseGrant:
-        """Lease a slot. Raises InfraError when the slot is not free or cannot have the root, SandboxUnavailableError
-        when draining."""
+        """Lease a slot. Raises InfraError when the slot is not free or could not be made with the root, ConfigError
+        when no slot here can have it (nothing has been done then), SandboxUnavailableError when draining."""
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
         slot = self.slot(request.slot)
+        if request.root is not None and (why := unfit(request.root, self.context.limits, self.context.refused)):
+            raise why
         lease = slot.grant(request)
         if request.root is not None:
             await slot.rerooted(lease)

@@ -20,8 +20,10 @@ from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
     CheckpointReply,
     CheckpointRequest,
+    DropRequest,
     LeaseKey,
     LeaseLoss,
+    NetworkRequest,
     ReleaseReply,
     RenewReply,
     RenewRequest,
@@ -178,6 +180,19 @@ class Holder:
         """See :meth:`agentenv.sandbox.server.slot.Slot.restore`."""
         slot = self._container.slot(request.slot)
         await slot.restore(self._own(request.key), request.checkpoint)
+        return ReleaseReply(slot=request.slot, state=slot.state)
+
+    async def connect(self, request: NetworkRequest) -> ReleaseReply:
+        """See :meth:`agentenv.sandbox.server.slot.Slot.connect`."""
+        slot = self._container.slot(request.slot)
+        await slot.connect(self._own(request.key), request.network)
+        return ReleaseReply(slot=request.slot, state=slot.state)
+
+    def drop(self, request: DropRequest) -> ReleaseReply:
+        """Forget a checkpoint. Raises StaleLeaseError."""
+        slot = self._container.slot(request.slot)
+        slot.admit(self._own(request.key))
+        self._context.supervisor.drop(request.checkpoint)
         return ReleaseReply(slot=request.slot, state=slot.state)
 
     def _own(self, key: LeaseKey) -> LeaseKey:

@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.capture import OutputReader
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.poller import Poller
-from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
+from agentenv.sandbox.slot_env import env_of
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths, as_user, is_root
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
 _READ_BY_ALL = 0o444
@@ -55,6 +57,30 @@ class Command:
         """The payload of SPAWN and its flags. Raises ValueError when it does not fit in a packet."""
         argv = [self.program, *self.argv] if self.program else self.argv
         return spawn_payload(argv, self.env, self.cwd), _PROGRAM if self.program else 0
+
+
+def command_of(
+    io: SlotIo,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    program: str = "",
+    *,
+    user: str | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> Command:
+    """The command as a user of the slot runs it: ``user``, or whose programs run there anyway. ``env`` is the slot's
+    own environment, ``given`` what the call adds. Raises ValueError when the slot has only one user."""
+    if user is not None and not io.paths.own_root:
+        raise ValueError(f"a slot without an image has one user, and {user!r} cannot be another: leave user out")
+    who = io.paths.user if user is None else user
+    if user is not None:
+        env = env_of(user, env)
+    if given:
+        env = {**env, **given}
+    if is_root(who):
+        return Command(argv, env, cwd, program)
+    return Command(as_user(who, argv, program), env, cwd)
 
 
 class Process:

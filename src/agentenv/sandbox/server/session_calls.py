@@ -20,8 +20,8 @@ from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.past_calls import PastCalls
-from agentenv.sandbox.server.process import SlotIo, memory_file
-from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
+from agentenv.sandbox.server.process import SlotIo, command_of, memory_file
+from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage
 from agentenv.sessions.host import Program, ProgramEvents, set_size
 from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
 from agentenv.wire.base import WireModel
@@ -45,10 +45,14 @@ class SlotHost:
         return self._io.poller.loop
 
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
-        """Host. Raises ValueError when argv and env do not fit in a packet, or too much runs."""
-        payload = spawn_payload(program.argv, program.env, program.cwd)
+        """Host. Raises ValueError when argv and env do not fit in a packet, too much runs, or the slot has one
+        user only."""
+        payload, flags = command_of(
+            self._io, program.argv, program.env, program.cwd, user=program.user, given=program.given
+        ).payload()
         started = SlotProgram(self._io, program, events)
-        flags, fds, script = (_TERMINAL if program.terminal else 0), [], -1
+        flags |= _TERMINAL if program.terminal else 0
+        fds, script = [], -1
         if program.stdin is not None:
             flags |= _STDIN
             fds.append(program.stdin)

@@ -13,11 +13,13 @@ from dataclasses import replace
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ImageUnavailableError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,
     SlotDestroyedError,
     StaleLeaseError,
+    from_wire,
 )
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
@@ -36,6 +38,7 @@ from agentenv.sandbox.slot_env import SEALED_ENV, image_env
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
 MAX_QUEUED_CALLS = 2_000
@@ -83,6 +86,8 @@ class Slot:
         self._not_frozen = ""
         self._frozen: dict[str, str] = {}
         """Checkpoints made for this lease, by request."""
+        self._connecting: deque[asyncio.Future[str]] = deque()
+        self._network_env: dict[str, str] = {}
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._sealed_by = ""
@@ -280,6 +285,36 @@ class Slot:
         self._context.supervisor.reroot(self.index, self.epoch, self.lease.root.to_dict())
         await self._until_recreated(key, "restored")
 
+    async def connect(self, key: LeaseKey, policy: NetworkPolicy) -> None:
+        """Change the network of an image slot, whose processes go on. Raises StaleLeaseError, LeaseLostError;
+        SandboxUnavailableError when it cannot be had, and then there is none."""
+        self._check_recreatable(key)
+        assert self.lease is not None
+        if self.lease.root is None:
+            raise SandboxUnavailableError("plain slots have the network of their container")
+        self.lease.root = replace(self.lease.root, network=policy)
+        waiter: asyncio.Future[str] = self._loop.create_future()
+        self._connecting.append(waiter)
+        self._context.supervisor.connect(self.index, self.epoch, policy.to_json())
+        try:
+            async with asyncio.timeout(SEAL_S):
+                reason = await waiter
+        except TimeoutError:
+            reason = f"nothing was heard of it for {SEAL_S:g} s"
+        if self.lease is None or not self.lease.admits(key):
+            raise self.why_lost(key) or self._stale()
+        if reason:
+            raise SandboxUnavailableError(f"the network of slot {self.index}: {reason}")
+
+    def connected(self, epoch: int, env: dict[str, str], reason: str) -> None:
+        """The supervisor has changed the network; requests are answered in their order."""
+        if epoch != self.epoch or not self._connecting:
+            return
+        self._connecting.popleft().set_result(reason)
+        if self._runner is not None:
+            self._runner.change_env(self._network_env, env)
+        self._network_env = env
+
     def _check_recreatable(self, key: LeaseKey) -> None:
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
@@ -337,12 +372,17 @@ class Slot:
         self._pump()
         self._session_calls.pump()
 
-    def refused(self, epoch: int, reason: str) -> None:
+    def refused(self, epoch: int, code: str, reason: str) -> None:
         """The slot cannot have the root of its lease; it is being reset."""
         if epoch != self.epoch or not self._rerooting:
             return
         self._rerooting = False
-        self._lose_lease(Loss.refused, reason)
+        if code in (CheckpointError.code, ImageUnavailableError.code) and self.lease is not None:
+            error = from_wire(code, f"slot {self.index}: {reason}")
+            self._ended = self.lease, error
+            self._end_lease(error)
+        else:
+            self._lose_lease(Loss.refused, reason)
         if self.state is not SlotState.resetting:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._wake_settled()
@@ -508,14 +548,15 @@ class Slot:
     def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
         given, shell, paths = self._context.env, self._context.shell, packet.paths
         if packet.view is not None:
-            given, shell = image_env(packet.view.env, self._context.given_env), packet.view.shell
-            paths = replace(paths, workspace=packet.view.workdir, own_root=True)
+            view = packet.view
+            given, shell = image_env(view.env, self._context.given_env, view.user, view.shell), view.shell
+            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        paths = replace(paths, home=env["HOME"])
+        paths = replace(paths, home=env.get("HOME", ""))
         io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
         self._runner = CallRunner(context, io, self._call_ended, self._agent_lost, self.past)
         self._session_calls.open(io, context.env)
@@ -575,6 +616,9 @@ class Slot:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
+        for waiter in self._connecting:
+            waiter.set_result("the lease has ended")
+        self._connecting.clear()
         self._stop_current(Stop.lost, error)
         self._session_calls.end(error)
         queued, self._queue = self._queue, deque()

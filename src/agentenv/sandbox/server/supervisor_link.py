@@ -12,7 +12,11 @@ from typing import Any
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import (
     MAX_PACKET_BYTES,
+    Connect,
+    Connected,
     Drop,
+    Export,
+    Exported,
     Fence,
     Freeze,
     Hello,
@@ -38,6 +42,14 @@ _FD_BYTES = array.array("i").itemsize
 
 
 @dataclass(frozen=True)
+class LayerHandedOver:
+    """A layer of a checkpoint: the pipe with its tar."""
+
+    exported: Exported
+    pipe: int
+
+
+@dataclass(frozen=True)
 class SlotHandedOver:
     """A usable slot, and the socket to its agent, which the receiver closes."""
 
@@ -45,7 +57,18 @@ class SlotHandedOver:
     agent: socket.socket
 
 
-Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
+Received = (
+    Hello
+    | SlotHandedOver
+    | LayerHandedOver
+    | Exported
+    | SlotFailed
+    | SlotRefused
+    | NotFrozen
+    | Connected
+    | SlotLost
+    | Pong
+)
 
 
 class SupervisorLink:
@@ -119,6 +142,14 @@ class SupervisorLink:
         """See :class:`~agentenv.sandbox.control_protocol.Freeze`."""
         self._send(Freeze(slot, epoch, checkpoint))
 
+    def connect(self, slot: int, epoch: int, network: dict[str, Any]) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Connect`."""
+        self._send(Connect(slot, epoch, network))
+
+    def export(self, checkpoint: str, layer: int) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Export`."""
+        self._send(Export(checkpoint, layer))
+
     def drop(self, checkpoint: str) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Drop`."""
         self._send(Drop(checkpoint))
@@ -156,6 +187,8 @@ class SupervisorLink:
 def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
     """Raises ProtocolError, in which case ``fds`` stay the caller's."""
     said = parse_supervisor_packet(packet)
+    if isinstance(said, Exported) and len(fds) == 1:
+        return LayerHandedOver(said, fds[0])
     if not isinstance(said, SlotReady):
         if fds:
             raise ProtocolError("the supervisor sent descriptors where none belong")

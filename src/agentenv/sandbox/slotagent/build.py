@@ -26,6 +26,8 @@ _PROGRAMS = {
     "slotfiles": ("files",),
     "slotlaunch": ("launch", "steps"),
     "slotroot": ("root", "steps", "guard"),
+    "slottar": ("tar", "steps"),
+    "slotas": ("as", "steps"),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -48,6 +50,8 @@ class Binaries:
     files: Path
     launch: Path
     root: Path
+    tar: Path
+    as_user: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -143,7 +147,7 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write("".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root)))
+    sys.stdout.write("".join(f"{path}\n" for path in vars(built).values()))
 
 
 if __name__ == "__main__":

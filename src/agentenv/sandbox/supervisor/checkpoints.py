@@ -7,11 +7,12 @@ own (the tmpfs that was a slot's writable layer), so that it goes away in one un
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import ConfigError
+from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import syscalls
 from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import IdRange
@@ -47,6 +48,8 @@ class Checkpoints:
         self._budget_bytes = budget_bytes
         self._kept: dict[str, Checkpoint] = {}
         self._mounted: dict[Path, Frozen] = {}
+        self._stood_on: Counter[Path] = Counter()
+        """How many slots stand on each layer."""
 
     @property
     def used_bytes(self) -> int:
@@ -54,10 +57,10 @@ class Checkpoints:
         return sum(layer.size_bytes for layer in self._mounted.values())
 
     def find(self, name: str) -> Checkpoint:
-        """Raises ConfigError: there is none (any more)."""
+        """Raises CheckpointError: there is none (any more)."""
         found = self._kept.get(name)
         if found is None:
-            raise ConfigError("root.checkpoint", f"there is no checkpoint {name!r} in this container (any more)")
+            raise CheckpointError(f"there is no checkpoint {name!r} in this container (any more)")
         return found
 
     def refusal(self, writable: Path) -> ConfigError | None:
@@ -84,13 +87,24 @@ class Checkpoints:
         return made
 
     def drop(self, name: str) -> None:
-        """Forget a checkpoint; layers that no other one has go away once no slot uses them. No effect if there is
+        """Forget a checkpoint; layers that no other one has go away once no slot stands on them. No effect if there is
         none. Raises OSError."""
-        if self._kept.pop(name, None) is None:
-            return
-        needed = {layer.mount for layer in self._layers()}
+        if self._kept.pop(name, None) is not None:
+            self._unmount_unneeded()
+
+    def hold(self, layers: Iterable[Frozen]) -> None:
+        """One more slot stands on these layers, until it gives them back."""
+        self._stood_on.update(layer.mount for layer in layers)
+
+    def give_back(self, layers: Iterable[Frozen]) -> None:
+        """One slot less stands on these layers. Raises OSError."""
+        self._stood_on.subtract(layer.mount for layer in layers)
+        self._stood_on += Counter()  # without those that are 0
+        self._unmount_unneeded()
+
+    def _unmount_unneeded(self) -> None:
+        needed = {layer.mount for layer in self._layers()} | self._stood_on.keys()
         for mount in self._mounted.keys() - needed:
-            # Slots have mounts of their own of it: the files live until the last one is gone.
             syscalls.umount(str(mount), syscalls.MNT_DETACH)
             mount.rmdir()
             del self._mounted[mount]

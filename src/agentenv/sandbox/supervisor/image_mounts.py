@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import ImageUnavailableError
 from agentenv.locks import hold
 from agentenv.sandbox.supervisor import syscalls
 
@@ -49,13 +49,17 @@ class ImageMounts:
         self._mounted: dict[str, _Mounted] = {}
 
     def take(self, digest: str) -> tuple[Path, ImageConfig]:
-        """Where the image is mounted, for one more user of it. Raises SandboxUnavailableError when the store does not
+        """Where the image is mounted, for one more user of it. Raises ImageUnavailableError when the store does not
         have it, OSError."""
-        mounted = self._mounted.get(digest)
-        if mounted is None:
-            mounted = self._mounted[digest] = self._mount(digest)
+        self.require(digest)
+        mounted = self._mounted[digest]
         mounted.users += 1
         return mounted.place, mounted.config
+
+    def require(self, digest: str) -> None:
+        """Mount the image if it is not mounted. Raises as :meth:`take`."""
+        if digest not in self._mounted:
+            self._mounted[digest] = self._mount(digest)
 
     def give_back(self, digest: str) -> None:
         """One user less. Without users an image stays mounted: it costs some inodes, and is often wanted again."""
@@ -76,7 +80,7 @@ class ImageMounts:
         try:
             lock = hold(manifest, shared=True)  # nobody deletes the image while we have it
         except FileNotFoundError:
-            raise SandboxUnavailableError(
+            raise ImageUnavailableError(
                 f"image {digest} is not in the store {self._store}", next_step="fetch it: agentenv images pull"
             ) from None
         try:

@@ -14,23 +14,26 @@ from typing import Final
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
-from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.id_ranges import ClaimedRange
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.user_namespace import IdRange, make_user_namespace
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.roots import RootSpec, shm_bytes
 from agentenv.wire.spec import SlotLimits
 
 CAPABILITIES: Final = {
     "chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8,
-    "net_bind_service": 10, "sys_chroot": 18, "setfcap": 31,
+    "net_bind_service": 10, "net_raw": 13, "sys_chroot": 18, "setfcap": 31,
 }  # fmt: skip
 """What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
-are void in a user namespace (mknod, audit_write) and without net_raw (AF_PACKET has been a way into kernels)."""
+are void in a user namespace (mknod, audit_write). ``net_raw`` is there because Debian's ping is a program that is given
+it, and is not executed where that cannot be; what has been a way into kernels, AF_PACKET, the filter of system calls
+refuses unless a lease asks for ``net_raw``."""
 EXTRA_CAPABILITIES: Final = {
     "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
     "audit_write": 29,
@@ -58,7 +61,6 @@ class ImageSlot:
         slot: int,
         reaper: Reaper,
         root: RootSpec,
-        ids: IdRange,
         place: Path,
         layers: tuple[Frozen, ...] = (),
     ) -> None:
@@ -66,18 +68,33 @@ class ImageSlot:
         self._slot = slot
         self._reaper = reaper
         self._root = root
-        self._ids = ids
+        self._range: ClaimedRange | None = None
         self._place = place
         self._layers = layers
+        self.policy = root.network
+        """The network of its lease at present."""
         self._namespace = -1
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
+        self._on_disk: Path | None = None
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
         """See SlotKind."""
         return self._ids.first
+
+    @property
+    def namespace_fd(self) -> int:
+        """Its user namespace."""
+        return self._namespace
+
+    @property
+    def _ids(self) -> IdRange:
+        assert self._range is not None, "it is prepared"
+        return self._range.ids
 
     @property
     def limits(self) -> SlotLimits:
@@ -90,13 +107,13 @@ class ImageSlot:
             processes=self._root.processes or given.processes,
             workspace_bytes=1,  # not in force here: what is in memory is the writable layer
             tmp_bytes=1,
-            shm_bytes=min(given.shm_bytes, memory_bytes // 4),
+            shm_bytes=shm_bytes(given.shm_bytes, memory_bytes),
         )
 
     @property
     def plan(self) -> CgroupPlan | None:
         """See SlotKind."""
-        return self._setup.plan(self._slot, self.limits)
+        return self._setup.plan(self._slot, self.limits, self._root.cpu_millis)
 
     @property
     def view(self) -> SlotView:
@@ -112,15 +129,24 @@ class ImageSlot:
 
     async def prepare(self) -> None:
         """Mount the writable layer and the image, its ids mapped to this slot's."""
-        images = self._setup.images
-        if images is None:
+        images, ranges = self._setup.images, self._setup.ranges
+        if images is None or ranges is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self._range = ranges.claim()
         self._image, self._config = images.take(self._root.image)
+        if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
+            raise SandboxUnavailableError(
+                "the image has no bash, and this container has none that runs in any image",
+                next_step="apt-get install bash-static",
+            )
+        if self._setup.checkpoints is not None:
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
         await self._lay()
 
     async def _lay(self) -> None:
         """The writable layer, new and empty, and below it the frozen ones and the image, each shown as the slot's."""
-        self._mount(self._place, self._root.writable_bytes, self._root.writable_inodes, self._ids.first)
+        self._mount_writable()
         with syscalls.file_access_as(self._ids.first):
             for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
@@ -148,6 +174,8 @@ class ImageSlot:
 
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
+        if self._root.writable == "disk":
+            return ConfigError("checkpoint", "what a slot has written to the disk cannot be kept yet")
         if len(self._layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints lie below this slot already")
         return checkpoints.refusal(self._place)
@@ -157,13 +185,27 @@ class ImageSlot:
         self._unmount_lowers()
         checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
         self._mounted.clear()
+        checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
-    def _mount(self, place: Path, size_bytes: int, inodes: int, uid: int) -> None:
+    def _mount_writable(self) -> None:
+        place, root = self._place, self._root
         under = place.stat().st_dev
-        mounts.mount_tmpfs(place, size_bytes=size_bytes, mode=0o755, uid=uid, inodes=inodes)
-        self._mounted.append(place)
+        if root.writable == "memory":
+            mounts.mount_tmpfs(
+                place, size_bytes=root.writable_bytes, mode=0o755, uid=self._ids.first, inodes=root.writable_inodes
+            )
+            self._mounted.append(place)
+            fresh = os.statvfs(place)
+            if fresh.f_bfree != fresh.f_blocks:
+                raise OSError(f"{place} is not empty")
+        else:
+            assert self._setup.disk is not None
+            self._on_disk = self._setup.disk.make(self._ids.first)
+            syscalls.mount(str(self._on_disk), str(place), flags=syscalls.MS_BIND)
+            self._mounted.append(place)
+            syscalls.mount("none", str(place), flags=syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NODEV)
         if place.stat().st_dev == under:
             raise OSError(f"{place} is not a fresh mount")
 
@@ -187,9 +229,18 @@ class ImageSlot:
         while self._mounted:
             syscalls.umount(str(self._mounted[-1]))
             self._mounted.pop()
+        if self._on_disk is not None and self._setup.disk is not None:
+            self._setup.disk.discard(self._on_disk)
+            self._on_disk = None
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
+        if self._range is not None:
+            self._range.release()
+            self._range = None
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""
@@ -201,8 +252,33 @@ class ImageSlot:
             self._namespace = -1
 
     async def start(self) -> SlotProcess:
-        """Start slotroot."""
-        return await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        """Start slotroot, and see from outside that the slot is what it must be."""
+        running = await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        try:
+            self._attest(running)
+        except BaseException:
+            await running.kill()
+            raise
+        return running
+
+    def _attest(self, running: SlotProcess) -> None:
+        plan = self.plan
+        want = attest.Expected(
+            first_id=self._ids.first,
+            maps=self._ids.maps,
+            capabilities=capability_mask(self._root.capabilities),
+            oom_score_adj=slot_process.victim_score(),
+            lowers=tuple(self._lowers),
+            shm_bytes=self.limits.shm_bytes,
+            terminals=MAX_TERMINALS,
+            nested=self._root.nested_namespaces,
+            cgroup=plan is not None,
+            outside=attest.namespaces_of("self"),
+            covers=attest.expected_covers(),
+        )
+        groups = () if plan is None else plan.process_files
+        if broken := attest.judge(attest.read(running.agent_pid, groups), want):
+            raise SandboxUnavailableError(f"the slot is not what it must be: {'; '.join(broken)}")
 
     def _spawn(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
         limits = self.limits
@@ -215,8 +291,10 @@ class ImageSlot:
                 *("-h", HOSTNAME),
                 *("-s", str(limits.shm_bytes)),
                 *("-p", str(MAX_TERMINALS)),
-                *("-r", str(self._setup.tree.root / "run/agentenv")),
+                *("-r", str(self._setup.tree.image_programs)),
                 *("-e", str(self._setup.tree.image_etc)),
+                *(("-n",) if self._root.nested_namespaces else ()),
+                *(("-f",) if "net_raw" in self._root.capabilities else ()),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},

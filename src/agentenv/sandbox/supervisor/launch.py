@@ -249,6 +249,8 @@ def _prepare(
         files=built.files,
         launcher=built.launch,
         root_launcher=built.root,
+        tar_program=built.tar,
+        as_user=built.as_user,
         network_tool=network_tool,
         shell=static_bash.find(),
         server_argv=server_argv,

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.closed_networks import closed_now
 from agentenv.sandbox.supervisor import mounts, syscalls
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, reset_signals, take_descriptors
 from agentenv.sandbox.supervisor.isolation import ROOT_LINKS, USER
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
 from agentenv.sandbox.supervisor.rootfs import root_entry
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.wire.spec import ATTACHED, SandboxSpec
+from agentenv.wire.spec import SandboxSpec
 
 READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
@@ -43,22 +46,22 @@ _NLMSG_HEADER = struct.Struct("=IHHII")
 _RTMSG = struct.Struct("=BBBBBBBBI")
 
 
-def find_tool() -> str:
-    """The path of slirp4netns. Raises SandboxUnavailableError naming what is missing."""
+def find_tool(wanted: str = "allow_network", otherwise: str = "set allow_network = false") -> str:
+    """The path of slirp4netns. Raises SandboxUnavailableError naming what is missing for ``wanted``."""
     found = shutil.which(_TOOL)
     if found is None:
         raise SandboxUnavailableError(
-            f"allow_network needs {_TOOL}, which is not installed",
-            next_step=f"apt-get install {_TOOL} (or the package of that name), or set allow_network = false",
+            f"{wanted} needs {_TOOL}, which is not installed",
+            next_step=f"apt-get install {_TOOL} (or the package of that name), or {otherwise}",
         )
     if not TUN.exists():
         raise SandboxUnavailableError(
-            f"allow_network needs {TUN}, which this machine does not have",
+            f"{wanted} needs {TUN}, which this machine does not have",
             next_step=f"modprobe tun, or give the container the device {TUN}",
         )
     if not everybody_may_open(TUN):
         raise SandboxUnavailableError(
-            f"allow_network needs a {TUN} that every user may open, and here only its owner may",
+            f"{wanted} needs a {TUN} that every user may open, and here only its owner may",
             next_step=f"chmod 0666 {TUN} (as udev does: only the owner of a network namespace can use it)",
         )
     return found
@@ -69,38 +72,11 @@ def everybody_may_open(device: Path) -> bool:
     return device.exists() and device.stat().st_mode & 0o006 == 0o006
 
 
-def machine_addresses(fib_trie: str) -> list[IPv4Network]:
-    """The machine's own IPv4 addresses, from the text of ``/proc/net/fib_trie``; no loopback."""
-    found: set[IPv4Network] = set()
-    address = ""
-    for line in fib_trie.splitlines():
-        words = line.split()
-        if words[:1] == ["|--"]:
-            address = words[1]
-        elif words[:3] == ["/32", "host", "LOCAL"]:
-            found.add(IPv4Network(address))
-    return sorted(network for network in found if not network.is_loopback)
-
-
-def attached_networks(routes: str) -> list[IPv4Network]:
-    """The networks this machine is directly attached to, from the text of ``/proc/net/route``; no loopback."""
-    found: set[IPv4Network] = set()
-    for line in routes.splitlines()[1:]:
-        device, destination, gateway, *_, mask = line.split()[:8]
-        if device != "lo" and int(gateway, 16) == 0 and int(mask, 16) != 0:
-            address, bits = (int(word, 16).to_bytes(4, "little") for word in (destination, mask))
-            found.add(IPv4Network((address, int.from_bytes(bits).bit_count())))
-    return sorted(found)
-
-
 def closed_networks(spec: SandboxSpec) -> list[IPv4Network]:
     """Addresses on this machine that a slot with network must not reach, at present."""
-    named = [IPv4Network(name) for name in spec.closed_networks if name != ATTACHED]
-    if ATTACHED in spec.closed_networks:
-        named += attached_networks(Path("/proc/net/route").read_text())
-    own = machine_addresses(Path("/proc/net/fib_trie").read_text())
+    closed = [network for network in closed_now(spec.closed_networks) if isinstance(network, IPv4Network)]
     # One route each: the kernel refuses the same twice.
-    return sorted({*_ALWAYS_CLOSED, *own, *(network for network in named if not network.is_loopback)})
+    return sorted({*_ALWAYS_CLOSED, *(network for network in closed if not network.is_loopback)})
 
 
 def route_message(network: IPv4Network, sequence: int) -> bytes:
@@ -111,13 +87,14 @@ def route_message(network: IPv4Network, sequence: int) -> bytes:
     return _NLMSG_HEADER.pack(total, _RTM_NEWROUTE, _NLM_FLAGS, sequence, 0) + route + attribute
 
 
-def tool_argv(tool: str) -> list[str]:
-    """slirp4netns for one slot: no host loopback, seccomp. Its own ``--enable-sandbox`` needs root in the slot's
-    user namespace, which has none: :func:`_enter_jail` replaces it."""
+def tool_argv(tool: str, *, joins: bool = True) -> list[str]:
+    """slirp4netns for one slot: no host loopback, seccomp. ``joins``: it joins the slot's user namespace itself.
+
+    Its own ``--enable-sandbox`` needs root in the slot's user namespace: :func:`_enter_jail` replaces it."""
+    user = [f"--userns-path=/proc/self/fd/{_USER_FD}"] if joins else []
     return [
         tool, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
-        "--netns-type=path", f"--userns-path=/proc/self/fd/{_USER_FD}", f"--ready-fd={_READY_FD}",
-        f"/proc/self/fd/{_NET_FD}", "tap0",
+        "--netns-type=path", *user, f"--ready-fd={_READY_FD}", f"/proc/self/fd/{_NET_FD}", "tap0",
     ]  # fmt: skip
 
 
@@ -137,15 +114,47 @@ class NetworkProcess:
             await asyncio.shield(self.exited)
 
 
+@dataclass(frozen=True)
+class SlotNamespaces:
+    """Descriptors of a slot's network namespace and of the user namespace that owns it. ``jail`` is an empty directory
+    for a mount that only the stack sees."""
+
+    slot: int
+    network_fd: int
+    user_fd: int
+    jail: Path
+
+
+@dataclass(frozen=True)
+class _Entrance:
+    """The way to a slot's network. ``open`` is called in a forked child: it takes the identity that may enter, and
+    returns descriptors of the network namespace and of the user namespace to join for it (None: it has)."""
+
+    slot: int
+    jail: Path
+    open: Callable[[], tuple[int, int | None]]
+
+
 async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
     """Close what must stay closed, then open the rest. Returns when the slot's network is up.
 
     Raises SandboxUnavailableError when either fails: the slot must not be used then.
     """
-    closed = closed_networks(setup.spec)
+    entrance = _Entrance(slot.slot, setup.tree.jail, partial(_open_namespaces, setup, slot))
+    return await _attach(entrance, closed_networks(setup.spec), reaper, tool)
+
+
+async def attach_to(namespaces: SlotNamespaces, spec: SandboxSpec, reaper: Reaper, tool: str) -> NetworkProcess:
+    """:func:`attach`, to a slot that is known by its namespaces, whoever owns them. It may be attached to again after
+    its stack was killed, which takes the network from its processes without disturbing them otherwise."""
+    entrance = _Entrance(namespaces.slot, namespaces.jail, partial(_join_user_namespace, namespaces))
+    return await _attach(entrance, closed_networks(spec), reaper, tool)
+
+
+async def _attach(entrance: _Entrance, closed: Sequence[IPv4Network], reaper: Reaper, tool: str) -> NetworkProcess:
     pid = os.fork()
     if pid == 0:
-        _close_routes(setup, slot, closed)
+        _close_routes(entrance, closed)
     status = await reaper.watch(pid)
     if status != 0:
         raise SandboxUnavailableError(f"closing the slot's way to this machine failed: {end_of(status)}")
@@ -154,7 +163,7 @@ async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str)
     try:
         pid = os.fork()
         if pid == 0:
-            _become_tool(setup, slot, tool, ready_write, error_write)
+            _become_tool(entrance, tool, ready_write, error_write)
         running = NetworkProcess(pid, reaper.watch(pid))
         os.close(ready_write)
         os.close(error_write)
@@ -189,23 +198,35 @@ def _open_namespaces(setup: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
     return net, syscalls.owning_user_namespace(net)
 
 
-def _close_routes(setup: SlotSetup, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
+def _join_user_namespace(namespaces: SlotNamespaces) -> tuple[int, int | None]:
+    """Become root of the slot's user namespace, with no capability but those to enter and set up its network."""
+    with contextlib.suppress(PermissionError):  # an ordinary user has no groups to drop
+        os.setgroups([])
+    syscalls.setns(namespaces.user_fd, syscalls.CLONE_NEWUSER)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    syscalls.drop_bounding_capabilities(keep=(syscalls.CAP_SYS_ADMIN, syscalls.CAP_NET_ADMIN))
+    return namespaces.network_fd, None
+
+
+def _close_routes(entrance: _Entrance, closed: Sequence[IPv4Network]) -> None:
     """In a forked child: join the slot's network and add the unreachable routes. Never returns."""
     code = 1
     try:
-        net, user = _open_namespaces(setup, slot)
-        syscalls.setns(user, syscalls.CLONE_NEWUSER)
+        net, user = entrance.open()
+        if user is not None:
+            syscalls.setns(user, syscalls.CLONE_NEWUSER)
         syscalls.setns(net, syscalls.CLONE_NEWNET)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
             for sequence, network in enumerate(closed, 1):
                 netlink.send(route_message(network, sequence))
                 answer = netlink.recv(4096)
                 error = struct.unpack_from("=i", answer, _NLMSG_HEADER.size)[0]
-                if error:
+                if -error not in (0, errno.EEXIST):  # it is closed since an earlier policy
                     raise OSError(-error, f"unreachable route to {network}")
         code = 0
     except BaseException as error:
-        os.write(2, f"network of slot {slot.slot}: {error}\n".encode())
+        os.write(2, f"network of slot {entrance.slot}: {error}\n".encode())
     finally:
         os._exit(code)
 
@@ -232,15 +253,15 @@ def _enter_jail(jail: Path) -> None:
     syscalls.pivot_into(str(jail))
 
 
-def _become_tool(setup: SlotSetup, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
-    """In a forked child: become slirp4netns under the slot's uid. Never returns."""
+def _become_tool(entrance: _Entrance, tool: str, ready_fd: int, error_fd: int) -> None:
+    """In a forked child: become slirp4netns under the slot's uid, or that of its root. Never returns."""
     try:
         reset_signals()
-        _enter_jail(setup.tree.jail)
-        net, user = _open_namespaces(setup, slot)
+        _enter_jail(entrance.jail)
+        net, user = entrance.open()
         take_descriptors({0: None, 1: error_fd, 2: error_fd, _NET_FD: net, _USER_FD: user, _READY_FD: ready_fd})
         syscalls.set_no_new_privileges()
-        os.execve(tool, tool_argv(tool), {"PATH": "/usr/bin:/bin"})  # noqa: S606
+        os.execve(tool, tool_argv(tool, joins=user is not None), {"PATH": "/usr/bin:/bin"})  # noqa: S606
     except BaseException as error:
         os.write(error_fd, f"{error}".encode())
     finally:

@@ -31,6 +31,8 @@ class Tree:
     """An empty directory in which a slot's network stack builds its own small root."""
     empty: Path
     """A directory that stays empty."""
+    image_programs: Path
+    """What image slots have as ``/run/agentenv``."""
     image_etc: Path
     """Files that replace those of an image's /etc in image slots."""
 
@@ -51,16 +53,22 @@ def build(
     Raises ConfigError for a bind that fails, OSError when the machine has no ``/usr`` or memory for it.
     """
     tree = Tree(
-        private / "root", private / "ws", private / "pts", private / "jail", private / "empty", private / "image-etc"
+        private / "root",
+        private / "ws",
+        private / "pts",
+        private / "jail",
+        private / "empty",
+        private / "image-run",
+        private / "image-etc",
     )
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
-    for name, source in programs.items():
-        target = tree.root / "run/agentenv" / name
-        shutil.copyfile(source, target)
-        # Nobody in a slot may read the agent: the kernel then keeps its /proc files from an image slot's root.
-        target.chmod(0o711 if name == "slotagent" else 0o755)
+    _copy_programs(programs, tree.root / "run/agentenv")
+    tree.image_programs.mkdir()
+    _copy_programs(programs, tree.image_programs)
+    # Nobody in an image slot may read the agent: the kernel then keeps its /proc files from the slot's root as well.
+    (tree.image_programs / "slotagent").chmod(0o711)
     link_programs(tree.root / PROGRAMS.lstrip("/"))
     tree.empty.mkdir()
     tree.image_etc.mkdir()
@@ -80,6 +88,12 @@ def build(
         tree.workspace(slot).mkdir()
         tree.slot_terminals(slot).mkdir()
     return tree
+
+
+def _copy_programs(programs: Mapping[str, Path], directory: Path) -> None:
+    for name, source in programs.items():
+        shutil.copyfile(source, directory / name)
+        (directory / name).chmod(0o755)
 
 
 def root_entry(source: Path, target: Path, show: Callable[[str, str], None] = mounts.bind_read_only) -> None:

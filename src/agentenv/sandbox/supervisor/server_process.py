@@ -91,7 +91,7 @@ def _become_server(setup: ServerSetup, control: socket.socket) -> None:
     try:
         if setup.plan is not None:
             cgroups.join(setup.plan)
-        _take_own_view(setup)
+        take_own_view(setup.identity, setup.private)
         _take_descriptors(control.fileno(), setup.listener.fileno())
         reset_signals()
         os.chdir("/")
@@ -104,14 +104,15 @@ def _become_server(setup: ServerSetup, control: socket.socket) -> None:
         os._exit(EXEC_FAILED)
 
 
-def _take_own_view(setup: ServerSetup) -> None:
-    """Enter a mount namespace without the slots' mounts, in which the interpreter can be reached.
+def take_own_view(identity: Identity, private: Path) -> None:
+    """In a forked child: enter a mount namespace without the slots' mounts (below ``private``), in which the
+    interpreter can be reached.
 
     A copy of a workspace's mount would also keep its memory alive after the reset that discards it.
     """
     mounts.enter_private_namespace()
-    syscalls.umount(str(setup.private), syscalls.MNT_DETACH)
-    if setup.identity.mode != USER:
+    syscalls.umount(str(private), syscalls.MNT_DETACH)
+    if identity.mode != USER:
         mounts.show_to_everybody(mounts.unreachable(mounts.interpreter_directories()))
 
 

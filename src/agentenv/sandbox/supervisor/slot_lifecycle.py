@@ -10,22 +10,23 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
 from agentenv.sandbox.supervisor.image_slot import ImageSlot
-from agentenv.sandbox.supervisor.network import NetworkProcess
+from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_kind import SlotKind
+from agentenv.sandbox.supervisor.slot_network import NetworkServices, SlotNetwork
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
 
@@ -55,7 +56,10 @@ class SlotReports(Protocol):
     def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
         """The checkpoint that was asked for was not made; the slot is as it was."""
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
+
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """The slot cannot have the root that was asked for; it is being reset."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
@@ -71,6 +75,9 @@ class SlotServices:
     reports: SlotReports
     gate: asyncio.Semaphore
     network_tool: str | None
+    """For plain slots, all of which have the container's network."""
+    networks: NetworkServices | None = None
+    """For image slots, each of which has its lease's."""
 
 
 @dataclass
@@ -104,6 +111,7 @@ class SlotLifecycle:
         self.reason = ""
         self.process: SlotProcess | None = None
         self._network: NetworkProcess | None = None
+        self._policy: SlotNetwork | None = None
         self._services = services
         self._plain = PlainSlot(services.setup, number, services.reaper)
         self.kind: SlotKind = self._plain
@@ -142,15 +150,15 @@ class SlotLifecycle:
         """Make it an image slot until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
-            ids = IdRange(setup.first_range + self.number)
             place = setup.tree.workspace(self.number)
             try:
                 layers = setup.layers_of(root)
-            except ConfigError as error:
-                self._services.reports.refused(self, error.message)
+            except (AgentEnvError, OSError) as error:
+                refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
+                self._services.reports.refused(self, refused)
                 self._turn(SlotPhase.resetting)
                 return
-            self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
+            self._next = ImageSlot(setup, self.number, self._services.reaper, root, place, layers)
             self._turn(SlotPhase.rerooting)
 
     def freeze(self, name: str) -> None:
@@ -166,6 +174,32 @@ class SlotLifecycle:
         else:
             self._checkpoint = name
             self._turn(SlotPhase.freezing)
+
+    def connect(self, policy: NetworkPolicy) -> None:
+        """Change the network of an image slot; the outcome is reported. Ignored while the slot is not ready."""
+        if self.phase is not SlotPhase.ready:
+            return
+        if self._policy is None or not isinstance(self.kind, ImageSlot):
+            self._services.reports.connected(self, {}, "only image slots have a network of their own")
+            return
+        self.kind.policy = policy
+        self._connecting = asyncio.create_task(self._change_network(self._policy, policy))
+
+    async def _change_network(self, network: SlotNetwork, policy: NetworkPolicy) -> None:
+        reason = ""
+        try:
+            await network.apply(policy)
+        except SandboxUnavailableError as error:
+            reason = error.message
+        if network is self._policy and self.phase is SlotPhase.ready:
+            self._services.reports.connected(self, dict(network.env), reason)
+
+    _connecting: asyncio.Task[None] | None = None
+
+    @property
+    def network_env(self) -> Mapping[str, str]:
+        """What its network adds to the environment of commands."""
+        return {} if self._policy is None else self._policy.env
 
     def remember(self, lease: dict[str, Any] | None) -> None:
         """Remember the lease for the next server; ignored while the slot is not ready."""
@@ -241,7 +275,7 @@ class SlotLifecycle:
             if keep:
                 self._give_up_seal(error)
             elif awaited:
-                self._services.reports.refused(self, error.message)
+                self._services.reports.refused(self, error)
                 self._turn(SlotPhase.resetting)
             else:
                 self._quarantine(f"could not be started: {error}")
@@ -295,8 +329,19 @@ class SlotLifecycle:
     async def _start_once(self) -> None:
         services = self._services
         self.process = await self.kind.start()
-        if services.network_tool is not None:
+        if isinstance(self.kind, ImageSlot):
+            await self._connect(self.kind, self.process)
+        elif services.network_tool is not None:
             self._network = await network.attach(services.setup, self.process, services.reaper, services.network_tool)
+
+    async def _connect(self, kind: ImageSlot, process: SlotProcess) -> None:
+        """Give an image slot the network of its lease."""
+        services = self._services
+        if services.networks is None:
+            return
+        namespaces = SlotNamespaces(self.number, process.network_fd, kind.namespace_fd, services.setup.tree.jail)
+        self._policy = SlotNetwork(services.networks, namespaces, lambda status: self._offline(process, status))
+        await self._policy.apply(kind.policy)
 
     def _arrive(self, *, kept: bool, tell: bool = True) -> None:
         assert self.process is not None
@@ -329,10 +374,14 @@ class SlotLifecycle:
 
     def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
         """Without its network the slot would continue and fail for a reason that nobody is told."""
-        if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
+        if not ended.cancelled():
+            self._offline(process, ended.result())
+
+    def _offline(self, process: SlotProcess, status: int) -> None:
+        if self.phase is not SlotPhase.ready or process is not self.process:
             return
-        loss = loss_of_network(ended.result(), killed_for_memory_above=self._killed_above())
-        self._lose(loss, f"the slot's network ended by itself: {end_of(ended.result())}")
+        loss = loss_of_network(status, killed_for_memory_above=self._killed_above())
+        self._lose(loss, f"the slot's network ended by itself: {end_of(status)}")
 
     def _killed_above(self) -> bool:
         return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE
@@ -349,6 +398,9 @@ class SlotLifecycle:
         if self._network is not None:
             await self._network.kill()
             self._network = None
+        if self._policy is not None:
+            await self._policy.aclose()
+            self._policy = None
         if self.process is not None:
             await self.process.kill()
             self.process = None

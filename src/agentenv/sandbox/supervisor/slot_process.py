@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.errors import ConfigError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
+from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
@@ -48,24 +50,27 @@ class SlotSetup:
     root_launcher: Path
     images: ImageMounts | None = None
     """None: this container has plain slots only."""
+    ranges: IdRanges | None = None
+    disk: DiskLayers | None = None
     checkpoints: Checkpoints | None = None
-    first_range: int = 0
-    """Number of the first of the id ranges that its image slots have (see ``user_namespace``)."""
 
-    def plan(self, slot: int, limits: SlotLimits | None = None) -> CgroupPlan | None:
+    def plan(self, slot: int, limits: SlotLimits | None = None, cpu_millis: int = 0) -> CgroupPlan | None:
         """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
-        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits) if self.layout else None
+        if self.layout is None:
+            return None
+        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits, cpu_millis)
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
-        """The frozen layers that a slot with this root begins with. Raises ConfigError when it names a checkpoint that
-        is not here, or is of another image."""
+        """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when
+        it names a checkpoint that is not here, or is of another image; ImageUnavailableError, OSError."""
+        if self.checkpoints is None or self.images is None:
+            raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self.images.require(root.image)
         if not root.checkpoint:
             return ()
-        if self.checkpoints is None:
-            raise ConfigError("root.checkpoint", "this container has plain slots only")
         found = self.checkpoints.find(root.checkpoint)
         if found.image != root.image:
-            raise ConfigError("root.checkpoint", f"it is one of image {found.image}")
+            raise CheckpointError(f"checkpoint {root.checkpoint} is one of image {found.image}")
         return found.layers
 
     def has(self, controller: str) -> bool:
@@ -88,6 +93,8 @@ class SlotProcess:
     plan: CgroupPlan | None
     agent_pid: int = 0
     agent_pidfd: int = -1
+    network_fd: int = -1
+    """A descriptor of the slot's network namespace; -1 where whoever owns that opens it by the agent's pid."""
 
     async def kill(self) -> None:
         """Kill every process of the slot and wait until the kernel has reaped them all.
@@ -132,9 +139,10 @@ class SlotProcess:
     def close(self) -> None:
         """Close the descriptors; kills nothing."""
         self.agent.close()
-        if self.agent_pidfd >= 0:
-            os.close(self.agent_pidfd)
-            self.agent_pidfd = -1
+        for fd in (self.agent_pidfd, self.network_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.agent_pidfd = self.network_fd = -1
 
 
 def _kill_below(pid: int) -> None:
@@ -155,8 +163,9 @@ def _kill_family(pid: int) -> None:
 
 
 class Spawn(Protocol):
-    """Starts a slot's first process, which has the agent's socket, writes its agent's pid to ``info_fd``
-    ({"child-pid": 12}) before it lets that run, and its errors to ``error_fd``; returns its pid."""
+    """Starts a slot's first process, which has the agent's socket, writes its agent's pid to ``info_fd``, a socket
+    ({"child-pid": 12}, perhaps with a descriptor of the network namespace), before it lets that run, and its errors to
+    ``error_fd``; returns its pid."""
 
     def __call__(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
         """See the class."""
@@ -168,15 +177,15 @@ async def start(spawn: Spawn, slot: int, plan: CgroupPlan | None, reaper: Reaper
     Raises SlotStartError, with the first process's message, after killing what had been started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    info_read, info_write = os.pipe()
+    info_read, info_write = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     error_read, error_write = os.pipe()
     try:
-        pid = spawn(theirs.fileno(), info_write, error_write)
+        pid = spawn(theirs.fileno(), info_write.fileno(), error_write)
         running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
         theirs.close()
-        os.close(info_write)
+        info_write.close()
         os.close(error_write)
-        info_write = error_write = -1
+        error_write = -1
         ours.setblocking(False)
         try:
             await _hello(running, info_read)
@@ -187,13 +196,14 @@ async def start(spawn: Spawn, slot: int, plan: CgroupPlan | None, reaper: Reaper
             raise SlotStartError(_why(error, running, error_read)) from error
         return running
     finally:
-        theirs.close()
-        for fd in (info_read, info_write, error_read, error_write):
-            if fd >= 0:
-                os.close(fd)
+        for end in (theirs, info_read, info_write):
+            end.close()
+        os.close(error_read)
+        if error_write >= 0:
+            os.close(error_write)
 
 
-async def _hello(running: SlotProcess, info_read: int) -> None:
+async def _hello(running: SlotProcess, info_read: socket.socket) -> None:
     await readable(running.agent.fileno(), HELLO_DEADLINE_S)
     message = protocol.receive(running.agent)
     if message is None:
@@ -201,7 +211,9 @@ async def _hello(running: SlotProcess, info_read: int) -> None:
     if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
         raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
     # Written before the agent was let run, so it is complete.
-    running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
+    report, descriptors, _, _ = socket.recv_fds(info_read, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+    running.network_fd = descriptors[0] if descriptors else -1
+    running.agent_pid = int(json.loads(report)["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
 
 

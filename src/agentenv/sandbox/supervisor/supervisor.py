@@ -22,7 +22,11 @@ from pathlib import Path
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
+    Connect,
+    Connected,
     Drop,
+    Export,
+    Exported,
     Fence,
     Freeze,
     Hello,
@@ -39,20 +43,38 @@ from agentenv.sandbox.control_protocol import (
     SlotLost,
     SlotReady,
     SlotRefused,
+    SlotView,
     Unattended,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
-from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor import (
+    cgroups,
+    child,
+    disk_layers,
+    events,
+    isolation,
+    mounts,
+    rootfs,
+    selftest,
+    server_process,
+)
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
+from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
+from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
+from agentenv.sandbox.supervisor.slot_network import NetworkServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
+from agentenv.tasks import TaskSet
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
 from agentenv.wire.states import SlotPhase
@@ -86,6 +108,8 @@ class Launch:
     files: Path
     launcher: Path
     root_launcher: Path
+    tar_program: Path
+    as_user: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -109,7 +133,17 @@ class Supervisor:
         self._proofs: list[dict[str, object]] = []
         setup, self._private = _prepare_setup(launch)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
-        services = SlotServices(setup, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
+        networks = None
+        if setup.images is not None:
+            spec = launch.spec
+            proxy = ProxySetup(default_argv(), launch.identity, self._private, spec.slots, spec.closed_networks)
+            networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
+        self._layer_export = None
+        if setup.checkpoints is not None:
+            self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.tar_program, reaper)
+        self._exports = TaskSet()
+        gate = asyncio.Semaphore(starting_at_once)
+        services = SlotServices(setup, reaper, self, gate, launch.network_tool, networks)
         self._setup = setup
         self._slots = [SlotLifecycle(services, number) for number in range(launch.spec.slots)]
 
@@ -144,7 +178,7 @@ class Supervisor:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=slot.kind.view)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=_view(slot))
             slot.handed = True
             self._server.link.send(packet, slot.process.agent.fileno())
 
@@ -158,11 +192,16 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(NotFrozen(slot.number, slot.epoch, reason))
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
-        """Report to the server that the slot cannot have the root it asked for."""
-        log.warning("slot %d: %s", slot.number, reason)
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        """Report to the server that the slot's network has changed, or why not."""
         if self._greeted and self._server is not None:
-            self._server.link.send(SlotRefused(slot.number, slot.epoch, reason))
+            self._server.link.send(Connected(slot.number, slot.epoch, env, reason))
+
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
+        """Report to the server that the slot cannot have the root it asked for."""
+        log.warning("slot %d: %s", slot.number, error.message)
+        if self._greeted and self._server is not None:
+            self._server.link.send(SlotRefused(slot.number, slot.epoch, error.code, error.message))
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """Report to the server that the slot ended by itself."""
@@ -221,6 +260,7 @@ class Supervisor:
                 self._proofs,
                 isolation.SHELL_PATH if launch.shell else "",
                 self._generation,
+                self._refused_roots(),
             )
         )
         self._greeted = True
@@ -230,6 +270,14 @@ class Supervisor:
                 self.ready(slot)
             elif slot.phase is SlotPhase.quarantined:
                 self.failed(slot)
+
+    def _refused_roots(self) -> dict[str, str]:
+        launch = self._launch
+        controllers = launch.layout.controllers if launch.layout else ()
+        disk = disk_layers.refusal(
+            Path("/proc/self/mountinfo").read_text(), str(launch.directory), launch.spec.isolation
+        )
+        return isolation.refused_roots(launch.spec, launch.identity, controllers, disk)
 
     async def _until_serving(self) -> None:
         self._greet()
@@ -284,14 +332,34 @@ class Supervisor:
                 self._slots[number].seal()
             case Reroot(number, epoch, root) if epoch == self._slots[number].epoch:
                 self._slots[number].reroot(RootSpec.parse(root))
+            case Connect(number, epoch, policy) if epoch == self._slots[number].epoch:
+                self._slots[number].connect(NetworkPolicy.parse(policy))
             case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
                 self._slots[number].freeze(name)
+            case Export(name, layer):
+                self._exports.start("exports", self._export(name, layer), "export")
             case Drop(name) if self._setup.checkpoints is not None:
                 self._setup.checkpoints.drop(name)
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
             case Fence(generation):
                 self._generation = max(self._generation, generation)
+
+    async def _export(self, checkpoint: str, layer: int) -> None:
+        descriptor, layers, reason = -1, 0, ""
+        try:
+            if self._layer_export is None:
+                raise ConfigError("checkpoint", "this container has plain slots only")
+            descriptor, layers = await self._layer_export.open(checkpoint, layer)
+        except (AgentEnvError, OSError) as error:
+            reason = str(error)
+        try:
+            if self._greeted and self._server is not None:
+                told = Exported(checkpoint, layer, layers, reason)
+                self._server.link.send(told, descriptor if descriptor >= 0 else None)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _link_broken(self, reason: str) -> None:
         """A server without a link is useless, and one that violates the contract is not trusted."""
@@ -315,6 +383,11 @@ class Supervisor:
                 slot.reset()
 
 
+def _view(slot: SlotLifecycle) -> SlotView | None:
+    view = slot.kind.view
+    return view and dataclasses.replace(view, env={**view.env, **slot.network_env})
+
+
 def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     """Create the container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
@@ -323,16 +396,25 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     place = launch.directory / "private"
     place.mkdir(exist_ok=True)
     if identity.mode != isolation.USER:  # everything of an unprivileged user is reached under one uid
-        outside = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
+        outside = (
+            launch.agent,
+            launch.files,
+            launch.as_user,
+            launch.launcher,
+            Path(launch.bwrap),
+            Path(launch.network_tool or "/"),
+        )
         needed = [*mounts.interpreter_directories(), launch.directory, *outside]
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
+    ranges = IdRanges(Path(spec.store_dir) / "ranges") if spec.store_dir else None
     checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
     setup = SlotSetup(
         spec,
@@ -343,6 +425,8 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         launch.launcher,
         launch.root_launcher,
         images=images,
+        ranges=ranges,
+        disk=DiskLayers(launch.directory / disk_layers.NAME),
         checkpoints=checkpoints,
     )
     return setup, place

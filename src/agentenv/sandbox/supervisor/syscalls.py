@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
+
+CAP_NET_ADMIN = 12
+CAP_SYS_ADMIN = 21
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -83,11 +86,12 @@ def set_no_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def drop_bounding_capabilities() -> None:
-    """Empty the bounding set (needs CAP_SETPCAP), so that no exec can ever bring one back."""
+def drop_bounding_capabilities(keep: Collection[int] = ()) -> None:
+    """Empty the bounding set but for ``keep`` (needs CAP_SETPCAP), so that no exec can ever bring one back."""
     capability = 0
     while _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
-        _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl(CAPBSET_DROP)")
+        if capability not in keep:
+            _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl(CAPBSET_DROP)")
         capability += 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server import slot
 from agentenv.sandbox.server.context import ServerContext
@@ -33,8 +33,14 @@ class _Told:
     def failed(self, slot: SlotLifecycle) -> None:
         self._slot.failed(slot.epoch, slot.reason)
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
-        raise AssertionError(f"{slot} was asked for no root: {reason}")
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        raise AssertionError(f"{slot} was asked for no checkpoint: {reason}")
+
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        raise AssertionError(f"{slot} was asked for no network: {env} {reason}")
+
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
+        raise AssertionError(f"{slot} was asked for no root: {error}")
 
     def lost(self, _: SlotLifecycle, loss: Loss, reason: str) -> None:
         self._slot.lost(loss, reason)

@@ -18,7 +18,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
-from agentenv.slots import pool
+from agentenv.slots import lease
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.states import SlotState
 
@@ -52,7 +52,7 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
 
 def test_a_seal_is_waited_for_longer_than_the_supervisor_takes() -> None:
     assert slot.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
-    assert pool._SEAL_TIMEOUT_S > slot.SEAL_S, "else it would be a lost connection, which is tried again"
+    assert lease._RECREATED_S > slot.SEAL_S, "else it would be a lost connection, which is tried again"
 
 
 @pytest.mark.parametrize(

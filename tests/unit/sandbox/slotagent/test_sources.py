@@ -18,7 +18,7 @@ from agentenv.sandbox.slotagent import build
 REPOSITORY = Path(__file__).resolve().parents[4]
 PACKAGE = Path(agentenv.__file__).parent
 SOURCES = PACKAGE / "sandbox/slotagent"
-FOLDERS = ("agent", "files", "guard", "launch", "root", "steps")
+FOLDERS = ("agent", "as", "files", "guard", "launch", "root", "steps", "tar")
 PROGRAMS = {name: [SOURCES / folder for folder in folders] for name, folders in build._PROGRAMS.items()}
 _COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -97,8 +97,9 @@ def test_the_documented_levels_are_those_of_the_sources(folder: str, program: st
     [text] = re.findall(rf"^- `{folder}/`: (.*?)(?=\n- |\n\n|\Z)", page, re.MULTILINE | re.DOTALL)
     levels = [re.findall(r"`(\w+)`", level) for level in text.split(" · ")]
     level_of = {name: number for number, names in enumerate(levels) for name in names}
-    found = {name: included for name, included in units(*PROGRAMS[program]).items() if name != "guard"}
-    assert level_of.keys() - {"guard"} == found.keys()
+    guard = units(SOURCES / "guard").keys()
+    found = {name: included for name, included in units(*PROGRAMS[program]).items() if name not in guard}
+    assert level_of.keys() - guard == found.keys()
     for name, included in found.items():
         assert all(level_of[other] < level_of[name] for other in included), name
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.supervisor.network import attached_networks, closed_networks
+from agentenv.sandbox.closed_networks import (
+    ClosedNetworks,
+    attached_ipv6_networks,
+    attached_networks,
+    closed_now,
+    machine_ipv6_addresses,
+)
+from agentenv.sandbox.supervisor.network import closed_networks
 from agentenv.wire.spec import SandboxSpec
 
 ROUTES = """\
@@ -46,3 +53,39 @@ def test_attached_closes_what_this_machine_is_on() -> None:
 def test_what_is_no_network_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="closed_networks"):
         spec(name)
+
+
+IPV6_ROUTES = """\
+fd000000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth0
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 fd000000000000000000000000000001 00000400 00000001 00000000 00000003     eth0
+fd010000000000000000000000000000 40 00000000000000000000000000000000 00 fd000000000000000000000000000001 00000400 00000001 00000000 00000003     eth0
+00000000000000000000000000000001 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000000 00000002 00000000 80200001       lo
+"""  # noqa: E501 - as the kernel writes it
+IPV6_ADDRESSES = """\
+00000000000000000000000000000001 01 80 10 80       lo
+fd000000000000000000000000000009 02 40 20 80     eth0
+"""
+
+
+def test_ipv6_addresses_and_networks_of_the_machine_are_found() -> None:
+    assert machine_ipv6_addresses(IPV6_ADDRESSES) == [IPv6Network("::1"), IPv6Network("fd00::9")]
+    assert attached_ipv6_networks(IPV6_ROUTES) == [IPv6Network("fd00::/64")]
+
+
+def test_what_is_closed_is_read_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fib_trie").write_text("     |-- 192.0.2.2\n        /32 host LOCAL\n")
+    (tmp_path / "if_inet6").write_text(IPV6_ADDRESSES)
+    (tmp_path / "ipv6_route").write_text(IPV6_ROUTES)
+    (tmp_path / "route").write_text(ROUTES)
+    own = [IPv4Network("192.0.2.2"), IPv6Network("::1"), IPv6Network("fd00::9")]
+    attached = [IPv4Network("172.17.0.0/16"), IPv6Network("fd00::/64")]
+    assert closed_now((), tmp_path) == own
+    assert set(closed_now(("attached", "10.0.0.0/8"), tmp_path)) == {*own, *attached, IPv4Network("10.0.0.0/8")}
+    now_s = 100.0
+    monkeypatch.setattr("agentenv.sandbox.closed_networks.closed_now", lambda names: [*names, now_s])
+    closed = ClosedNetworks(("a",), lambda: now_s)
+    assert closed() == ["a", 100.0]
+    now_s = 104.9
+    assert closed() == ["a", 100.0]
+    now_s = 105.0
+    assert closed() == ["a", 105.0]

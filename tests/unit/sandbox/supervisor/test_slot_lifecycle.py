@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.supervisor import network, slot_lifecycle
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
@@ -33,8 +33,14 @@ class Reports:
     def failed(self, slot: SlotLifecycle) -> None:
         self.heard.append(f"failed: {slot.reason}")
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
-        self.heard.append(f"refused: {reason}")
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        self.heard.append(f"not frozen: {reason}")
+
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        self.heard.append(f"connected: {reason}")
+
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
+        self.heard.append(f"refused: {error.message}")
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         self.heard.append(f"lost: {loss}")
@@ -162,10 +168,9 @@ async def test_a_network_that_is_late_leaves_nothing_running(monkeypatch: pytest
     monkeypatch.setattr(network, "readable", late)
     reaper = Reaper(asyncio.get_running_loop())
     try:
+        setup = cast("SlotSetup", SimpleNamespace(spec=None, tree=SimpleNamespace(jail=None)))
         with pytest.raises(TimeoutError):
-            await network.attach(
-                cast("SlotSetup", SimpleNamespace(spec=None)), cast("SlotProcess", None), reaper, "tool"
-            )
+            await network.attach(setup, cast("SlotProcess", SimpleNamespace(slot=0)), reaper, "tool")
         with pytest.raises(ProcessLookupError):
             os.kill(int(told.read_text()), 0)
     finally:

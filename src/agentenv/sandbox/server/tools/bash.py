@@ -8,27 +8,34 @@ script always behaves the same.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.calls import Content
 from agentenv.sandbox.server.inbox import Attached
-from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.server.process import Outcome, Process, SlotIo, command_of
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
 from agentenv.sessions.head_tail import seam
 from agentenv.sessions.start_errors import not_started
 from agentenv.wire.base import LARGE_BYTES
-from agentenv.wire.tools import BashArguments
+from agentenv.wire.tools import BashArguments, BashReply
 
 MAX_SPARE_SCRIPT_BYTES = 2048
 """bash reads a pipe byte by byte; and a script this small always fits in an empty pipe."""
 MAX_ARGV_SCRIPT_BYTES = 32 * 1024
 CANNOT_START = 126
 """Exit code of a call whose shell could not be started (the shell convention for commands that cannot run)."""
+NOT_FOUND = 127
+"""Exit code of a program that is not there (the shell convention)."""
+
+_SPECIAL = frozenset({"cwd", "env", "stdin", "stdin_data", "user", "output_bytes"})
+"""Arguments that a shell has to be started with."""
 
 
 @dataclass
@@ -45,18 +52,20 @@ class Shells:
     _spare_spawn: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._spare_spawn = Command(
-            ["bash", "-c", BOOTSTRAP], self.env, self.io.paths.workspace, self.program
-        ).payload()
+        argv = ["bash", "-c", BOOTSTRAP]
+        self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.workspace, self.program).payload()
 
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
     ) -> tuple[Process, bool]:
         """Start the call; the second value tells whether a spare shell was used. ``stdin`` replaces the argument if
-        it was attached. Raises InvalidArgumentsError when ``env`` does not fit in a packet."""
+        it was attached. Raises InvalidArgumentsError when ``env`` or ``argv`` do not fit in a packet, or the slot has
+        only one user."""
+        if arguments.argv is not None:
+            return self._run_program(arguments, on_end, stdin), False
         script = encode_script(arguments.command)
         literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
-        plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not literal
+        plain = not literal and not _SPECIAL.intersection(arguments.model_fields_set)
         if plain and len(script) <= MAX_SPARE_SCRIPT_BYTES and (spare := self._take_spare()) is not None:
             spare.on_end = on_end
             if spare.feed(script):
@@ -101,17 +110,36 @@ class Shells:
         attached: Attached | None,
     ) -> Process:
         argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
-        env = {**self.env, **arguments.env} if arguments.env else self.env
+        program = "" if literal else self.program
+        return self._start(arguments, argv, program, None if literal else script, on_end, attached)
+
+    def _run_program(
+        self, arguments: BashArguments, on_end: Callable[[Process], None], attached: Attached | None
+    ) -> Process:
+        assert arguments.argv is not None
+        self.dismiss_spare()
+        return self._start(arguments, arguments.argv, "", None, on_end, attached)
+
+    def _start(
+        self,
+        arguments: BashArguments,
+        argv: Sequence[str],
+        program: str,
+        script: bytes | None,
+        on_end: Callable[[Process], None],
+        attached: Attached | None,
+    ) -> Process:
+        given = arguments.env or {}
         cwd = self.io.paths.directory(arguments.cwd)
-        stdin = attached or (None if arguments.stdin is None else arguments.stdin.encode())
-        process = Process(self.io, self.cap_bytes, on_end)
+        stdin = attached or (arguments.stdin_data if arguments.stdin is None else arguments.stdin.encode())
+        process = Process(self.io, arguments.output_bytes or self.cap_bytes, on_end)
         try:
-            command = Command(argv, env, cwd, "" if literal else self.program)
-            process.start(command, stdin=stdin, script=None if literal else script)
+            command = command_of(self.io, argv, self.env, cwd, program, user=arguments.user, given=given)
+            process.start(command, stdin=stdin, script=script)
         except TooManyRunsError as error:
             raise InvalidArgumentsError(f"bash: {error}") from error
         except ValueError as error:
-            raise InvalidArgumentsError(f"bash: env is too large: {error}") from error
+            raise InvalidArgumentsError(f"bash: {error}") from error
         return process
 
 
@@ -128,6 +156,8 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
     code = os.waitstatus_to_exitcode(process.status)
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
     for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        if name == "stdout" and arguments.binary:
+            continue
         if pipe is not None and pipe.kept.total_bytes:
             if pipe.kept.kept_bytes > LARGE_BYTES:
                 pieces, dropped = pipe.kept.pieces()
@@ -140,8 +170,29 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
     return fields
 
 
+def binary_output(process: Process, fields: dict[str, Any]) -> Content:
+    """The reply to a call with ``binary``; what is missing of stdout is counted in ``fields``."""
+    if process.stdout is None:
+        return _as_json(BashReply())
+    kept = process.stdout.kept
+    if dropped := kept.total_bytes - kept.kept_bytes:
+        fields["stdout_dropped_bytes"] = dropped
+        fields["truncated"] = True
+    parts = kept.parts()
+    if kept.kept_bytes <= LARGE_BYTES:
+        return _as_json(BashReply(data=b"".join(parts)))
+    return replace(_as_json(BashReply()), raw={"content.data": parts})
+
+
+def _as_json(reply: BashReply) -> Content:
+    return Content((reply.model_dump_json().encode(),))
+
+
 def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> dict[str, Any]:
     """The slot could not start the shell because of the command itself: an ordinary result, as from a shell."""
     in_cwd = arguments.cwd is not None and step is SpawnStep.CWD
     why = not_started(error, cwd=arguments.cwd if in_cwd else None)
+    if arguments.argv is not None and step is SpawnStep.EXEC:
+        code = NOT_FOUND if error == errno.ENOENT else CANNOT_START
+        return {"exit_code": code, "stderr": f"{arguments.argv[0]}: {os.strerror(error)}\n"}
     return {"exit_code": 1 if in_cwd else CANNOT_START, "stderr": f"bash: {why}\n"}

@@ -10,10 +10,14 @@ from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
 from agentenv.wire.base import MAX_FILE_BYTES
 
 _OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_NOT_FIT, NO_PATCH = range(200, 208)
-_ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG}
+_NO_USER, _NO_GROUP = 210, 211
+"""Of slotas, which runs slotfiles as a user of an image."""
+_ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG, _NO_USER: errno.EACCES, _NO_GROUP: errno.EACCES}
 _TEXT_OF = {
     _NOT_REGULAR: "is not a regular file",
     TOO_LARGE: f"exceeds the limit of {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries of one file operation",
+    _NO_USER: "the slot's /etc/passwd does not have the user any more whose files these are",
+    _NO_GROUP: "the slot's /etc/group does not have the group any more whose files these are",
 }
 
 

@@ -50,28 +50,28 @@ class TransferRoutes:
         router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        key, path = _key_and_path(request)
+        key, path = key_and_path(request)
         async with self._turn(key):
             run = _started(holder_of(request, self._container), key, "receive", path)
             with closing(run):
-                waited = _Waited(run)
-                await _feed(request, waited)
-                printed = await _collect(waited)
+                waited = Waited(run)
+                await feed(request, waited)
+                printed = await collect(waited)
                 reply = _reply(await waited.ended(), printed)
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        key, path = _key_and_path(request)
+        key, path = key_and_path(request)
         async with self._turn(key):
             run = _started(holder_of(request, self._container), key, "send", path)
             with closing(run):
-                waited = _Waited(run)
+                waited = Waited(run)
                 first = await waited.read()
                 if not first and 0 < (code := await waited.ended()) <= 128:
                     first = Entry("x", size=code).encode()  # it could not be started
                 response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
                 await response.prepare(request)
-                await _pass_on(request, response, waited, first)
+                await pass_on(request, response, waited, first)
         return response
 
     def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
@@ -94,7 +94,7 @@ def lease_key(request: web.Request) -> LeaseKey:
         raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
 
 
-def _key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
+def key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
     """Raises ProtocolError when the request cannot be passed to slotfiles."""
     key = lease_key(request)
     if str(key.slot) != request.match_info["slot"]:
@@ -111,7 +111,7 @@ async def in_time(step: Awaitable[T]) -> T:
         return await step
 
 
-class _Waited:
+class Waited:
     """A run that may keep its transfer waiting for 60 s in total; progress earns that time back. After that it is
     killed: something in its slot stops it, perhaps repeatedly, and the client should neither wait for ever nor see
     a lost connection. All methods raise LeaseLostError."""
@@ -156,7 +156,7 @@ class _Waited:
         self._left_s = min(_IDLE_S, self._left_s + moved_bytes / _LEAST_BYTES_PER_S)
 
 
-async def _feed(request: web.Request, run: _Waited) -> None:
+async def feed(request: web.Request, run: Waited) -> None:
     """Send the request's body to the run's input. If the run has failed, the rest is read and dropped: the client
     gets the answer when it has sent everything."""
     takes = True
@@ -173,7 +173,7 @@ async def body_piece(request: web.Request) -> bytes:
         raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
 
 
-async def _collect(run: _Waited) -> bytes:
+async def collect(run: Waited) -> bytes:
     """The final report of a run that received data."""
     printed = bytearray()
     while piece := await run.read():
@@ -183,7 +183,7 @@ async def _collect(run: _Waited) -> bytes:
     return bytes(printed)
 
 
-async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Waited, piece: bytes) -> None:
+async def pass_on(request: web.Request, response: web.StreamResponse, run: Waited, piece: bytes) -> None:
     """Send the run's output as the response's body. The connection is cut only when the slot is lost or the client
     takes nothing. A body that ends normally, but without its end record, means that something in the slot ended or
     stopped the run."""

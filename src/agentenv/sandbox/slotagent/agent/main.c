@@ -205,7 +205,7 @@ static int set_up(const char *descriptor, bool guarded, int *children) {
         _exit(EXIT_SYSTEM);
     if (!is_init() && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
         _exit(EXIT_SYSTEM);
-    if (!guarded && !guard_slot(own_pid(), false))
+    if (!guarded && !guard_slot(own_pid(), &(struct guard){.may_gain = false}))
         _exit(EXIT_SYSTEM);
     umask(022);
     int readiness = epoll_create1(EPOLL_CLOEXEC);

@@ -1,6 +1,8 @@
-/* A seccomp filter over a table of system calls, and the proof that it works. See guard.h. */
+/* A seccomp filter over tables of system calls, and the proof that it works. See guard.h. */
 #define _GNU_SOURCE
 #include "guard.h"
+
+#include "call_list.h"
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -21,11 +23,13 @@
 
 /* Numbers that the C library's headers may be too old for; the same on every machine type. */
 enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467 };
-enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 1024 };
+enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 2048 };
+enum { PACKET = 17, NEW_TIME = 0x80, MAX_NUMBER = 512 };
 
 /* When a call is refused: always; when an argument (its low word) equals `value`, or has one of its bits; when it sets
- * a limit of another process; when it asks to stop a process at its exit. AGENT as a value is the agent's pid. */
-enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT, HOLDS_AT_EXIT };
+ * a limit of another process; when it asks to stop a process at its exit; when it is for another personality than Linux's
+ * (as docker/seccomp.json allows them). AGENT as a value is the agent's pid. */
+enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT, HOLDS_AT_EXIT, ANOTHER_PERSONALITY };
 #define AGENT UINT32_MAX
 
 struct rule {
@@ -59,14 +63,8 @@ static const struct rule RULES[] = {
     REFUSE(io_uring_setup, 425, ENOSYS),
     REFUSE(io_uring_enter, 426, ENOSYS),
     REFUSE(io_uring_register, 427, ENOSYS),
-    /* Namespaces and mounts */
-    REFUSE(setns, 346, EPERM),
-    {"unshare", SYS_unshare, 310, EPERM, HAS, 0, CLONE_NEWUSER},
-    {"clone", SYS_clone, 120, EPERM, HAS, 0, CLONE_NEWUSER},
     {"clone3", SYS_clone3, 435, ENOSYS, ALWAYS, 0, 0}, /* its flags lie in memory: callers fall back to clone */
-    REFUSE(mount, 21, EPERM),
-    REFUSE(umount2, 52, EPERM),
-    REFUSE(pivot_root, 217, EPERM),
+    /* Mounts by descriptor: programs fall back to mount */
     REFUSE(open_tree, 428, ENOSYS),
     REFUSE(move_mount, 429, ENOSYS),
     REFUSE(fsopen, 430, ENOSYS),
@@ -88,7 +86,26 @@ static const struct rule RULES[] = {
     /* Two processes that stop each other at their exit could be killed by nobody: SIGKILL no longer ends that stop */
     {"ptrace", SYS_ptrace, 26, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
 };
-enum { RULE_COUNT = sizeof RULES / sizeof *RULES };
+
+/* Namespaces and mounts: unless the slot may have nested ones. */
+static const struct rule OWN_NAMESPACES[] = {
+    REFUSE(setns, 346, EPERM),
+    {"unshare", SYS_unshare, 310, EPERM, HAS, 0, CLONE_NEWUSER},
+    {"clone", SYS_clone, 120, EPERM, HAS, 0, CLONE_NEWUSER},
+    REFUSE(mount, 21, EPERM),
+    REFUSE(umount2, 52, EPERM),
+    REFUSE(pivot_root, 217, EPERM),
+};
+
+/* For a slot with root inside. Namespaces of any kind: the kernel refuses them too, as long as it has no flaw there. */
+enum { NEW = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWCGROUP };
+static const struct rule OWN_ROOT[] = {
+    {"unshare", SYS_unshare, NO_I386, EPERM, HAS, 0, (uint32_t)NEW | NEW_TIME},
+    {"clone", SYS_clone, NO_I386, EPERM, HAS, 0, (uint32_t)NEW},
+};
+static const struct rule PERSONALITY = {"personality", SYS_personality, NO_I386, EPERM, ANOTHER_PERSONALITY, 0, 0};
+static const struct rule PACKETS = {"socket", SYS_socket, NO_I386, EAFNOSUPPORT, EQUALS, 0, PACKET};
+#define COUNT(table) (sizeof(table) / sizeof *(table))
 
 /* ---- the filter ---- */
 
@@ -145,8 +162,50 @@ static void emit_rule(const struct rule *rule, uint32_t number, pid_t agent) {
         if_equal(PTRACE_SEIZE, 1);
         refuse(rule->error);
         break;
+    case ANOTHER_PERSONALITY: /* PER_LINUX or PER_LINUX32, with UNAME26 (0x20000) or without; -1 only asks */
+        if_equal(number, 5);
+        load_argument(0);
+        if_not_equal(UINT32_MAX, 3);
+        emit(BPF_ALU | BPF_AND | BPF_K, ~(uint32_t)(0x20000 | 8), 0, 0);
+        if_not_equal(0, 1);
+        refuse(rule->error);
+        break;
     }
     load_number();
+}
+
+static void emit_rules(const struct rule *rules, size_t count, pid_t agent) {
+    for (size_t i = 0; i < count; i++)
+        emit_rule(&rules[i], (uint32_t)rules[i].number, agent);
+}
+
+/* Allows what is listed, as ranges of numbers; programs know how to do without what is newer than the list (ENOSYS). */
+static void emit_list(bool nested) {
+    uint32_t newest = 0;
+    for (uint32_t first = 0, end; first < MAX_NUMBER; first = end) {
+        for (end = first; end < MAX_NUMBER && is_listed(end, nested); end++) {}
+        if (end > first) {
+            newest = end;
+            emit(BPF_JMP | BPF_JGE | BPF_K, first, 0, 2);
+            emit(BPF_JMP | BPF_JGE | BPF_K, end, 1, 0);
+            allow();
+        } else
+            end++;
+    }
+    emit(BPF_JMP | BPF_JGE | BPF_K, newest, 0, 1);
+    refuse(ENOSYS);
+    refuse(EPERM);
+}
+
+/* Other ways to call the kernel have other numbers, which are not listed. */
+static void emit_own_numbers_only(void) {
+    load(offsetof(struct seccomp_data, arch));
+#ifdef __x86_64__
+    emit(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 1, 0);
+#else
+    emit(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_AARCH64, 1, 0);
+#endif
+    refuse(ENOSYS);
 }
 
 #ifdef __x86_64__
@@ -157,9 +216,11 @@ static void emit_i386(pid_t agent) {
     size_t jump = code_size;
     emit(BPF_JMP | BPF_JA, 0, 0, 0); /* over all that follows; filled in below */
     load_number();
-    for (size_t i = 0; i < RULE_COUNT; i++)
+    for (size_t i = 0; i < COUNT(RULES); i++)
         if (RULES[i].i386 != NO_I386)
             emit_rule(&RULES[i], (uint32_t)RULES[i].i386, agent);
+    for (size_t i = 0; i < COUNT(OWN_NAMESPACES); i++)
+        emit_rule(&OWN_NAMESPACES[i], (uint32_t)OWN_NAMESPACES[i].i386, agent);
     emit_rule(&(struct rule){"socketcall", 0, 102, EAFNOSUPPORT, EQUALS, 0, SOCKETCALL_SOCKET}, 102, agent);
     emit_rule(&(struct rule){"umount", 0, 22, EPERM, ALWAYS, 0, 0}, 22, agent);
     allow();
@@ -176,20 +237,32 @@ static void emit_x32(void) {
 }
 #endif
 
-bool guard_slot(pid_t agent, bool may_gain) {
+bool guard_slot(pid_t agent, const struct guard *guard) {
     code_size = 0;
+    if (guard->listed)
+        emit_own_numbers_only();
 #ifdef __x86_64__
-    emit_i386(agent);
+    else
+        emit_i386(agent);
 #endif
     load_number();
 #ifdef __x86_64__
     emit_x32();
 #endif
-    for (size_t i = 0; i < RULE_COUNT; i++)
-        emit_rule(&RULES[i], (uint32_t)RULES[i].number, agent);
-    allow();
+    emit_rules(RULES, COUNT(RULES), agent);
+    if (!guard->nested)
+        emit_rules(OWN_NAMESPACES, COUNT(OWN_NAMESPACES), agent);
+    if (guard->listed) {
+        if (!guard->nested)
+            emit_rules(OWN_ROOT, COUNT(OWN_ROOT), agent);
+        if (!guard->packets)
+            emit_rules(&PACKETS, 1, agent);
+        emit_rules(&PERSONALITY, 1, agent);
+        emit_list(guard->nested);
+    } else
+        allow();
     struct sock_fprog program = {(unsigned short)code_size, code};
-    if (!may_gain && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+    if (!guard->may_gain && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return false;
     return !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
@@ -232,14 +305,19 @@ static bool is_refused(const struct rule *rule) {
     return result == -1 && errno == rule->error;
 }
 
-int prove_guard(void) {
+static size_t prove(const struct rule *rules, size_t count) {
     size_t refused = 0;
-    for (size_t i = 0; i < RULE_COUNT; i++) {
-        bool held = is_refused(&RULES[i]);
+    for (size_t i = 0; i < count; i++) {
+        bool held = is_refused(&rules[i]);
         refused += held;
         if (!held)
-            print("allowed ", RULES[i].name);
+            print("allowed ", rules[i].name);
     }
+    return refused;
+}
+
+int prove_guard(void) {
+    size_t refused = prove(RULES, COUNT(RULES)) + prove(OWN_NAMESPACES, COUNT(OWN_NAMESPACES));
     char digits[12] = {0}, *at = digits + 10;
     do
         *at-- = (char)('0' + refused % 10);

@@ -5,10 +5,16 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* From here on the calls of the table in guard.c are refused, to us and to everything that we start. `agent` is our
- * pid: some calls are refused only when they are about it. `may_gain`: an exec may still give privileges (setuid),
- * for which we need CAP_SYS_ADMIN. False when that cannot be had. */
-bool guard_slot(pid_t agent, bool may_gain);
+struct guard {
+    bool may_gain;      /* an exec may still give privileges (setuid), for which we need CAP_SYS_ADMIN */
+    bool listed;        /* the slot has root inside: no other calls than those of call_list.h */
+    bool nested;        /* programs of the slot may make user namespaces, and mounts in those */
+    bool packets;       /* sockets that see every packet of the slot's interfaces */
+};
+
+/* From here on the calls of the tables in guard.c are refused, to us and to everything that we start. `agent` is our
+ * pid: some calls are refused only when they are about it. False when that cannot be had. */
+bool guard_slot(pid_t agent, const struct guard *guard);
 
 /* For `slotagent prove`, a command inside a slot: tries every call of the table, prints a line `allowed NAME` for each
  * that was not refused, then `refused COUNT`. Returns an exit code. */

@@ -5,7 +5,7 @@
  * becomes UID, makes a user namespace and hands it over: see userns.h.
  *
  *   slotroot [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] -u UID -k CAPABILITIES -h HOSTNAME -s SHM_BYTES
- *            -p TERMINALS -r PROGRAMS -e ETC -- PLACE LOWER[:LOWER...] PROGRAM ARG...
+ *            -p TERMINALS -r PROGRAMS -e ETC [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
  *
  * -j, -l, -o  as slotlaunch
  * -u          become UID and join the user namespace on descriptor 5, as its root
@@ -14,9 +14,11 @@
  * -s, -p      the size of /dev/shm, and how many terminals may be open at once
  * -r          the directory that the slot has, read-only, as /run/agentenv
  * -e          a directory: its files hosts, hostname and resolv.conf, if there, replace the image's
+ * -n          programs of the slot may make user namespaces, and mounts in those
+ * -f          programs of the slot may have sockets that see every frame of its network interfaces
  *
- * It does what the options say in the order given, makes all other namespaces, writes {"child-pid": N} to descriptor 4
- * and waits for that child, which is process 1 of the slot: it mounts the root (tree.h), gives up all other
+ * It does what the options say in the order given, makes all other namespaces, sends {"child-pid": N} over descriptor
+ * 4, a socket, with a descriptor of the network namespace, and waits for that child, which is process 1 of the slot: it mounts the root (tree.h), gives up all other
  * capabilities, puts the filter of system calls on (guard.h) and executes PROGRAM with descriptor 3. It dies with us.
  *
  * PLACE has the writable layer (`upper` and `work`, of UID), an empty directory `root`, a directory for each LOWER,
@@ -28,6 +30,7 @@
  */
 #define _GNU_SOURCE
 #include "guard.h"
+#include "hand_over.h"
 #include "steps.h"
 #include "tree.h"
 #include "userns.h"
@@ -53,15 +56,8 @@ enum { AGENT = 3, REPORT = 4, USER_NAMESPACE = 5 };
 struct wanted {
     struct root root;
     uint64_t capabilities;
+    bool packets;
 };
-
-static void become_root_inside(const char *uid) {
-    become(uid, uid);
-    if (setns(USER_NAMESPACE, CLONE_NEWUSER) < 0)
-        fail("join", "the user namespace");
-    close(USER_NAMESPACE);
-    become("0", "0");
-}
 
 /* Does what one option says. Returns how many arguments it took. */
 static int take_option(struct wanted *wanted, char **arguments, int left) {
@@ -69,11 +65,19 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
     if (taken)
         return taken;
     const char *option = arguments[0];
+    if (!strcmp(option, "-n")) {
+        wanted->root.nested = true;
+        return 1;
+    }
+    if (!strcmp(option, "-f")) {
+        wanted->packets = true;
+        return 1;
+    }
     if (option[0] != '-' || !option[1] || option[2] || left < 2)
         goto unknown;
     switch (option[1]) {
     case 'u':
-        become_root_inside(arguments[1]);
+        join_user_namespace(arguments[1], USER_NAMESPACE);
         return 2;
     case 'k':
         wanted->capabilities = number(arguments[1]);
@@ -106,7 +110,9 @@ unknown:
 /* In the namespaces that only children enter or that do not matter to us. Ends when the child has ended, as it did. */
 static _Noreturn void wait_for(pid_t child) {
     int status;
-    dprintf(REPORT, "{\"child-pid\": %d}\n", child);
+    char report[64];
+    snprintf(report, sizeof report, "{\"child-pid\": %d}\n", child);
+    hand_over(REPORT, report, open_namespace("net"));
     syscall(SYS_close_range, 3U, ~0U, 0U);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
@@ -124,11 +130,11 @@ static void bring_up_loopback(void) {
 
 /* Gives up all capabilities but these, also as what an exec could give. The filter comes between: it needs
  * CAP_SYS_ADMIN where programs may gain privileges (setuid), which no_new_privs would forbid. */
-static void restrict_to(uint64_t kept) {
+static void restrict_to(uint64_t kept, const struct guard *guard) {
     for (unsigned long bit = 0; prctl(PR_CAPBSET_READ, bit) >= 0; bit++)
         if (!(kept >> bit & 1) && prctl(PR_CAPBSET_DROP, bit) < 0)
             fail("drop", "a capability");
-    if (!guard_slot(getpid(), true))
+    if (!guard_slot(getpid(), guard))
         fail("set", "the filter of system calls");
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     uint32_t low = (uint32_t)kept, high = (uint32_t)(kept >> 32);
@@ -142,7 +148,8 @@ static void become_init(const struct wanted *wanted) {
         fail("set", "the parent-death signal");
     enter_root(&wanted->root);
     bring_up_loopback();
-    restrict_to(wanted->capabilities);
+    const struct guard guard = {true, true, wanted->root.nested, wanted->packets};
+    restrict_to(wanted->capabilities, &guard);
     syscall(SYS_close_range, (unsigned)AGENT + 1, ~0U, 0U);
 }
 

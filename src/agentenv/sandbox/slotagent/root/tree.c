@@ -75,7 +75,8 @@ static void open_outside(const struct root *root, struct outside *from) {
     const char *const shared[] = {"mode", "1777", "size", root->shm_bytes, NULL};
     const char *const terminals[] = {"newinstance", "", "ptmxmode", "0666", "mode", "0620", "gid", "5",
                                      "max", root->terminals, NULL};
-    from->proc = make_file_system("proc", none, NO_EXEC_OR_DEVICES);
+    /* Read-only: nobody may lower an oom_score_adj. A nested user namespace has its maps written through it. */
+    from->proc = make_file_system("proc", none, NO_EXEC_OR_DEVICES | (root->nested ? 0 : ATTR_RDONLY));
     from->sys = make_file_system("sysfs", none, NO_EXEC_OR_DEVICES | ATTR_RDONLY);
     from->devices = make_file_system("tmpfs", devices, ATTR_NOSUID | ATTR_NOEXEC);
     from->shared = make_file_system("tmpfs", shared, ATTR_NOSUID | ATTR_NODEV);
@@ -117,10 +118,24 @@ static void mount_at(int made, const char *path) {
     close(made);
 }
 
-/* Where something is already, it is used as it is. */
+/* What leads to a directory is used as it is; anything else that an image has there is replaced. */
 static void make_directory(const char *path, mode_t mode) {
-    if (mkdir(path, mode) < 0 && errno != EEXIST)
+    struct stat found;
+    if (stat(path, &found) == 0 && S_ISDIR(found.st_mode))
+        return;
+    if (unlink(path) < 0 && errno != ENOENT)
+        fail("replace", path);
+    if (mkdir(path, mode) < 0)
         fail("make", path);
+}
+
+/* For a mount of ours: a link to another directory is replaced as well, so that nothing else is covered, and the mount
+ * is where it is said to be (supervisor/attest.py). */
+static void make_mount_point(const char *path) {
+    struct stat found;
+    if (lstat(path, &found) == 0 && !S_ISDIR(found.st_mode) && unlink(path) < 0)
+        fail("replace", path);
+    make_directory(path, 0755);
 }
 
 static void make_file(const char *path) {
@@ -202,16 +217,16 @@ void enter_root(const struct root *root) {
         fail("enter", root->place);
     open_outside(root, &from);
     mount_root(root);
-    make_directory("/proc", 0555);
+    make_mount_point("/proc");
     mount_at(from.proc, "/proc");
-    make_directory("/sys", 0555);
+    make_mount_point("/sys");
     mount_at(from.sys, "/sys");
-    make_directory("/dev", 0755);
+    make_mount_point("/dev");
     mount_devices(&from);
     cover_machine();
     make_directory("/tmp", 01777);
-    make_directory("/run", 0755);
-    make_directory("/run/agentenv", 0755);
+    make_mount_point("/run");
+    make_mount_point("/run/agentenv");
     mount_at(from.programs, "/run/agentenv");
     write_files(&from);
     umask(022);

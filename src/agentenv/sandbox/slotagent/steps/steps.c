@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/keyctl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,11 @@ void call_program(const char *name) {
 _Noreturn void fail(const char *what, const char *which) {
     dprintf(2, "%s: %s %s: %s\n", program_name, what, which, strerror(errno));
     _exit(127);
+}
+
+_Noreturn void leave(int exit_code, const char *what, const char *which) {
+    dprintf(2, "%s: %s: %s\n", program_name, what, which);
+    _exit(exit_code);
 }
 
 unsigned long number(const char *text) {
@@ -60,6 +66,14 @@ void become(const char *uid, const char *gid) {
     gid_t group = (gid_t)number(gid);
     if (setgroups(0, NULL) < 0 || setresgid(group, group, group) < 0 || setresuid(user, user, user) < 0)
         fail("become", uid);
+}
+
+void join_user_namespace(const char *uid, int namespace) {
+    become(uid, uid);
+    if (setns(namespace, CLONE_NEWUSER) < 0)
+        fail("join", "the user namespace");
+    close(namespace);
+    become("0", "0");
 }
 
 /* A slot must not have the keys of a login, nor those of another slot. Where the container's seccomp profile or the

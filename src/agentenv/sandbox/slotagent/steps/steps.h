@@ -9,6 +9,9 @@ void call_program(const char *name);
 
 _Noreturn void fail(const char *what, const char *which);
 
+/* Ends the process with this exit code and a message of two parts. */
+_Noreturn void leave(int exit_code, const char *what, const char *which);
+
 unsigned long number(const char *text);
 
 /* Writes `text` to an existing file. */
@@ -19,6 +22,9 @@ void lower_limit(const char *resource, const char *value);
 
 /* Gives up all groups, then becomes the user and the group. */
 void become(const char *uid, const char *gid);
+
+/* Becomes UID, the owner of the user namespace of this descriptor, which is closed, and then root inside it. */
+void join_user_namespace(const char *uid, int namespace);
 
 /* Leaves the session keyring of whoever started the supervisor, for a new one, empty and nameless. */
 void leave_keyring(void);

@@ -1,0 +1,211 @@
+"""I1 to I9: image slots. Beside plain slots, and beside docker with the same image where an engine answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+from agentenv.executor.session import ToolSession
+from agentenv.wire.roots import RootSpec
+from benchmarks.image_farm import (
+    ImageFarm,
+    docker_image,
+    docker_ms,
+    first_mounts_ms,
+    image_farm,
+    kernel_bytes,
+    many_images,
+)
+from benchmarks.measure import MIB, Latencies, Outcome, at_most, percentile
+from benchmarks.targets.effort import Effort
+from benchmarks.workloads import timed_call
+
+CHILDREN = 16
+FILL = """mkdir /w && cd /w && for d in {1..80}; do
+    mkdir $d; for f in {1..100}; do head -c 62500 /dev/zero > $d/$f; done
+done"""
+DEPTH = 63
+"""Checkpoints below a slot; with its own layer that is 64."""
+LOOKUPS = 20_000
+IMAGES, LAYER_BYTES = 500, 8 * MIB
+
+
+async def i1_lease(effort: Effort) -> list[Outcome]:
+    """A lease of an image slot while one is free, its reset, and calls in it beside those in a plain slot."""
+    leases, resets, ratios, image_ms, plain_ms = [], [], [], [], []
+    async with image_farm(4) as farm:
+        for _ in range(effort.rounds):
+            leased, reset = await _leases(farm, effort.calls // 2)
+            leases.append(leased.p50_ms)
+            resets.append(reset.p50_ms)
+            image, plain = await _calls(farm, 2 * effort.calls)
+            image_ms.append(image)
+            plain_ms.append(plain)
+            ratios.append(image / plain)
+        mounts = await asyncio.to_thread(first_mounts_ms, farm.root.image, 20)
+    found = [
+        at_most("I1", "lease of a slot with a stored image, p50", "ms", 10).outcome(leases),
+        at_most("I2", "first mount of a stored image, p50", "ms", 5).outcome([percentile(mounts, 0.5)]),
+        at_most("I3", "call in an image slot, p50 against a plain slot", "x", 1.1).outcome(
+            ratios, image_p50_ms=image_ms, plain_p50_ms=plain_ms
+        ),
+        at_most("I4", "reset of an image slot, p50", "ms", 10).outcome(resets),
+    ]
+    with docker_image() as image_name:
+        if image_name is not None:
+            runs, execs = await asyncio.to_thread(docker_ms, image_name, effort.calls // 5)
+            run_ms, exec_ms = percentile(runs, 0.5), percentile(execs, 0.5)
+            lease = at_most("I1.docker", "the same against docker run of the same image", "x", 0.1)
+            call = at_most("I3.docker", "the same against docker exec of the same image", "x", 0.1)
+            found.append(lease.outcome([value / run_ms for value in leases], docker_run_p50_ms=run_ms))
+            found.append(call.outcome([value / exec_ms for value in image_ms], docker_exec_p50_ms=exec_ms))
+    return found
+
+
+async def _leases(farm: ImageFarm, times: int) -> tuple[Latencies, Latencies]:
+    leased, reset = Latencies(), Latencies()
+    for number in range(times):
+        began = time.perf_counter()
+        lease = await farm.pool.lease(f"l{number}", root=farm.root)
+        leased.seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        await lease.release()
+        await farm.freed(farm.slots)
+        reset.seconds.append(time.perf_counter() - began)
+    return leased, reset
+
+
+async def _calls(farm: ImageFarm, times: int) -> tuple[float, float]:
+    """p50 in ms, in turns of 20 calls."""
+    image, plain = Latencies(), Latencies()
+    async with farm.executor.open("image", root=farm.root) as one, farm.executor.open("plain") as other:
+        for _ in range(max(1, times // 20)):
+            for session, into in ((one, image), (other, plain)):
+                into.seconds += [await timed_call(session, "true") for _ in range(20)]
+    return image.p50_ms, plain.p50_ms
+
+
+async def i4_neighbours(effort: Effort) -> list[Outcome]:
+    """A neighbour's short calls while a slot with 1 GiB of files is discarded, against the same without that."""
+    added = []
+    async with image_farm(4) as farm, farm.executor.open("neighbour", root=farm.root) as neighbour:
+        for number in range(effort.rounds):
+            quiet = Latencies([await timed_call(neighbour, "true") for _ in range(effort.calls)])
+            session = farm.executor.open(f"full-{number}", root=farm.root)
+            async with session:
+                await timed_call(session, "head -c 1G /dev/zero > /full", 300.0)
+                leaving = asyncio.create_task(session.aclose())
+                seconds = []
+                while not leaving.done():
+                    seconds.append(await timed_call(neighbour, "true"))
+                await leaving
+            await farm.freed(farm.slots - 1)
+            added.append(1e3 * max(seconds) - quiet.p50_ms)
+    goal = at_most("I4.neighbours", "a neighbour's slowest call while 1 GiB is discarded, beyond its p50", "ms", 5)
+    return [goal.outcome(added)]
+
+
+async def i5_fork(effort: Effort) -> list[Outcome]:
+    """Forks of a workspace of 500 MB in 8,000 files, one and sixteen at once; checkpoint and restore of it."""
+    one, many, kept, back = [], [], [], []
+    async with image_farm(CHILDREN + 2) as farm:
+        for _ in range(effort.rounds):
+            async with farm.executor.open("parent", root=farm.root) as parent:
+                await timed_call(parent, FILL, 300.0)
+                name, seconds = await _kept(farm, parent)
+                kept.append(1e3 * seconds)
+                child = replace(farm.root, checkpoint=name)
+                one.append(1e3 * min([await _forked(farm, child) for _ in range(5)]))
+                many.append(1e3 * await _forked_at_once(farm, child))
+                back.append(1e3 * await _restored(farm, parent, name))
+            await farm.freed(farm.slots)
+    return [
+        at_most("I5", "fork of 500 MB in 8,000 files", "ms", 15).outcome(one),
+        at_most("I5.16", "16 forks of it at once", "ms", 200).outcome(many),
+        at_most("I6", "checkpoint of it", "ms", 30).outcome(kept),
+        at_most("I6.restore", "restore of it", "ms", 30).outcome(back),
+    ]
+
+
+async def _kept(farm: ImageFarm, session: ToolSession) -> tuple[str, float]:
+    lease = session.lease
+    async with farm.control(lease) as control:
+        began = time.perf_counter()
+        return await control.checkpoint(lease.key), time.perf_counter() - began
+
+
+async def _restored(farm: ImageFarm, session: ToolSession, name: str) -> float:
+    async with farm.control(session.lease) as control:
+        began = time.perf_counter()
+        await control.restore(session.lease.key, name)
+        return time.perf_counter() - began
+
+
+async def _forked(farm: ImageFarm, child: RootSpec) -> float:
+    began = time.perf_counter()
+    lease = await farm.pool.lease("child", root=child)
+    took_s = time.perf_counter() - began
+    await lease.release()
+    await farm.freed(farm.slots - 1)
+    return took_s
+
+
+async def _forked_at_once(farm: ImageFarm, child: RootSpec) -> float:
+    began = time.perf_counter()
+    leases = await asyncio.gather(*(farm.pool.lease(f"child-{n}", root=child) for n in range(CHILDREN)))
+    took_s = time.perf_counter() - began
+    await asyncio.gather(*(lease.release() for lease in leases))
+    await farm.freed(farm.slots - 1)
+    return took_s
+
+
+async def i6_depth(effort: Effort) -> list[Outcome]:
+    """Lookups of names that are not there, on 63 checkpoints against on one."""
+    ratios = []
+    count = f"for i in {{1..{LOOKUPS}}}; do [ -e /usr/lib/none$i ]; done; true"
+    async with image_farm(2) as farm:
+        for _ in range(effort.rounds):
+            async with farm.executor.open("deep", root=farm.root) as session:
+                await _kept(farm, session)
+                shallow = min([await timed_call(session, count) for _ in range(3)])
+                for _ in range(DEPTH - 1):
+                    await timed_call(session, "echo >> /file")
+                    await _kept(farm, session)
+                ratios.append(min([await timed_call(session, count) for _ in range(3)]) / shallow)
+    return [at_most("I6.depth", "lookups on 63 checkpoints against on one", "x", 1.2).outcome(ratios)]
+
+
+async def i7_hundred(effort: Effort) -> list[Outcome]:
+    """100 image slots at once in one container, and what the kernel keeps for each."""
+    took, each = [], []
+    async with image_farm(100) as farm:
+        for _ in range(effort.rounds):
+            before = kernel_bytes()
+            began = time.perf_counter()
+            async with _leased(farm, 100):
+                took.append(time.perf_counter() - began)
+                each.append((kernel_bytes() - before) / 100 / MIB)
+            await farm.freed(100)
+    slots = at_most("I7", "100 image slots at once, all leased after", "s", 1.5)
+    kernel = at_most("I7.kernel", "the kernel's memory for each, beyond a plain slot's", "MiB", 0.5)
+    return [slots.outcome(took), kernel.outcome(each)]
+
+
+@asynccontextmanager
+async def _leased(farm: ImageFarm, count: int) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        leases = await asyncio.gather(*(farm.pool.lease(f"h{n}", root=farm.root) for n in range(count)))
+        for lease in leases:
+            stack.push_async_callback(lease.release)
+        yield
+
+
+async def i8_disk(effort: Effort) -> list[Outcome]:
+    """A store with 500 images of one base, against the bytes of their layers."""
+    images = IMAGES if effort.rounds > 1 else IMAGES // 25
+    disk, layers = await asyncio.to_thread(many_images, images, LAYER_BYTES)
+    goal = at_most("I8", f"disk of {images} images of one base (8 MiB each beyond it), against their layers", "x", 1.1)
+    return [goal.outcome([disk / layers], disk_mib=disk / MIB, layers_mib=layers / MIB)]

@@ -1,0 +1,65 @@
+"""``python -m examples.harbor DIRECTORY``: checks tasks. Each is played by two scripted agents.
+
+The oracle runs the task's solution/solve.sh and must score 1; the empty agent changes nothing and must score 0. Exit
+code 1 when a task fails this check, 2 when a setting or a task is malformed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from examples.scripted import EXPECTED, Scores, play, report
+
+
+async def check(directory: Path, names: list[str], **fields: object) -> Scores:
+    """Play every task once with each of these agents. Raises: ConfigError and what the environment's setup raises."""
+    from examples.harbor import players
+    from examples.harbor.env import HarborEnv
+
+    return await play(
+        directory,
+        HarborEnv,
+        {"group_size": len(names), "tool_timeout_s": 3000.0, **fields},
+        lambda env: env.tasks,
+        lambda task: [getattr(players, name)(task) for name in names],
+    )
+
+
+def main() -> int:
+    """See the module."""
+    given = _arguments()
+    names = [given.agent] if given.agent else list(EXPECTED)
+    fields = {
+        "tasks": str(given.tasks),
+        "only_tasks": given.only_tasks,
+        "image": given.image,
+        "host_env": given.host_env,
+        "allow_network": given.network,
+        "verification": "sealed" if given.sealed else "live",
+    }
+    return report(names, lambda directory: check(directory, names, **fields), given.out)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.harbor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", type=Path, help="a task directory, or a directory of task directories")
+    parser.add_argument("--agent", choices=tuple(EXPECTED), help="only this one plays; both by default")
+    parser.add_argument("--only-tasks", type=_names, default=[], help="names, separated by commas")
+    parser.add_argument("--image", default="", help="in place of each task's own; {task} is the task's name")
+    parser.add_argument("--host-env", type=_names, default=[], help="variables of this machine that tasks may name")
+    parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
+    parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
+    parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
+    return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

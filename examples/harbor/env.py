@@ -1,0 +1,147 @@
+"""HarborEnv: task directories as they are, each in a slot whose root is the task's image.
+
+    python -m examples.harbor.env process --env.tasks DIRECTORY --openai.base_url URL --openai.model_name MODEL ...
+
+See ``docs/harbor.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field
+
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, ImageRoot, ToolContext
+from agentenv.env.config import Names
+from agentenv.errors import ConfigError
+from agentenv.wire.network import NO_NETWORK
+from examples.harbor.task_file import HarborTask, read_tasks
+from examples.harbor.verifier import judged
+
+logger = logging.getLogger(__name__)
+
+SYSTEM: Final = """\
+You solve tasks on a Linux machine of your own by calling tools. You are {user} there; paths that are not absolute \
+begin in {workdir}. Each bash call starts a new shell: files persist, variables and directory changes do not. The \
+shell of the terminal tool is kept between calls. Work step by step, verify your result by running it, and when the \
+task is done answer without calling a tool."""
+
+
+class HarborConfig(AgentEnvConfig):
+    """An environment's settings, and which tasks are played on which images."""
+
+    tasks: str = Field(default="", description="A task directory, or a directory of task directories")
+    only_tasks: Names = Field(default_factory=list, description="Tasks of these names")
+    image: str = Field(default="", description="Image in place of each task's own; {task} in it is the task's name")
+    host_env: Names = Field(
+        default_factory=list, description="Variables of this machine that tasks may name in their templates"
+    )
+
+
+class HarborEnv(AgentEnv):
+    """Do what the instruction says; the score is the reward that the task's verifier writes."""
+
+    name = "harbor"
+    env_config_cls = HarborConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: ConfigError naming the task and the field."""
+        super().__init__(*args, **kwargs)
+        config: HarborConfig = self.config
+        if config.tool_pool_mode not in ("local", "nomad", "farm"):
+            raise ConfigError(
+                "tool_pool_mode", "tasks have images of their own", next_step="allowed: local, nomad, farm"
+            )
+        offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
+        if not config.tasks:
+            raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
+        found = read_tasks(Path(config.tasks), offered, config.only_tasks)
+        self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
+        self._order: Iterator[str] = itertools.cycle(self.tasks)
+        most_mib = max((task.memory_mib or 0 for task in found), default=0)
+        if most_mib > config.slot_memory_mib:
+            config.slot_memory_mib = most_mib
+
+    async def setup_agent_env(self) -> None:
+        """Tell, once for all tasks, what of them is not as they ask for."""
+        for task in self.tasks.values():
+            if task.unknown:
+                logger.warning("task %s: fields that nobody reads: %s", task.name, ", ".join(task.unknown))
+        asking = [
+            task.name for task in self.tasks.values() if NO_NETWORK not in (task.agent.network, task.verifier.network)
+        ]
+        if asking and not self.config.allow_network:
+            logger.warning("%d tasks ask for a network and have none (allow_network): %s", len(asking), asking[:10])
+
+    async def get_next_item(self) -> dict[str, Any]:
+        """The tasks, repeated endlessly."""
+        return self.item_of(self.tasks[next(self._order)])
+
+    def item_of(self, task: HarborTask) -> dict[str, Any]:
+        """A task as the item in its transcripts."""
+        return {"task_id": task.name, "image": self._image_of(task)}
+
+    def task_image(self, item: Any) -> ImageRoot:
+        """The task's image with its limits. Storage counts as memory, so it has at most half of that."""
+        task = self.tasks[item["task_id"]]
+        memory_mib = task.memory_mib or self.config.slot_memory_mib
+        return ImageRoot(
+            self._image_of(task),
+            cpus=task.cpus or None,
+            memory_mib=memory_mib,
+            storage_mib=min(task.storage_mib or memory_mib, memory_mib // 2),
+            user=task.agent.user,
+            workdir=task.workdir,
+            env=task.env,
+            network=task.agent.network if self.config.allow_network else NO_NETWORK,
+        )
+
+    def _image_of(self, task: HarborTask) -> str:
+        return self.config.image.replace("{task}", task.name) or task.image
+
+    def build_task(self, item: Any) -> str:
+        """The instruction."""
+        task = self.tasks[item["task_id"]]
+        return f"[task:{task.name}]\n{task.instruction}"
+
+    def build_agent_config(self, item: Any) -> AgentSettings:
+        """As configured, and not longer than the task's time for the agent."""
+        task = self.tasks[item["task_id"]]
+        settings = self.config.agent_settings()
+        prompt = settings.system_prompt
+        if prompt is None:
+            workdir = task.workdir or "the image's working directory"
+            prompt = SYSTEM.format(user=task.agent.user or "root", workdir=workdir)
+        max_s = min(task.agent.timeout_s, settings.max_s or task.agent.timeout_s)
+        return replace(settings, system_prompt=prompt, max_s=max_s)
+
+    async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
+        """Nothing is prepared, the image has everything; the directory of logs is made as Harbor does."""
+        make = "mkdir -p /logs/agent /logs/verifier && chmod 777 /logs/agent /logs/verifier && pwd"
+        done = await exec_tool.terminal(make, user="root")
+        if done.exit_code:
+            raise RuntimeError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
+        return {"workdir": done.stdout.strip(), "image": item["image"]}
+
+    async def verify_and_score_trajectory(
+        self,
+        item: Any,
+        final_response: str,  # noqa: ARG002 - what counts is what it did
+        *,
+        exec_tool: ToolContext,
+        agent_result: AgentResult,
+        **_: Any,
+    ) -> tuple[float, dict[str, Any]]:
+        """Run the task's verifier."""
+        found = await judged(exec_tool, self.tasks[item["task_id"]])
+        return found.score, {**found.told(), "model faults": agent_result.model_faults}
+
+
+if __name__ == "__main__":
+    HarborEnv.cli()

@@ -1,0 +1,289 @@
+"""Harbor's task directories: ``task.toml`` and the files beside it, read strictly.
+
+The format is Harbor's (https://harborframework.com/docs/tasks), with the older spellings that Terminal-Bench 2 still
+uses. A field that means something a slot cannot do is refused by name; one that is not known at all is left out and
+named in ``HarborTask.unknown``, as Harbor leaves it out too.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agentenv.errors import ConfigError
+from agentenv.store.reference import parse as parse_reference
+from agentenv.wire.network import NetworkPolicy
+
+FILE: Final = "task.toml"
+DEFAULT_TIMEOUT_S: Final = 600.0
+"""Harbor's, for both phases."""
+PUBLIC: Final = NetworkPolicy("public")
+"""Harbor's default."""
+NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
+    "no-network": "none",
+    "public": "public",
+    "allowlist": "allow",
+}
+_KNOWN: Final[Mapping[str, str]] = {
+    "": "version schema_version task metadata agent verifier solution environment steps artifacts source",
+    "agent": "timeout_sec user network_mode allowed_hosts",
+    "verifier": "timeout_sec user env network_mode allowed_hosts environment_mode",
+    "solution": "env",
+    "environment": "build_timeout_sec docker_image cpus memory_mb storage_mb memory storage gpus gpu_types env workdir "
+    "healthcheck mcp_servers skills_dir network_mode allowed_hosts allow_internet",
+}
+"""The fields of each table, separated by spaces; of the file itself those without a table."""
+_SIZE: Final = re.compile(r"(\d+)([KMG])", re.IGNORECASE)
+_MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the agent's and the verifier's part have of their own."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    user: str = ""
+    """Empty: the image's."""
+    network: NetworkPolicy = PUBLIC
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """One task. ``env`` and its like have their templates (``${NAME}``) filled in."""
+
+    name: str
+    directory: Path
+    instruction: str
+    image: str
+    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
+    agent: Phase = Phase()
+    verifier: Phase = Phase()
+    cpus: float | None = None
+    memory_mib: int | None = None
+    storage_mib: int | None = None
+    workdir: str = ""
+    """Empty: the image's."""
+    build_timeout_s: float = DEFAULT_TIMEOUT_S
+    env: Mapping[str, str] = field(default_factory=dict)
+    verifier_env: Mapping[str, str] = field(default_factory=dict)
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    """Fields that nobody reads."""
+
+    @property
+    def tests(self) -> Path:
+        """The verifier's files, ``test.sh`` among them."""
+        return self.directory / "tests"
+
+    @property
+    def solution(self) -> Path:
+        """The oracle's files; a task may have none."""
+        return self.directory / "solution"
+
+
+def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = ()) -> tuple[HarborTask, ...]:
+    """The tasks at ``place``: a task directory, or a directory of them; in the order of their names.
+
+    ``host_env``: what templates may name. Raises ConfigError naming the task and the field.
+    """
+    one = (place / FILE).is_file()
+    directories = [place] if one else sorted(file.parent for file in place.glob(f"*/{FILE}"))
+    wanted = set(only)
+    if missing := wanted - {directory.name for directory in directories}:
+        raise ConfigError("only_tasks", f"{min(missing)!r} is no task of {place}")
+    if not directories:
+        raise ConfigError(
+            "tasks", f"{place} has no {FILE}, and no directory below it has", next_step="name task directories"
+        )
+    return tuple(read_task(each, host_env) for each in directories if not wanted or each.name in wanted)
+
+
+def read_task(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
+    """One task directory. Raises ConfigError naming the task and the field."""
+    directory = directory.absolute()
+    if not _NAME.fullmatch(directory.name):
+        raise ConfigError("tasks", f"{directory.name!r} cannot be a task's name", next_step="letters, digits, _ . + -")
+    try:
+        raw = tomllib.loads((directory / FILE).read_text(encoding="utf-8"))
+        instruction = (directory / "instruction.md").read_text(encoding="utf-8")
+    except OSError as error:
+        raise _wrong(directory, FILE, f"cannot be read: {error}") from error
+    except ValueError as error:
+        raise _wrong(directory, FILE, f"is not valid: {error}") from error
+    if not instruction.strip():
+        raise _wrong(directory, "instruction.md", "is empty")
+    if not (directory / "tests/test.sh").is_file():
+        raise _wrong(directory, "tests/test.sh", "is missing", "a task is scored by it")
+    return _Reader(directory, raw, host_env).task(instruction)
+
+
+class _Reader:
+    """Reads the fields of one task.toml."""
+
+    def __init__(self, directory: Path, raw: Mapping[str, Any], host_env: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._raw = raw
+        self._host_env = host_env
+
+    def task(self, instruction: str) -> HarborTask:
+        self._refuse_what_slots_lack()
+        memory_mib = self._mib("memory_mb", "memory")
+        return HarborTask(
+            name=self._directory.name,
+            directory=self._directory,
+            instruction=instruction,
+            image=self._image(),
+            agent=self._phase("agent"),
+            verifier=self._phase("verifier"),
+            cpus=self._number("environment", "cpus"),
+            memory_mib=memory_mib,
+            storage_mib=self._mib("storage_mb", "storage"),
+            workdir=self._workdir(),
+            build_timeout_s=self._number("environment", "build_timeout_sec") or DEFAULT_TIMEOUT_S,
+            env=self._env("environment"),
+            verifier_env=self._env("verifier"),
+            solution_env=self._env("solution"),
+            unknown=tuple(self._unknown()),
+        )
+
+    def _unknown(self) -> Iterable[str]:
+        for section, known in _KNOWN.items():
+            for name in self._section(section):
+                if name not in known.split():
+                    yield f"{section}.{name}".lstrip(".")
+
+    def _refuse_what_slots_lack(self) -> None:
+        environment = self._section("environment")
+        if self._number("environment", "gpus"):
+            raise self._error("environment.gpus", "slots have no GPU")
+        for name in ("healthcheck", "mcp_servers"):
+            if environment.get(name):
+                raise self._error(f"environment.{name}", "is not supported", "tasks whose one box is all they need are")
+        if self._section("verifier").get("environment_mode", "shared") != "shared":
+            raise self._error("verifier.environment_mode", "only 'shared' is supported: the verifier runs in the slot")
+        if self._raw.get("steps"):
+            raise self._error("steps", "tasks of several steps are not supported")
+        for name in ("docker-compose.yaml", "docker-compose.yml"):
+            if (self._directory / "environment" / name).exists():
+                raise self._error(f"environment/{name}", "tasks of several containers are not supported")
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        if not name:
+            return self._raw
+        value = self._raw.get(name, {})
+        if not isinstance(value, dict):
+            raise self._error(name, f"got {value!r}", "allowed: a table")
+        return value
+
+    def _image(self) -> str:
+        given = self._text("environment", "docker_image")
+        if not given:
+            if not (self._directory / "environment/Dockerfile").is_file():
+                raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
+            return f"dockerfile:{self._directory / 'environment'}"
+        try:
+            parse_reference(given)
+        except ConfigError as error:
+            raise self._error("environment.docker_image", error.message, error.next_step) from error
+        return given
+
+    def _workdir(self) -> str:
+        workdir = self._text("environment", "workdir")
+        if workdir and not workdir.startswith("/"):
+            raise self._error("environment.workdir", f"got {workdir!r}", "allowed: an absolute path")
+        return workdir
+
+    def _phase(self, section: str) -> Phase:
+        user = self._section(section).get("user", "")
+        if isinstance(user, bool) or not isinstance(user, (str, int)):
+            raise self._error(f"{section}.user", f"got {user!r}", "allowed: a name or a uid")
+        timeout_s = self._number(section, "timeout_sec") or DEFAULT_TIMEOUT_S
+        return Phase(timeout_s, str(user), self._network(section))
+
+    def _network(self, section: str) -> NetworkPolicy:
+        """The policy of a phase: its own, else the environment's, else Harbor's default."""
+        own = self._section(section)
+        at = section if "network_mode" in own or "allowed_hosts" in own else "environment"
+        given = self._section(at)
+        if "network_mode" in given:
+            mode = given["network_mode"]
+        elif self._flag("environment", "allow_internet") is False:
+            mode = "no-network"
+        else:
+            mode = "allowlist" if given.get("allowed_hosts") else "public"
+        if mode not in NETWORKS:
+            raise self._error(f"{at}.network_mode", f"got {mode!r}", f"allowed: {', '.join(NETWORKS)}")
+        hosts = given.get("allowed_hosts") or []
+        if bool(hosts) != (mode == "allowlist"):
+            raise self._error(f"{at}.allowed_hosts", f"do not go with network_mode {mode!r}")
+        try:
+            return NetworkPolicy.parse({"kind": NETWORKS[mode], "hosts": hosts})
+        except ConfigError as error:
+            raise self._error(f"{at}.allowed_hosts", error.message, error.next_step) from error
+
+    def _text(self, section: str, name: str) -> str:
+        value = self._section(section).get(name) or ""
+        if not isinstance(value, str):
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: text")
+        return value
+
+    def _flag(self, section: str, name: str) -> bool | None:
+        value = self._section(section).get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: true or false")
+        return value
+
+    def _number(self, section: str, name: str) -> float | None:
+        value = self._section(section).get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**9:
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a number, 0 or more")
+        return value
+
+    def _mib(self, name: str, older: str) -> int | None:
+        """A size in MiB; ``older`` is the field of Harbor's first version, text such as ``2G``."""
+        value = self._number("environment", name)
+        if value is not None:
+            return int(value) or None
+        given = self._text("environment", older)
+        if not given:
+            return None
+        size = _SIZE.fullmatch(given)
+        if size is None:
+            raise self._error(f"environment.{older}", f"got {given!r}", "allowed: 512M, 2G and the like")
+        return max(1, int(int(size[1]) * _MIB_OF[size[2].upper()]))
+
+    def _env(self, section: str) -> dict[str, str]:
+        value = self._section(section).get("env", {})
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise self._error(f"{section}.env", f"got {value!r}", "allowed: a table of texts")
+        return {name: self._filled(f"{section}.env.{name}", text) for name, text in value.items()}
+
+    def _filled(self, name: str, text: str) -> str:
+        """A value with its templates replaced. A task is somebody's file: it gets only what was offered by name."""
+
+        def of(found: re.Match[str]) -> str:
+            variable, default = found[1], found[2]
+            if variable in self._host_env:
+                return self._host_env[variable]
+            if default is None:
+                raise self._error(
+                    name, f"asks for {variable} of this machine", "offer it by name (host_env), if it is set"
+                )
+            return default
+
+        return _VARIABLE.sub(of, text)
+
+    def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
+        return _wrong(self._directory, name, problem, next_step)
+
+
+def _wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
+    return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)

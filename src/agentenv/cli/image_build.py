@@ -1,0 +1,39 @@
+"""What is shown of a build while it runs: a line for each step, and the output of its commands."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from agentenv.cli.output import err, escape
+from agentenv.store.dockerfile.build import Listeners, StepEvent
+
+_COLOURS = {"done": "green", "cached": "cyan", "failed": "red"}
+
+
+class Shown:
+    """A context manager whose value are the listeners of a build. ``quiet``: nothing is shown."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def __enter__(self) -> Listeners:
+        return Listeners() if self._quiet else Listeners(on_step=_step, on_output=_output)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def _step(event: StepEvent) -> None:
+    text = event.place.text.splitlines()[0] if event.place.text else event.place.keyword
+    if event.state == "started":
+        err().print(f"[bold]{event.number}/{event.total}[/] {escape(text)}", soft_wrap=True)
+    else:
+        colour, took = _COLOURS[event.state], f" {event.seconds:.1f} s" if event.state != "cached" else ""
+        shown = f" {escape(text)}" if event.state == "cached" else ""
+        err().print(f"[{colour}]{event.number}/{event.total} {event.state}[/]{took}{shown}", soft_wrap=True)
+
+
+def _output(output: bytes) -> None:
+    err().print(output.decode("utf-8", "replace"), end="", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,112 @@
+"""A non-blocking socket, read and written without buffers that grow.
+
+The event loop's own transports read up to 256 KiB ahead of their reader. Here at most one chunk is held in each
+direction: a sender waits until its receiver has taken the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+from agentenv.errors import InvalidArgumentsError
+from agentenv.sandbox.proxy.heads import MAX_HEAD_BYTES
+from agentenv.wire.addresses import Address
+
+CHUNK_BYTES: Final = 64 * 1024
+_SLOT_BUFFER_BYTES: Final = 128 * 1024
+_MAX_LINE_BYTES: Final = 4096
+_LINGER_S: Final = 2.0
+_LINGER_BYTES: Final = 1024 * 1024
+
+
+class Stream:
+    """Owns the socket. Methods raise OSError when the connection fails."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._unread = b""
+
+    @classmethod
+    def accepted(cls, sock: socket.socket) -> Stream:
+        """Of a slot's. Its kernel buffers are bounded: a slot that does not read would fill megabytes in each."""
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, buffer, _SLOT_BUFFER_BYTES)
+        return cls(sock)
+
+    @classmethod
+    async def connect(cls, address: Address, port: int) -> Stream:
+        """Connect to this address and no other."""
+        sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+        try:
+            stream = cls(sock)
+            await stream._loop.sock_connect(sock, (str(address), port))
+        except BaseException:
+            sock.close()
+            raise
+        return stream
+
+    async def receive(self, most: int = CHUNK_BYTES) -> bytes:
+        """The next bytes, at most ``most``; empty at the end."""
+        if self._unread:
+            taken, self._unread = self._unread[:most], self._unread[most:]
+            return taken
+        received = await self._loop.sock_recv(self._sock, most)
+        await asyncio.sleep(0)  # it returned at once if there was something: let the others have their turn
+        return received
+
+    async def receive_head(self) -> bytes:
+        """Everything to the next empty line, which is included; empty if the peer ended before it.
+
+        Raises InvalidArgumentsError when it is longer than MAX_HEAD_BYTES.
+        """
+        return await self._receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
+
+    async def receive_line(self) -> bytes:
+        """The next line with its end; empty if the peer ended before it. Raises InvalidArgumentsError when it is
+        longer than 4 KiB."""
+        return await self._receive_until(b"\r\n", _MAX_LINE_BYTES)
+
+    async def _receive_until(self, end: bytes, most: int) -> bytes:
+        found = bytearray()
+        while True:
+            looked = max(0, len(found) - len(end) + 1)
+            received = await self.receive()
+            if not received:
+                return b""
+            found += received
+            at = found.find(end, looked)
+            length = at + len(end) if at >= 0 else len(found)
+            if length > most:
+                raise InvalidArgumentsError(f"The request's header is longer than {most} bytes.")
+            if at >= 0:
+                self._unread = bytes(found[length:]) + self._unread
+                return bytes(found[:length])
+
+    async def send(self, data: bytes) -> None:
+        """Returns when the kernel has taken all of it."""
+        await self._loop.sock_sendall(self._sock, data)
+
+    def end(self) -> None:
+        """Tell the peer that nothing more will be sent."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    async def linger(self) -> None:
+        """:meth:`end`, and give the peer a moment to read: closing while something of it is unread would discard what
+        it has not read yet."""
+        self.end()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                left = _LINGER_BYTES
+                while left > 0 and (received := await self.receive()):
+                    left -= len(received)
+
+    def close(self) -> None:
+        """Close at once. Repeatable."""
+        self._sock.close()

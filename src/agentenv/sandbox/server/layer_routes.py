@@ -1,0 +1,82 @@
+"""Layers of checkpoints, as tars: ``GET /v1/checkpoints/{checkpoint}/layers/{layer}``.
+
+Who knows a checkpoint's name may read it. The lowest layer is 0; the header says how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from typing import Final
+
+from aiohttp import web
+
+from agentenv.errors import CheckpointError
+from agentenv.sandbox.control_protocol import Exported
+from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorLink
+from agentenv.wire.leases import LAYERS_HEADER
+
+_PATIENCE_S: Final = 30.0
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+class LayerExports:
+    """Requests for layers, answered by the supervisor in any order."""
+
+    def __init__(self, supervisor: SupervisorLink) -> None:
+        self._supervisor = supervisor
+        self._waiting: dict[tuple[str, int], deque[asyncio.Future[tuple[int, int]]]] = {}
+
+    async def open(self, checkpoint: str, layer: int) -> tuple[int, int]:
+        """A pipe with the layer's tar, the caller's to close, and how many layers there are. Raises CheckpointError."""
+        waiter: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((checkpoint, layer), deque()).append(waiter)
+        self._supervisor.export(checkpoint, layer)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await waiter
+        except TimeoutError:
+            raise CheckpointError(f"checkpoint {checkpoint}: nothing was heard of it for {_PATIENCE_S:g} s") from None
+
+    def answered(self, said: Exported, pipe: int = -1) -> None:
+        """The supervisor has answered; ``pipe`` is owned from now on."""
+        waiting = self._waiting.get((said.checkpoint, said.layer))
+        waiter = waiting.popleft() if waiting else None
+        if not waiting:
+            self._waiting.pop((said.checkpoint, said.layer), None)
+        if waiter is None or waiter.done():
+            if pipe >= 0:
+                os.close(pipe)
+        elif pipe < 0:
+            waiter.set_exception(CheckpointError(f"checkpoint {said.checkpoint}: {said.reason}"))
+        else:
+            waiter.set_result((pipe, said.layers))
+
+
+class LayerRoutes:
+    """The route."""
+
+    def __init__(self, exports: LayerExports) -> None:
+        self._exports = exports
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add it."""
+        router.add_get("/v1/checkpoints/{checkpoint:[0-9a-f]{32}}/layers/{layer:[0-9]{1,3}}", self._get)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        pipe, layers = await self._exports.open(request.match_info["checkpoint"], int(request.match_info["layer"]))
+        response = web.StreamResponse(headers={LAYERS_HEADER: str(layers), "Content-Type": "application/x-tar"})
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
+        with os.fdopen(pipe, "rb", buffering=0) as file:
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+            with contextlib.closing(transport):
+                await response.prepare(request)
+                while piece := await reader.read(_CHUNK_BYTES):
+                    await response.write(piece)
+        return response
+
+
+__all__ = ["LayerExports", "LayerHandedOver", "LayerRoutes"]

@@ -1,0 +1,57 @@
+"""Which ids a slot has on this machine: no two slots of a node share a range, whatever containers they are in.
+
+A range is a file in the node's store, and whoever holds its lock (``flock``) has the range. The store's owner makes the
+files; a lock needs no right to write, so containers see the store read-only. A lock that nobody lets go of ends with
+the supervisor that holds it, and its slots have ended by then.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.locks import hold
+from agentenv.sandbox.supervisor.user_namespace import RANGES, IdRange
+
+
+class ClaimedRange:
+    """A range that nobody else has until :meth:`release`."""
+
+    def __init__(self, ids: IdRange, lock: int) -> None:
+        self.ids = ids
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others have it: no process and no file of it is left. Repeatable."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+class IdRanges:
+    """The ranges of a node, whose files are in ``directory`` (``ranges`` of its store)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        # Containers begin to look at different places: else each would ask for all ranges of the others.
+        self._next = secrets.randbelow(RANGES)
+
+    def claim(self) -> ClaimedRange:
+        """A range of its own. Raises SandboxUnavailableError when none is left on this node, or the store has none."""
+        for _ in range(RANGES):
+            number, self._next = self._next, (self._next + 1) % RANGES
+            try:
+                lock = hold(self._directory / str(number), wait=False)
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:
+                raise SandboxUnavailableError(
+                    f"the store has no file for the ids of a slot: {self._directory / str(number)}",
+                    next_step="let this version make what is missing: agentenv images list",
+                ) from None
+            return ClaimedRange(IdRange(number), lock)
+        raise SandboxUnavailableError(
+            f"all {RANGES} ranges of ids of this node are in use", next_step="end slots of images, or use more nodes"
+        )

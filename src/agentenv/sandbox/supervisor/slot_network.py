@@ -1,0 +1,124 @@
+"""The network of one slot while it runs: follows the policy of its lease, without a restart of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.slot_env import proxy_env
+from agentenv.sandbox.supervisor import network
+from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
+from agentenv.sandbox.supervisor.proxy_process import ProxyProcess
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.slot_listener import open_listener
+from agentenv.tasks import finish
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+from agentenv.wire.spec import SandboxSpec
+
+_NONE = NO_NETWORK
+
+
+@dataclass(frozen=True)
+class NetworkServices:
+    """What the networks of a container's slots share."""
+
+    spec: SandboxSpec
+    reaper: Reaper
+    proxy: ProxyProcess
+
+
+class SlotNetwork:
+    """The network of one run of a slot. It starts as ``none``: the slot's namespace has only its loopback.
+
+    ``public`` attaches a user-mode stack. ``allow`` needs no device at all: the slot's proxy is a socket on its
+    loopback. That socket stays for as long as the slot runs, and says why when a later policy refuses.
+    """
+
+    def __init__(
+        self, services: NetworkServices, namespaces: SlotNamespaces, on_lost: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """``namespaces`` stay the caller's and open until :meth:`aclose`. ``on_lost`` is called with a wait status
+        when the stack of a public network ends by itself."""
+        self.policy = _NONE
+        self._services = services
+        self._namespaces = namespaces
+        self._on_lost = on_lost
+        self._stack: NetworkProcess | None = None
+        self._port = 0
+        self._changing = asyncio.Lock()
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables for commands started under the present policy."""
+        return proxy_env(self._port) if self.policy.kind == "allow" else {}
+
+    async def apply(self, policy: NetworkPolicy) -> None:
+        """Change to ``policy``. When this returns, nothing that it does not allow is open any more. A caller that is
+        cancelled gets its cancellation when the change is complete.
+
+        Raises SandboxUnavailableError when it cannot be applied (``next_step`` tells the cure where one is known);
+        the slot's network is then ``none``.
+        """
+        await finish(asyncio.create_task(self._change(policy), name=f"network of slot {self._namespaces.slot}"))
+
+    async def aclose(self) -> None:
+        """Take every network away. Repeatable. Raises OSError (TimeoutError) when the stack could not be ended."""
+        await finish(asyncio.create_task(self._close(), name=f"end of the network of slot {self._namespaces.slot}"))
+
+    async def _change(self, policy: NetworkPolicy) -> None:
+        async with self._changing:
+            try:
+                await self._apply(policy)
+            except SandboxUnavailableError:
+                await self._close_all()
+                raise
+            except OSError as error:
+                await self._close_all()
+                reason = error or type(error).__name__
+                raise SandboxUnavailableError(f"the network of slot {self._namespaces.slot}: {reason}") from error
+
+    async def _close(self) -> None:
+        async with self._changing:
+            await self._close_all()
+
+    async def _apply(self, policy: NetworkPolicy) -> None:
+        if policy.kind != "none" and not self._services.spec.allow_network:
+            raise SandboxUnavailableError(
+                f"the container gives its slots no network, and the lease asks for {policy.kind}",
+                next_step="set allow_network = true, or lease with network none",
+            )
+        tool = ""
+        if policy.kind == "public" and self._stack is None:
+            tool = network.find_tool("the network policy public", "name the hosts that are needed (policy allow)")
+        if policy.kind != "public":
+            await self._detach()
+        self.policy = policy
+        slot = self._namespaces.slot
+        if self._port:
+            await self._services.proxy.change(slot, policy)
+        elif policy.kind == "allow":
+            listener = open_listener(self._namespaces.network_fd)
+            self._port = listener.getsockname()[1]
+            await self._services.proxy.add(slot, listener, policy)
+        if tool:
+            services = self._services
+            stack = await network.attach_to(self._namespaces, services.spec, services.reaper, tool)
+            self._stack = stack
+            stack.exited.add_done_callback(lambda ended: self._ended(stack, ended))
+
+    async def _detach(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.kill()
+
+    async def _close_all(self) -> None:
+        self.policy, self._port = _NONE, 0
+        await self._services.proxy.drop(self._namespaces.slot)
+        await self._detach()
+
+    def _ended(self, stack: NetworkProcess, ended: asyncio.Future[int]) -> None:
+        if stack is self._stack and not ended.cancelled():
+            self._stack = None
+            self._on_lost(ended.result())

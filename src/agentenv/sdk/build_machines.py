@@ -1,0 +1,207 @@
+"""Image slots as the machines on which a Dockerfile is built (:mod:`agentenv.store.dockerfile`).
+
+Each step's files become an image of the store at once: it is the step's checkpoint, outlives the slot, and the next
+build begins after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+import aiohttp
+
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.http import open_session
+from agentenv.containers.layers import download_layers
+from agentenv.containers.tars import get_tar, put_tar
+from agentenv.errors import ConfigError
+from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
+from agentenv.store.addition import Runtime
+from agentenv.store.dockerfile.image_config import ImageConfig
+from agentenv.store.dockerfile.machine import BaseImage, Machine, Seen, Start
+from agentenv.store.manifest import StoredImage
+from agentenv.store.store import Store
+from agentenv.wire.roots import RootSpec
+
+_EMPTY_TAR_BYTES: Final = 1024
+"""A layer in which nothing is."""
+_LOOK: Final = r"""
+path=$1 rest=
+while [ ! -e "$path" ] && [ ! -L "$path" ] && [ "$path" != / ]; do
+  rest=/${path##*/}$rest path=${path%/*}; path=${path:-/}
+done
+links=0
+while [ -L "$path" ]; do
+  [ $((links += 1)) -le 40 ] || exit 40
+  link=$(readlink -- "$path") || exit 1
+  case $link in /*) path=$link ;; *) path=${path%/*}/$link ;; esac
+done
+if [ -d "$path" ]; then path=$(cd -P -- "$path" && pwd -P) || exit 1
+else parent=${path%/*}; parent=$(cd -P -- "${parent:-/}" 2>/dev/null && pwd -P); path=${parent%/}/${path##*/}; fi
+[ -z "$rest" ] || { printf 'missing %s' "${path%/}$rest"; exit 0; }
+if [ -d "$path" ]; then printf 'directory %s' "$path"; elif [ -e "$path" ]; then printf 'file %s' "$path"
+else printf 'missing %s' "$path"; fi
+"""
+_NAMES: Final = r"""
+cd -- "$1" || exit 1
+shopt -s nullglob dotglob
+for name in *; do
+  kind=f; [ -d "$name" ] && [ ! -L "$name" ] && kind=d
+  printf '%s%s\0' "$kind" "$name"
+done
+"""
+
+
+class SlotMachines:
+    """Implements :class:`agentenv.store.dockerfile.machine.Machines` over the sandboxes of a farm and its store."""
+
+    def __init__(self, farm: AsyncFarm, store: Store, root: RootSpec) -> None:
+        """``root``: limits and network of the machines; its image is replaced."""
+        self._farm = farm
+        self._store = store
+        self._root = root
+
+    async def resolve(self, reference: str) -> BaseImage:
+        """See Machines."""
+        image = await asyncio.to_thread(self._store.ensure, reference)
+        return BaseImage(image.digest, _config_of(image))
+
+    async def holds(self, start: Start) -> bool:
+        """See Machines."""
+        name = start.checkpoint or start.image
+        return not name or await asyncio.to_thread(self._store.find, name) is not None
+
+    @asynccontextmanager
+    async def open(self, start: Start) -> AsyncIterator[Machine]:
+        """See Machines."""
+        name = start.checkpoint or start.image
+        if not name:
+            image = await asyncio.to_thread(self._store.add, None, (), Runtime())
+        elif (found := await asyncio.to_thread(self._store.find, name)) is None:
+            raise ConfigError("image", f"{name} is not in the store (any more)", next_step="build again")
+        else:
+            image = found
+        root = replace(self._root, image=image.digest, user="0")
+        async with self._farm.sandbox(root) as box, open_session() as session:
+            yield SlotMachine(box, self._store, image, session)
+
+
+class SlotMachine:
+    """Implements :class:`agentenv.store.dockerfile.machine.Machine`."""
+
+    def __init__(self, box: AsyncSandbox, store: Store, image: StoredImage, session: aiohttp.ClientSession) -> None:
+        self._box = box
+        self._store = store
+        self._image = image
+        self._http = session
+        self._layers = 0
+        """Layers of this slot that are in ``image``."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        user: str,
+        cwd: str,
+        timeout_s: float,
+        on_output: Callable[[bytes], None],
+    ) -> int | None:
+        """See Machine."""
+        await self._checked("mkdir -p -- " + shlex.quote(cwd))
+        result = await self._box.run(
+            _command(argv, env),
+            timeout_s,
+            cwd=cwd,
+            user=user or "0",
+            on_output=lambda _, text: on_output(text.encode()),
+        )
+        return None if result.timed_out else result.exit_code
+
+    async def put(self, stream: IO[bytes], at: str, *, owner: tuple[int, int], mode: int) -> None:
+        """See Machine."""
+        async with self._box.lease_for_transfer() as lease:
+            await put_tar(lease, stream, at, owner=owner, mode=mode)
+
+    async def look(self, path: str) -> Seen:
+        """See Machine."""
+        kind, _, where = (await self._script(_LOOK, path)).partition(" ")
+        if kind not in ("directory", "file", "missing"):
+            raise OSError(f"{path}: its links lead to one another")
+        return Seen(kind, where)  # type: ignore[arg-type]  # one of these
+
+    async def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        """See Machine."""
+        listed = await self._script(_NAMES, directory)
+        return [(one[1:], one[0] == "d") for one in listed.split("\0") if one]
+
+    async def get(self, path: str) -> IO[bytes]:
+        """See Machine."""
+        file = tempfile.NamedTemporaryFile(prefix="agentenv-tar-")  # noqa: SIM115 - the caller closes it
+        async with self._box.lease_for_transfer() as lease:
+            await get_tar(lease, path, Path(file.name))
+        return file
+
+    async def checkpoint(self) -> str:
+        """See Machine."""
+        self._image = await self._stored(Runtime.of(self._image))
+        return self._image.digest
+
+    async def commit(self, config: ImageConfig) -> str:
+        """See Machine."""
+        runtime = Runtime(dict(config.env), config.user, config.workdir, config.entrypoint or (), config.cmd or ())
+        return (await self._stored(runtime)).digest
+
+    async def _stored(self, runtime: Runtime) -> StoredImage:
+        """The image of all that has been written."""
+        async with self._box.lease_for_transfer() as lease:
+            control = ContainerControl(lease.container, self._http)
+            name = await control.checkpoint(lease.key)
+            with tempfile.TemporaryDirectory(prefix="agentenv-layers-") as directory:
+                tars = await download_layers(self._http, lease.container, name, Path(directory), first=self._layers)
+                self._layers += len(tars)
+                written = [tar for tar in tars if tar.stat().st_size > _EMPTY_TAR_BYTES]
+                return await asyncio.to_thread(self._store.add, self._image, written, runtime)
+
+    async def _script(self, script: str, argument: str) -> str:
+        result = await self._box.exec(["bash", "-c", script, "bash", argument], user="0")
+        if result.exit_code:
+            raise OSError(f"{argument}: {result.stderr.strip() or f'exit code {result.exit_code}'}")
+        return result.stdout_bytes.decode("utf-8", "surrogateescape")
+
+    async def _checked(self, command: str) -> None:
+        result = await self._box.run(command, user="0")
+        if result.exit_code:
+            raise OSError(result.stderr.strip())
+
+
+def _command(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Bash text that runs ``argv`` with this environment, the user's HOME and nothing else; with builtins only, because
+    an image may have no other program yet."""
+    given = " ".join(shlex.quote(f"{name}={value}") for name, value in env.items())
+    return "\n".join(
+        [
+            "while IFS= read -r -d '' entry; do",
+            '  case $entry in HOME=*) ;; *) unset -- "${entry%%=*}" 2>/dev/null;; esac',
+            "done < /proc/self/environ",
+            f"export {given}" if given else ":",
+            f"exec {shlex.join(argv)}",
+        ]
+    )
+
+
+def _config_of(image: StoredImage) -> ImageConfig:
+    return ImageConfig(
+        env=tuple(image.env.items()),
+        user=image.user,
+        workdir=image.workdir,
+        cmd=image.cmd or None,
+        entrypoint=image.entrypoint or None,
+    )

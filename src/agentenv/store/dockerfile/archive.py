@@ -1,0 +1,157 @@
+"""Tar streams of what a step puts into a root: what goes in, under which name, whose it is.
+
+Owners and modes follow fsutil's ``copy.go``: ``--chown`` and ``--chmod`` count for everything that is copied (a link
+has no mode), without ``--chown`` files of the context belong to 0:0 and files of other stages keep their owners.
+``--chmod`` does not count for what ADD unpacks, as in BuildKit's ``unpack.go``.
+"""
+
+from __future__ import annotations
+
+import lzma
+import posixpath
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from agentenv.store.dockerfile.modes import Mode
+
+Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
+"""A member and, for a file, its content."""
+
+UNREADABLE: Final = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What reading a file that is no archive, or half of one, raises."""
+_XATTR: Final = "SCHILY.xattr."
+_WHITEOUT: Final = ".wh."
+_KINDS: Final = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+
+
+class ArchiveError(ValueError):
+    """An archive has what must not be put into a root; the message names the entry."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a source goes: below the directory ``at`` (absolute). ``name`` renames a single file; empty: it keeps its
+    name, and a directory's content goes into ``at`` itself."""
+
+    at: str
+    name: str = ""
+
+
+def placed(sources: Sequence[tuple[str, bool]], destination: str, is_directory: bool) -> list[Placed]:
+    """Where each source goes: pairs of its name and whether it is a directory (or an archive to unpack).
+
+    ``is_directory`` tells that ``destination`` is one now; a slash at its end makes it one. Raises ValueError if
+    several files would become one. Follows fsutil's ``Copy`` and ``prepareTargetDir``, one source after the other.
+    """
+    at = destination.rstrip("/") or "/"
+    is_directory = is_directory or destination.endswith("/")
+    taken, result = False, []
+    for name, contents in sources:
+        if contents and taken:
+            raise ValueError(f"{destination} would be a file and a directory")
+        if contents or is_directory:
+            is_directory = True
+            result.append(Placed(at))
+        elif taken:
+            raise ValueError(f"{name} would overwrite the file before it: {destination} is no directory")
+        else:
+            taken = True
+            result.append(Placed(posixpath.dirname(at), posixpath.basename(at)))
+    return result
+
+
+@dataclass(frozen=True)
+class Part:
+    """One source on its way into a root. ``owner`` None: entries keep theirs. Raises what ``entries`` raises."""
+
+    place: Placed
+    entries: Iterable[Entry]
+    owner: tuple[int, int] | None
+    mode: Mode
+
+
+def write(out: IO[bytes], parts: Iterable[Part]) -> None:
+    """The parts as one tar stream; names are relative to their ``place.at``, which is the same for all. Raises what
+    their entries raise, and OSError if a file has become shorter meanwhile."""
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for part in parts:
+            for member, content in part.entries:
+                made = _copied(member)
+                made.name = part.place.name or made.name
+                if part.owner is not None:
+                    made.uid, made.gid = part.owner
+                if made.type != tarfile.SYMTYPE:
+                    made.mode = part.mode(made.mode, made.isdir())
+                archive.addfile(made, content)
+
+
+def members(archive: tarfile.TarFile) -> Iterator[Entry]:
+    """The entries of an archive from elsewhere, checked: none leaves the directory it is unpacked into, none is a
+    device or says that something is deleted (``.wh.``). Raises ArchiveError."""
+    for member in archive:
+        name = _inside(member.name, member.name)
+        if not name:
+            continue
+        if member.type not in _KINDS and not member.isreg():
+            raise ArchiveError(f"{member.name} is a device or of an unknown kind")
+        if any(part.startswith(_WHITEOUT) for part in name.split("/")):
+            raise ArchiveError(f"{member.name} has a name that means a deletion in layers of images")
+        made = _copied(member)
+        made.name = name
+        if member.islnk():
+            made.linkname = _inside(member.linkname, f"{member.name} -> {member.linkname}")
+        yield made, archive.extractfile(member) if member.isreg() else None
+
+
+def is_archive(file: IO[bytes]) -> bool:
+    """Whether ADD unpacks the file: a tar, plain or compressed with gzip, bzip2 or xz, with an entry. Raises
+    ArchiveError for Zstandard, which only newer Pythons read. The file is at its start afterwards."""
+    start = file.read(4)
+    file.seek(0)
+    if start == _ZSTANDARD:
+        raise ArchiveError("it is compressed with Zstandard")
+    try:
+        with tarfile.open(fileobj=file, mode="r:*") as archive:
+            return archive.next() is not None
+    except (*UNREADABLE, ValueError):
+        return False
+    finally:
+        file.seek(0)
+
+
+def opened(file: IO[bytes]) -> tarfile.TarFile:
+    """An archive that ``is_archive``; close it after use."""
+    return tarfile.open(fileobj=file, mode="r:*")
+
+
+def mtime(member: tarfile.TarInfo, nanoseconds: int) -> None:
+    """Set a time without rounding it."""
+    member.mtime = nanoseconds // 10**9
+    if nanoseconds % 10**9:
+        member.pax_headers = {**member.pax_headers, "mtime": f"{member.mtime}.{nanoseconds % 10**9:09d}"}
+
+
+def _copied(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """What counts of an entry: no names of owners, and no headers of an archive's own making but its time's fraction
+    and extended attributes."""
+    made = tarfile.TarInfo(member.name)
+    made.type = tarfile.REGTYPE if member.isreg() else member.type
+    made.size = member.size if member.isreg() else 0
+    made.mode, made.mtime = member.mode & 0o7777, int(member.mtime)
+    made.uid, made.gid, made.linkname = member.uid, member.gid, member.linkname
+    made.pax_headers = {
+        name: value for name, value in member.pax_headers.items() if name == "mtime" or name.startswith(_XATTR)
+    }
+    return made
+
+
+def _inside(name: str, shown: str) -> str:
+    """The name without leading slash; empty for the directory itself."""
+    cleaned = posixpath.normpath("/" + name if name.startswith("/") else name)
+    if cleaned == ".." or cleaned.startswith("../"):
+        raise ArchiveError(f"{shown} leads out of the directory that the archive is unpacked into")
+    return cleaned.strip("/") if cleaned not in (".", "/", "//") else ""

@@ -1,0 +1,261 @@
+"""Builds an image: performs a plan's steps on machines, each step at most once for its cache key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from agentenv.errors import BuildStepError
+from agentenv.store.dockerfile.cache import LayerCache
+from agentenv.store.dockerfile.context import BuildContext, Source, inline_sources
+from agentenv.store.dockerfile.copying import copy_from_context, copy_from_root, make_directory
+from agentenv.store.dockerfile.instructions import Dockerfile, Place
+from agentenv.store.dockerfile.machine import BaseImage, Machine, Machines, Start
+from agentenv.store.dockerfile.parser import parse
+from agentenv.store.dockerfile.plan import SCRATCH, Options, Plan, StagePlan, base_images, copied_images, plan
+from agentenv.store.dockerfile.steps import CopyStep, RunStep, Step, WorkdirStep, key_of
+
+_TAIL_BYTES: Final = 16 * 1024
+_TAIL_LINES: Final = 20
+"""Of a failed command's output, what its error shows."""
+StepState = Literal["started", "done", "cached", "failed"]
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """A step has started, ended, or need not run. ``number`` counts from 1 to ``total``, the plan's steps; steps of
+    a stage that nobody needs, since what was copied from it is cached, have no event."""
+
+    number: int
+    total: int
+    stage: str
+    place: Place
+    state: StepState
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Built:
+    """The image, and how it came about."""
+
+    image: str
+    plan: Plan
+    ran: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Callbacks of a build, called on its loop: for each step, and for the output of commands as it comes."""
+
+    on_step: Callable[[StepEvent], None] = lambda _: None
+    on_output: Callable[[bytes], None] = lambda _: None
+
+
+def load(path: Path, name: str = "") -> Dockerfile:
+    """The Dockerfile at ``path``, called ``name`` in messages (by default the path). Raises DockerfileError."""
+    place = Place(name or str(path), 0, "Dockerfile")
+    try:
+        return parse(path.read_text(encoding="utf-8"), place.file)
+    except OSError as error:
+        raise place.wrong(error.strerror or str(error), next_step="name a Dockerfile that can be read") from error
+    except UnicodeDecodeError as error:
+        raise place.wrong(f"it is not UTF-8: {error}", next_step="save it as UTF-8") from error
+
+
+async def build(
+    dockerfile: Dockerfile,
+    context: BuildContext,
+    machines: Machines,
+    cache: LayerCache,
+    options: Options | None = None,
+    *,
+    listeners: Listeners | None = None,
+    timeout_s: float = 3600.0,
+) -> Built:
+    """Build the target. ``context`` is open. ``timeout_s`` holds for each RUN.
+
+    Raises DockerfileError before anything runs where the Dockerfile is wrong, and at a COPY whose files are;
+    BuildStepError when a command fails; whatever the machines raise.
+    """
+    options = options or Options()
+    images = {reference: await machines.resolve(reference) for reference in base_images(dockerfile, options)}
+    planned = plan(dockerfile, options, {reference: image.config for reference, image in images.items()})
+    for reference in copied_images(planned):
+        images[reference] = images.get(reference) or await machines.resolve(reference)
+    work = _Build(planned, context, machines, cache, images, listeners or Listeners(), timeout_s)
+    await work.prepare()
+    image = await work.image()
+    return Built(image, planned, work.ran, work.cached)
+
+
+@dataclass
+class _Build:
+    """One build. ``keys`` has each stage's keys, from its base's to its last step's."""
+
+    plan: Plan
+    context: BuildContext
+    machines: Machines
+    cache: LayerCache
+    images: dict[str, BaseImage]
+    listeners: Listeners
+    timeout_s: float
+    keys: dict[int, list[str]] = field(default_factory=dict)
+    sources: dict[tuple[int, int], list[Source]] = field(default_factory=dict)
+    ends: dict[int, Start] = field(default_factory=dict)
+    ran: int = 0
+    cached: int = 0
+
+    async def prepare(self) -> None:
+        """Read what is copied from the context, and compute all keys."""
+        for number, stage in self.plan.stages.items():
+            keys = [self._base_key(stage)]
+            for index, step in enumerate(stage.steps):
+                keys.append(key_of(keys[-1], step, await self._content(number, index, step)))
+            self.keys[number] = keys
+
+    async def image(self) -> str:
+        """The target's image."""
+        number = self.plan.target
+        config = json.dumps(self.plan.stages[number].config.to_oci(), sort_keys=True)
+        key = hashlib.sha256(f"image\0{self.keys[number][-1]}\0{config}".encode()).hexdigest()
+        known = self.cache.find(key)
+        if known and await self.machines.holds(Start(image=known)):
+            self._skip(number, len(self.plan.stages[number].steps))
+            return known
+        start, done = await self._deepest(number)
+        await self._needed_stages(number, done)
+        async with self.machines.open(start) as machine:
+            await self._perform(number, done, machine)
+            made = await machine.commit(self.plan.stages[number].config)
+        self.cache.keep(key, made)
+        return made
+
+    async def _end(self, number: int) -> Start:
+        """Where a stage ends, built if need be."""
+        if number not in self.ends:
+            start, done = await self._deepest(number)
+            await self._needed_stages(number, done)
+            if done < len(self.plan.stages[number].steps):
+                async with self.machines.open(start) as machine:
+                    start = await self._perform(number, done, machine)
+            self.ends[number] = start
+        return self.ends[number]
+
+    async def _deepest(self, number: int) -> tuple[Start, int]:
+        """The last step of a stage that is cached, and how many steps that spares."""
+        stage = self.plan.stages[number]
+        for done in range(len(stage.steps), 0, -1):
+            checkpoint = self.cache.find(self.keys[number][done])
+            if checkpoint and await self.machines.holds(Start(checkpoint=checkpoint)):
+                self._skip(number, done)
+                return Start(checkpoint=checkpoint), done
+        if isinstance(stage.base, int):
+            return await self._end(stage.base), 0
+        return Start(image=self.images[stage.base].digest) if stage.base else Start(), 0
+
+    async def _needed_stages(self, number: int, done: int) -> None:
+        """Build what the steps left to do copy from, before a machine is opened for them."""
+        for step in self.plan.stages[number].steps[done:]:
+            if isinstance(step, CopyStep) and isinstance(step.origin, int):
+                await self._end(step.origin)
+
+    async def _perform(self, number: int, done: int, machine: Machine) -> Start:
+        """Run the steps of a stage after the first ``done``; each is a checkpoint."""
+        checkpoint = ""
+        for index, step in list(enumerate(self.plan.stages[number].steps))[done:]:
+            began = time.monotonic()
+            self._tell(number, index, "started")
+            try:
+                await self._step(number, index, step, machine)
+            except BaseException:
+                self._tell(number, index, "failed", time.monotonic() - began)
+                raise
+            checkpoint = await machine.checkpoint()
+            self.cache.keep(self.keys[number][index + 1], checkpoint)
+            self.ran += 1
+            self._tell(number, index, "done", time.monotonic() - began)
+        return Start(checkpoint=checkpoint)
+
+    async def _step(self, number: int, index: int, step: Step, machine: Machine) -> None:
+        match step:
+            case RunStep():
+                await self._run(step, machine)
+            case CopyStep():
+                await self._copy(step, self.sources.get((number, index)) or inline_sources(step), machine)
+            case WorkdirStep():
+                await make_directory(step, machine)
+
+    async def _run(self, step: RunStep, machine: Machine) -> None:
+        tail = bytearray()
+
+        def on_output(output: bytes) -> None:
+            self.listeners.on_output(output)
+            tail.extend(output)
+            del tail[:-_TAIL_BYTES]
+
+        env = dict(step.env) | dict(step.hidden)
+        code = await machine.run(
+            step.argv, env=env, user=step.user, cwd=step.cwd, timeout_s=self.timeout_s, on_output=on_output
+        )
+        if code == 0:
+            return
+        lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        ending = f"ended with exit code {code}" if code is not None else f"was ended after {self.timeout_s:g} s"
+        shown = "; its last lines:\n" + "\n".join(lines) + "\n" if lines else ""
+        raise BuildStepError(
+            f"{step.place.file}:{step.place.line}: {step.place.text} {ending}{shown}",
+            next_step="correct the command; the steps before it are cached",
+            line=step.place.line,
+            exit_code=code,
+            output="\n".join(lines),
+        )
+
+    async def _copy(self, step: CopyStep, sources: list[Source], machine: Machine) -> None:
+        if step.origin is not None and step.sources:
+            async with self.machines.open(await self._origin(step.origin)) as origin:
+                await copy_from_root(step, origin, machine)
+        await copy_from_context(step, self.context, sources, machine)
+
+    async def _origin(self, origin: int | str) -> Start:
+        return await self._end(origin) if isinstance(origin, int) else Start(image=self.images[origin].digest)
+
+    async def _content(self, number: int, index: int, step: Step) -> str:
+        """The digest of what a step copies; what comes from a stage is what the stage's last key stands for."""
+        if not isinstance(step, CopyStep):
+            return ""
+        if isinstance(step.origin, int):
+            return self.keys[step.origin][-1]
+        if step.origin is not None:
+            return self.images[step.origin].digest
+        sources = await asyncio.to_thread(self.context.sources, step)
+        self.sources[number, index] = sources
+        try:
+            return await asyncio.to_thread(self.context.digest, sources)
+        except OSError as error:
+            raise step.place.wrong(
+                f"{error.filename or 'a file'} cannot be read: {error.strerror}", next_step="change its permissions"
+            ) from error
+
+    def _base_key(self, stage: StagePlan) -> str:
+        if isinstance(stage.base, int):
+            return self.keys[stage.base][-1]
+        return self.images[stage.base].digest if stage.base else SCRATCH
+
+    def _skip(self, number: int, steps: int) -> None:
+        for index in range(steps):
+            self.cached += 1
+            self._tell(number, index, "cached")
+
+    def _tell(self, number: int, index: int, state: StepState, seconds: float = 0.0) -> None:
+        before = sum(len(stage.steps) for other, stage in self.plan.stages.items() if other < number)
+        stage = self.plan.stages[number]
+        place = stage.steps[index].place
+        event = StepEvent(before + index + 1, self.plan.steps, stage.name, place, state, seconds)
+        self.listeners.on_step(event)

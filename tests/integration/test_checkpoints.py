@@ -1,0 +1,144 @@
+"""Checkpoints of image slots: exact, independent of each other, and images when they are stored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.http import open_session
+from agentenv.containers.layers import download_layers
+from agentenv.errors import CheckpointError
+from agentenv.executor.session import ToolSession
+from agentenv.store.addition import Runtime
+from agentenv.store.store import Store
+from tests.security.image_slots import ImageSlots, container, make_images
+
+HERE = Path(__file__).parent
+TREE = "/work"
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def slots(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ImageSlots]:
+    async with container(make_images(tmp_path_factory.mktemp("images")), slots=5) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def released(slots: ImageSlots) -> AsyncIterator[None]:
+    yield
+    await slots.release_all()
+
+
+async def _run(session: ToolSession, command: str) -> str:
+    result = await session.call("bash", {"command": command})
+    assert result.exit_code == 0, result
+    return result.stdout.strip()
+
+
+async def _prepared(slots: ImageSlots) -> ToolSession:
+    session = await slots.open()
+    await session.call("write_file", {"path": "/tree.py", "content": (HERE / "changing_tree.py").read_text()})
+    return session
+
+
+async def _changed(session: ToolSession, seed: int) -> str:
+    """Change the tree at random; its digest."""
+    return await _run(session, f"python3 /tree.py change {seed} {TREE}")
+
+
+async def _digest(session: ToolSession) -> str:
+    return await _run(session, f"python3 /tree.py digest {TREE}")
+
+
+async def _checkpoint(session: ToolSession) -> str:
+    async with ContainerControl(session.lease.container) as control:
+        return await control.checkpoint(session.lease.key)
+
+
+async def _restore(session: ToolSession, checkpoint: str) -> None:
+    async with ContainerControl(session.lease.container) as control:
+        await control.restore(session.lease.key, checkpoint)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_forks_are_exact_and_independent(slots: ImageSlots, seed: int) -> None:
+    first = await _prepared(slots)
+    was = await _changed(first, seed)
+    checkpoint = await _checkpoint(first)
+    assert await _digest(first) == was
+    forks = [await slots.open(checkpoint=checkpoint) for _ in range(3)]
+    assert [await _digest(fork) for fork in forks] == [was] * 3
+    changed = [await _changed(session, seed + number) for number, session in enumerate([first, *forks[:2]], 1)]
+    assert [await _digest(session) for session in [first, *forks]] == [*changed, was]
+    await _restore(first, checkpoint)
+    assert await _digest(first) == was
+
+
+async def test_names_of_one_file_stay_names_of_one_file(slots: ImageSlots, tmp_path: Path) -> None:
+    session = await _prepared(slots)
+    await _run(session, 'echo one > /work/a && python3 -c \'import os; os.link("/work/a", "/work/b")\'')
+    checkpoint = await _checkpoint(session)
+    fork = await slots.open(checkpoint=checkpoint)
+    store = Store.open(slots.images.store)
+    async with open_session() as http:
+        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
+    for each in (fork, stored):
+        assert await _run(each, "[ /work/a -ef /work/b ] && stat -c %h /work/a") == "2"
+
+
+async def test_a_chain_of_checkpoints_can_be_gone_back_to_in_any_order(slots: ImageSlots) -> None:
+    session = await _prepared(slots)
+    kept: list[tuple[str, str]] = []
+    for seed in range(8):
+        was = await _changed(session, 100 + seed)
+        kept.append((await _checkpoint(session), was))
+    order = random.Random(5)
+    for checkpoint, was in order.sample(kept, len(kept)):
+        await _restore(session, checkpoint)
+        assert await _digest(session) == was
+        await _changed(session, order.randrange(1000))
+
+
+async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp_path: Path) -> None:
+    session = await _prepared(slots)
+    for seed in (7, 8, 9):
+        was = await _changed(session, seed)
+        checkpoint = await _checkpoint(session)
+    store = Store.open(slots.images.store)
+    base = store.find(slots.usual)
+    async with open_session() as http:
+        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    assert len(tars) == 3
+    made = store.add(base, tars, Runtime(workdir="/work"))
+    assert await _digest(await slots.open(made.digest)) == was
+
+
+async def test_processes_end_and_the_network_address_stays(slots: ImageSlots) -> None:
+    session = await _prepared(slots)
+    await _run(session, "sleep 1000 & echo $! > /pid")
+    await _checkpoint(session)
+    assert await _run(session, "kill -0 $(cat /pid) 2>/dev/null && echo runs || echo gone") == "gone"
+
+
+async def test_what_is_not_there_cannot_be_restored(slots: ImageSlots) -> None:
+    session = await slots.open()
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        await _restore(session, "0" * 32)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        await slots.open(checkpoint="1" * 32)
+
+
+async def test_a_plain_slot_has_none(slots: ImageSlots) -> None:
+    session = await slots.open_plain()
+    await _run(session, "echo kept > file")
+    with pytest.raises(CheckpointError, match="only image slots"):
+        await _checkpoint(session)
+    assert await _run(session, "cat file") == "kept"

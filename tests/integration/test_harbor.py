@@ -1,0 +1,147 @@
+"""The harbor environment, end to end: our own task directories in slots of their own images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+from agentenv.errors import ConfigError
+from agentenv.report import read_records
+from agentenv.sdk.roots import store_directory
+from agentenv.store import Store
+from agentenv.testing import Call, Reply
+from examples.base_image import make_base
+from examples.harbor import __main__ as command
+from examples.harbor.env import HarborConfig, HarborEnv
+from examples.scripted import play
+from tests.debian_images import base_in_cache
+from tests.integration.test_env_local import leftovers
+from tests.unit.env.env_stubs import settings
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
+
+README = Path(__file__).parents[2] / "README.md"
+TASKS = Path(__file__).parents[2] / "examples/harbor/tasks"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose image store has the base that the tasks' Dockerfiles begin with."""
+    directory = base_in_cache(tmp_path_factory.mktemp("harbor") / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(directory))
+        make_base(Store.open(store_directory()))
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(cache))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["harbor", *map(str, arguments)])
+    return command.main()
+
+
+def test_the_oracle_scores_1_and_the_empty_agent_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "    .venv/bin/python -m examples.harbor examples/harbor/tasks --network\n" in README.read_text()
+    assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
+    tasks = sorted(path.name for path in TASKS.iterdir())
+    assert capsys.readouterr().out.splitlines() == [f"ok  {task}: oracle 1.0, empty 0.0" for task in tasks]
+    for group in read_records(tmp_path / "rollouts.jsonl"):
+        for member in group.trajectories:
+            assert (member.fault, member.verification["exit code"]) == ("none", 0)
+    assert leftovers(tmp_path) == []
+
+
+def test_one_agent_alone_and_a_task_that_is_not_solved_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks"
+    shutil.copytree(TASKS / "count-requests", tasks / "count-requests")
+    (tasks / "count-requests/solution/solve.sh").write_text("echo '200 1 1' > /app/report.txt\n")
+    assert run(monkeypatch, tasks, "--agent", "oracle") == 1
+    assert capsys.readouterr().out == "BAD count-requests: oracle 0.0\n"
+
+
+@pytest.mark.parametrize(("sealed", "score"), [(False, 1.0), (True, 0.0)])
+def test_processes_are_alive_for_the_verifier_unless_the_slot_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    *, sealed: bool, score: float,
+) -> None:  # fmt: skip
+    task = TASKS / "keep-a-heartbeat"
+    how = ["--sealed"] if sealed else []
+    assert run(monkeypatch, task, "--agent", "oracle", *how) == int(score != 1)
+    assert capsys.readouterr().out.endswith(f"keep-a-heartbeat: oracle {score}\n")
+
+
+async def played(tmp_path: Path, commands: Sequence[str], **fields: Any) -> list[Any]:
+    """One group on count-requests: each player runs one command."""
+    await play(
+        tmp_path,
+        HarborEnv,
+        {"tasks": str(TASKS / "count-requests"), "group_size": len(commands), **fields},
+        lambda env: env.tasks,
+        lambda _: [[Reply("", (Call("bash", {"command": text}),)), Reply("done")] for text in commands],
+    )
+    (group,) = read_records(tmp_path / "rollouts.jsonl")
+    return list(group.trajectories)
+
+
+async def test_a_policy_may_be_root_and_what_it_puts_in_the_verifiers_way_is_removed(tmp_path: Path) -> None:
+    planted, hidden, broken = await played(
+        tmp_path,
+        [
+            "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; touch /tests/expected.txt; id -u",
+            "ln -sfn /etc /tests; ln -sfn /etc /logs/verifier; cp /app/access.log /app/report.txt",
+            "rm -rf /usr/bin/bash /bin/bash /usr/bin/cat; touch /usr/bin/mine",
+        ],
+    )
+    assert planted.messages[3]["content"] == "exit code: 0\nstdout:\n0"
+    for member in (planted, hidden, broken):
+        assert (member.score, member.fault) == (0.0, "none")
+    assert planted.verification["rewards"] == {"reward": 0.0}
+    assert hidden.verification["rewards"] == {"reward": 0.0}
+    assert "no reward" in broken.verification["reason"] or "could not be run" in broken.verification["reason"]
+
+
+async def test_a_verifier_that_takes_too_long_scores_0(tmp_path: Path) -> None:
+    slow = tmp_path / "tasks/count-requests"
+    shutil.copytree(TASKS / "count-requests", slow)
+    toml = slow / "task.toml"
+    toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 2.0"))
+    (slow / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt; sleep 1000\n")
+    (member,) = await played(tmp_path, ["true"], tasks=str(slow))
+    assert (member.score, member.fault) == (0.0, "none")
+    assert member.verification["reason"] == "the verifier took more than 2 s"
+
+
+async def test_agent_and_verifier_are_who_the_task_says(tmp_path: Path) -> None:
+    task = tmp_path / "tasks/service-account"
+    shutil.copytree(TASKS / "service-account", task)
+    toml = task / "task.toml"
+    toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "games"'))
+    (task / "tests/test.sh").write_text('[ "$(id -un)" = root ]; echo $((! $?)) > /logs/verifier/reward.txt\n')
+    changes = {"tasks": str(task)}
+    (member,) = await played(tmp_path, ["id -un; echo $SERVICE; touch /tests 2>&1"], **changes)
+    assert member.messages[3]["content"].split("\n")[2:4] == ["games", "ledger"]
+    assert "Permission denied" in member.messages[3]["content"]
+    assert (member.score, member.fault) == (1.0, "none")
+
+
+def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path) -> None:
+    values = settings(tmp_path).model_dump(exclude_unset=True)
+    config = HarborConfig(**{**values, "tasks": str(TASKS), "tool_pool_mode": "fake"})
+    with pytest.raises(ConfigError, match="tool_pool_mode"):
+        HarborEnv(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="unused")])

@@ -1,0 +1,136 @@
+"""A container whose slots can have images, and the images that tests of this folder use."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.containers.control import ContainerControl
+from agentenv.executor.session import ToolSession
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sandbox.supervisor.user_namespace import FIRST_ID
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.pool import SlotPool
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.roots import RootSpec
+from agentenv.wire.spec import MIB, SlotLimits
+from tests.image_sources import member
+from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
+
+LIMITS: Final = SlotLimits(
+    processes=80,
+    memory_bytes=320 * MIB,
+    workspace_bytes=32 * MIB,
+    workspace_inodes=2_000,
+    tmp_bytes=32 * MIB,
+    shm_bytes=16 * MIB,
+)
+NET_RAW: Final = 13
+KIT: Final = Path(__file__).parent / "root_attacks.py"
+
+
+@dataclass
+class Images:
+    """A store, and the images that were put in it so far."""
+
+    directory: Path
+    programs: bytes
+    _made: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Path:
+        return self.directory / "store"
+
+    def make(self, *layers: bytes, config: dict[str, Any] | None = None) -> str:
+        """An image of these layers; returns its digest."""
+        place = self.directory / f"image-{len(list(self.directory.iterdir()))}"
+        return add_image(self.store, place, *layers, config=config)
+
+    def over_programs(self, *members: tuple[tarfile.TarInfo, bytes]) -> str:
+        """An image of the small root with these entries over it."""
+        return self.make(self.programs, files(*members))
+
+
+def usual_files() -> tuple[tuple[tarfile.TarInfo, bytes], ...]:
+    """Users, the attack kit, and programs with privileges: setuid, and by a file capability."""
+    python = PYTHON.read_bytes()
+    return (
+        member("etc", type=tarfile.DIRTYPE, mode=0o755),
+        member("etc/passwd", PASSWD.encode()),
+        member("etc/group", b"root:x:0:\nuser:x:1000:\n"),
+        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        member("work", type=tarfile.DIRTYPE, mode=0o777),
+        member("attacks.py", KIT.read_bytes(), mode=0o644),
+        member("usr/bin/python3", type=tarfile.SYMTYPE, linkname=PYTHON.name),
+        member("usr/bin/setuid", python, mode=0o4755),
+        member("usr/bin/raw", python, mode=0o755, pax_headers=file_capability(NET_RAW)),
+    )
+
+
+def make_images(directory: Path) -> Images:
+    return Images(directory, programs(*PROGRAMS))
+
+
+class ImageSlots:
+    """Opens tool sessions in image slots of one container."""
+
+    def __init__(self, backend: LocalBackend, executor: ToolExecutor, images: Images, usual: str) -> None:
+        self._backend = backend
+        self.executor = executor
+        self.images = images
+        self.usual = usual
+        self._stack = AsyncExitStack()
+        self._opened = 0
+
+    async def open(self, image: str = "", **root: Any) -> ToolSession:
+        """A session in a slot with this image; the usual one if none is named."""
+        self._opened += 1
+        spec = RootSpec(image or self.usual, **{"writable_bytes": 64 * MIB, "writable_inodes": 5_000, **root})
+        return await self._stack.enter_async_context(self.executor.open(f"slot-{self._opened}", root=spec))
+
+    async def open_plain(self) -> ToolSession:
+        return await self._stack.enter_async_context(self.executor.open("plain"))
+
+    def agents(self) -> list[int]:
+        """The first processes of the image slots, as this machine counts."""
+        (supervisor,) = self._backend.pids.values()
+        return [pid for pid in _below(supervisor) if _is_root_of_a_slot(pid)]
+
+    async def epochs(self, session: ToolSession) -> list[int]:
+        """How often each slot of the container of that session was made anew."""
+        async with ContainerControl(session.lease.container) as control:
+            return [report.epoch for report in (await control.slots()).slots]
+
+    async def release_all(self) -> None:
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+
+@asynccontextmanager
+async def container(images: Images, *, slots: int = 3) -> AsyncIterator[ImageSlots]:
+    """One local container of image slots over this store."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, images.store)
+        usual = images.over_programs(*usual_files())
+        backend = LocalBackend(ContainerSettings(slots_per_container=slots, limits=LIMITS))
+        settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+        async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+            yield ImageSlots(backend, opened, images, usual)
+
+
+def _below(pid: int) -> list[int]:
+    children = [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    return [*children, *(below for child in children for below in _below(child))]
+
+
+def _is_root_of_a_slot(pid: int) -> bool:
+    inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
+    first = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
+    return first and inside == "0" and int(outside) >= FIRST_ID

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.wire.network import NetworkPolicy
+from examples.harbor.task_file import HarborTask, read_task, read_tasks
+
+OURS = Path(__file__).parents[3] / "examples/harbor/tasks"
+IMAGE = '[environment]\ndocker_image = "registry.example/tasks/one:1"\n'
+
+
+def written(tmp_path: Path, toml: str = IMAGE, name: str = "one", dockerfile: str = "") -> Path:
+    directory = tmp_path / name
+    (directory / "tests").mkdir(parents=True)
+    (directory / "environment").mkdir()
+    (directory / "task.toml").write_text(toml)
+    (directory / "instruction.md").write_text("Do it.\n")
+    (directory / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    if dockerfile:
+        (directory / "environment/Dockerfile").write_text(dockerfile)
+    return directory
+
+
+def task(tmp_path: Path, toml: str = IMAGE, **more: Any) -> HarborTask:
+    return read_task(written(tmp_path, toml, **more), {"OFFERED": "given"})
+
+
+def test_a_task_of_today(tmp_path: Path) -> None:
+    toml = """
+    schema_version = "1.1"
+    [task]
+    name = "team/one"
+    [agent]
+    timeout_sec = 900.0
+    network_mode = "no-network"
+    [verifier]
+    timeout_sec = 60
+    user = "root"
+    env = { KEY = "${OFFERED}", OTHER = "${MISSING:-else}", PLAIN = "$HOME" }
+    [solution]
+    env = { A = "b" }
+    [environment]
+    docker_image = "debian:trixie"
+    cpus = 2
+    memory_mb = 4096
+    storage_mb = 10240
+    workdir = "/app"
+    network_mode = "allowlist"
+    allowed_hosts = ["pypi.org", "*.example.org", "10.0.0.0/8"]
+    env = { LANG = "C.UTF-8" }
+    """
+    found = task(tmp_path, toml)
+    assert (found.name, found.image, found.workdir, found.instruction) == ("one", "debian:trixie", "/app", "Do it.\n")
+    assert (found.cpus, found.memory_mib, found.storage_mib) == (2, 4096, 10240)
+    assert (found.agent.timeout_s, found.agent.network) == (900, NetworkPolicy("none"))
+    hosts = ("pypi.org", "*.example.org", "10.0.0.0/8")
+    assert (found.verifier.timeout_s, found.verifier.network) == (60, NetworkPolicy("allow", hosts))
+    assert found.verifier_env == {"KEY": "given", "OTHER": "else", "PLAIN": "$HOME"}
+    assert (found.env, found.solution_env, found.unknown) == ({"LANG": "C.UTF-8"}, {"A": "b"}, ())
+
+
+def test_a_task_of_terminal_bench_2(tmp_path: Path) -> None:
+    toml = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\ncpus = 1\n'
+    found = task(tmp_path, toml, dockerfile="FROM debian\n")
+    assert found.image == f"dockerfile:{tmp_path}/one/environment"
+    assert (found.memory_mib, found.storage_mib) == (2048, 512)
+    assert (found.agent.network, found.agent.timeout_s) == (NetworkPolicy("none"), 600)
+
+
+def test_a_network_is_what_harbor_gives_by_default(tmp_path: Path) -> None:
+    assert task(tmp_path).verifier.network == NetworkPolicy("public")
+
+
+def test_fields_that_nobody_reads_are_named(tmp_path: Path) -> None:
+    assert task(tmp_path, f"colour = 1\n[agent]\nmood = 2\n{IMAGE}tpus = 3\n").unknown == (
+        "colour",
+        "agent.mood",
+        "environment.tpus",
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        (IMAGE + "gpus = 1", "environment.gpus"),
+        (IMAGE + "cpus = -1", "environment.cpus"),
+        (IMAGE + "cpus = true", "environment.cpus"),
+        (IMAGE + 'memory = "2 apples"', "environment.memory"),
+        (IMAGE + 'workdir = "app"', "environment.workdir"),
+        (IMAGE + 'network_mode = "some"', "environment.network_mode"),
+        (IMAGE + 'network_mode = "allowlist"', "environment.allowed_hosts"),
+        (IMAGE + 'allowed_hosts = ["no host!"]', "environment.allowed_hosts"),
+        (IMAGE + 'network_mode = "public"\nallowed_hosts = ["a.example"]', "environment.allowed_hosts"),
+        (IMAGE + "env = { A = 1 }", "environment.env"),
+        (IMAGE + "[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
+        (IMAGE + "[[environment.mcp_servers]]\nname = 'a'", "environment.mcp_servers"),
+        ('[environment]\ndocker_image = "UPPER CASE"', "environment.docker_image"),
+        ("[environment]", "environment.docker_image"),
+        ("environment = 1", "environment"),
+        (IMAGE + '[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode"),
+        (IMAGE + '[verifier.env]\nKEY = "${SECRET}"', "verifier.env.KEY"),
+        (IMAGE + "[agent]\nuser = 1.5", "agent.user"),
+        (IMAGE + "[agent]\ntimeout_sec = '1'", "agent.timeout_sec"),
+        (IMAGE + "[[steps]]\nname = 'a'", "steps"),
+        ("not toml", "task.toml"),
+    ],
+)
+def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(tmp_path: Path, toml: str, field: str) -> None:
+    with pytest.raises(ConfigError, match="task one: ") as caught:
+        task(tmp_path, toml)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
+def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str) -> None:
+    directory = written(tmp_path)
+    (directory / missing).unlink()
+    with pytest.raises(ConfigError, match=missing.partition("/")[0]):
+        read_task(directory, {})
+
+
+def test_several_containers_are_refused(tmp_path: Path) -> None:
+    directory = written(tmp_path)
+    (directory / "environment/docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(ConfigError, match="several containers"):
+        read_task(directory, {})
+
+
+def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        written(tmp_path, name=name)
+    assert [each.name for each in read_tasks(tmp_path, {})] == ["a", "b", "c"]
+    assert [each.name for each in read_tasks(tmp_path, {}, ["c"])] == ["c"]
+    assert [each.name for each in read_tasks(tmp_path / "b", {})] == ["b"]
+    with pytest.raises(ConfigError, match="'d' is no task"):
+        read_tasks(tmp_path, {}, ["a", "d"])
+    with pytest.raises(ConfigError, match=r"has no task\.toml"):
+        read_tasks(tmp_path / "a/tests", {})
+
+
+def test_our_own_tasks_have_all_that_a_task_has() -> None:
+    found = read_tasks(OURS, {})
+    assert len(found) >= 4
+    for each in found:
+        assert each.unknown == ()
+        assert (each.solution / "solve.sh").is_file()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigError
+from examples.swe.debian import PACKAGES, command_of, description
+from examples.swe.fresh_root import Tried, command_for, paths_of_tests
+from examples.swe.records import SweRecord, read_record
+
+DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
+ROW = {
+    "instance_id": "django__django-1",
+    "repo": "django/django",
+    "base_commit": "0123456789abcdef",
+    "problem_statement": "It fails.",
+    "patch": DIFF.format("django/a.py"),
+    "test_patch": DIFF.format("tests/utils_tests/test_html.py") + DIFF.format("tests/utils_tests/data.txt"),
+    "FAIL_TO_PASS": ["test_new (utils_tests.test_html.TestUtilsHtml)"],
+    "PASS_TO_PASS": ["test_old (utils_tests.test_html.TestUtilsHtml)"],
+    "image": "registry.example/django-1",
+}
+
+
+def record(**changes: Any) -> SweRecord:
+    return read_record({**ROW, **changes})
+
+
+def test_tests_of_a_record_with_an_image_may_have_any_names() -> None:
+    found = record()
+    assert (found.image, found.workdir) == ("registry.example/django-1", "/testbed")
+    assert found.fail_to_pass == ("test_new (utils_tests.test_html.TestUtilsHtml)",)
+    with pytest.raises(ConfigError, match="is no pytest id"):
+        record(image=None)
+
+
+@pytest.mark.parametrize(("field", "value"), [("workdir", "testbed"), ("test_log", "tap"), ("image", ["a"])])
+def test_a_field_that_is_malformed_is_named(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        record(**{field: value})
+
+
+def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
+    said = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 utils_tests.test_html"
+    assert command_for(record()) == (said, "unittest")
+    assert command_for(record(repo="a/b")) == (
+        "python3 -m pytest -rA -p no:cacheprovider tests/utils_tests/test_html.py",
+        "pytest",
+    )
+    assert command_for(record(test_command="make check", test_log="unittest")) == ("make check", "unittest")
+    assert paths_of_tests(record()) == ("tests/utils_tests/test_html.py", "tests/utils_tests/data.txt")
+
+
+def test_all_tests_have_to_pass() -> None:
+    found = record(FAIL_TO_PASS=["a", "b"], PASS_TO_PASS=["c"])
+    outcomes = [Tried(frozenset(passed)) for passed in ("abc", "ac", "ab", "c")]
+    assert [(one.score(found), one.score(found, share=True)) for one in outcomes] == [(1, 1), (0, 0.5), (0, 0), (0, 0)]
+    assert Tried(None, "why").score(found) == 0
+    told = Tried(frozenset("ac"), changed=("x",), output="said").told(found)
+    assert told == {"FAIL_TO_PASS": "1 of 2 pass", "still failing": ["b"], "changed": ["x"], "output": "said"}
+
+
+def test_a_patch_of_debian_is_described_by_its_own_words() -> None:
+    text = (
+        "From 77f4 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: today\nSubject: keys with spaces\n"
+        "Origin: upstream\n\nThey end the tag.\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n"
+    )
+    assert description(text, "x.patch") == "keys with spaces\n\nThey end the tag."
+    assert description("--- a/a\n+++ b/a\n", "x.patch") == "The repair that Debian calls x.patch."
+
+
+def test_only_the_files_with_tests_are_run() -> None:
+    django, jinja = PACKAGES["python-django"], PACKAGES["jinja2"]
+    assert command_of(django, ["tests/ordering/tests.py", "tests/ordering/models.py"]).endswith(" ordering.tests")
+    assert command_of(jinja, ["tests/test_a.py", "tests/res/a.html"]).endswith(" tests/test_a.py")

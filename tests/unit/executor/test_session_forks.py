@@ -1,0 +1,83 @@
+"""Checkpoints and forks of a session: what is asked of its lease and of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from agentenv.config import ExecutorSettings
+from agentenv.errors import AcquireTimeoutError, CheckpointError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.roots import RootSpec
+from tests.faults.stub_pool import StubPool
+from tests.faults.wire_server import WireServer
+
+ROOT = RootSpec("sha256:" + "a" * 64)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[StubPool]:
+    async with WireServer() as server:
+        yield StubPool(server.handle())
+
+
+@pytest.fixture
+async def executor(pool: StubPool) -> AsyncIterator[ToolExecutor]:
+    async with ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings()) as opened:
+        yield opened
+
+
+async def test_a_checkpoint_names_its_container_and_the_root_of_what_begins_with_it(
+    executor: ToolExecutor, pool: StubPool
+) -> None:
+    async with executor.open("t", root=ROOT) as session:
+        checkpoint = await session.checkpoint()
+        assert checkpoint.container == pool.container.id
+        assert checkpoint.root == replace(ROOT, checkpoint=pool.leases[0].checkpoints[0])
+        await session.restore(checkpoint)
+        assert pool.leases[0].restored == pool.leases[0].checkpoints
+        await session.drop(checkpoint)
+    assert pool.leases[0].checkpoints == []
+
+
+async def test_forks_are_asked_for_where_the_checkpoint_is_which_is_dropped_then(
+    executor: ToolExecutor, pool: StubPool
+) -> None:
+    async with executor.open("t", root=ROOT, group="g") as session:
+        forks = await session.fork(2)
+        assert [fork.trajectory for fork in forks] == ["t-1", "t-2"]
+        assert {fork.tags.group for fork in forks} == {"g"}
+        (asked, container), other = pool.asked[1:]
+        assert (asked, container) == other
+        assert asked is not None
+        assert (asked.image, container) == (ROOT.image, pool.container.id)
+        assert asked.checkpoint
+        assert pool.leases[0].checkpoints == []
+        assert [fork.trajectory for fork in await forks[0].fork()] == ["t-1-1"]
+        assert [lease.released for lease in pool.leases] == [0] * 4
+
+
+async def test_all_forks_are_opened_or_none(executor: ToolExecutor, pool: StubPool) -> None:
+    async with executor.open("t", root=ROOT) as session:
+        pool.lacking = 1
+        with pytest.raises(AcquireTimeoutError):
+            await session.fork(3)
+        assert [lease.released for lease in pool.leases] == [0, 1, 1]
+        assert pool.leases[0].checkpoints == [], "nor is the checkpoint left"
+
+
+async def test_what_cannot_be_restored_is_refused(executor: ToolExecutor, pool: StubPool) -> None:
+    async with executor.open("plain") as plain, executor.open("t", root=ROOT) as session:
+        with pytest.raises(CheckpointError, match="without an image"):
+            await plain.checkpoint()
+        checkpoint = await session.checkpoint()
+        with pytest.raises(CheckpointError, match="not of this slot's image"):
+            await plain.restore(checkpoint)
+        with pytest.raises(CheckpointError, match="another container, far"):
+            await session.restore(replace(checkpoint, container="far"))
+        with pytest.raises(CheckpointError, match="another container, far"):
+            await session.drop(replace(checkpoint, container="far"))
+        assert pool.leases[1].restored == []
