@@ -180,7 +180,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
 
-    async def stored(self, root: ImageRoot) -> RootSpec:
+    async def _stored(self, root: ImageRoot) -> RootSpec:
         """See :func:`agentenv.sdk.roots.stored`."""
         self._usable()
         return await stored(root, self._pool)
@@ -254,7 +254,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        root = await self._farm.stored(self._root) if isinstance(self._root, ImageRoot) else self._root
+        root = await self._farm._stored(self._root) if isinstance(self._root, ImageRoot) else self._root
         self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 

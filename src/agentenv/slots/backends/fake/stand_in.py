@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from agentenv.errors import ProtocolError
+from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
     Fence,
     Hello,
@@ -401,7 +401,8 @@ class StandIn:
         if self.takes_roots:
             self._notify_ready(slot, kept=False, view=SlotView({}, "", "", ""))
             return
-        self._notify(SlotRefused(slot.number, slot.epoch, "the fake backend has no images"))
+        none = SandboxUnavailableError("the fake backend has no images", next_step="use another backend")
+        self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
         await self.reset(slot, slot.epoch)
 
     async def seal(self, slot: StandInSlot, epoch: int) -> None:
