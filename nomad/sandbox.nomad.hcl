@@ -78,10 +78,20 @@ variable "image" {
   description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local)."
 }
 
+# -- images that slots have as their root (docs/images.md) ----------------------------------------
+# With either, Docker's containers are started without no-new-privileges, because setuid programs of images work only so;
+# the server gives it up itself.
+
+variable "image_volume" {
+  type        = string
+  default     = ""
+  description = "Docker: the clients' host volume with the image store, which nomad/images.nomad.hcl keeps; mounted read-only. Empty, and image_store too: there are no image slots."
+}
+
 variable "image_store" {
   type        = string
   default     = ""
-  description = "The image store on every client (a directory that agentenv images fills), which containers see read-only: their slots may have images then. Docker's containers are started without no-new-privileges for it, because setuid programs of images work only so; the server gives it up itself. Empty: plain slots only. Not under Apptainer."
+  description = "The image store's directory on clients: raw_exec's, or Docker's with `volumes { enabled = true }`; mounted read-only. Not under Apptainer."
 }
 
 # -- Docker's own --------------------------------------------------------------------------------
@@ -142,7 +152,8 @@ variable "apptainer" {
 }
 
 locals {
-  docker = var.driver == "docker"
+  docker      = var.driver == "docker"
+  image_slots = var.image_volume != "" || var.image_store != ""
 
   # What containers are; the job itself reads some of it, which therefore must be there.
   spec = merge(
@@ -157,8 +168,8 @@ locals {
       data_dir   = "/run/agentenv"
       host       = "0.0.0.0"
       port       = 8642
-      store_dir  = var.image_store == "" ? "" : "/images"
       binds      = [for index, bind in local.spec.binds : { source = "/binds/${index}", target = bind.target }]
+      store_dir  = local.image_slots ? "/store" : ""
       # Neither the bridge and the containers on it, nor the client.
       closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], local.spec.closed_networks)
     }
@@ -236,6 +247,16 @@ job "sandbox" {
 
     ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk
 
+    dynamic "volume" {
+      for_each = local.docker && var.image_volume != "" ? ["images"] : []
+      labels   = ["images"]
+      content {
+        type      = "host"
+        source    = var.image_volume
+        read_only = true
+      }
+    }
+
     network {
       port "http" { to = local.docker ? 8642 : 0 } # 0: the same as outside
     }
@@ -279,15 +300,15 @@ job "sandbox" {
             [{ type = "tmpfs", target = "/run", tmpfs_options = [{ size = 16777216 }] }],
             [for index, bind in local.spec.binds :
             { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
-            [for store in compact([var.image_store]) :
-            { type = "bind", source = store, target = "/images", readonly = true }],
+            [for store in compact([var.image_volume == "" ? var.image_store : ""]) :
+            { type = "bind", source = store, target = "/store", readonly = true }],
           )
           devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if local.spec.allow_network]
 
           # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
           cap_drop = ["all"]
           cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
-          security_opt = concat(var.image_store == "" ? ["no-new-privileges"] : [], [
+          security_opt = concat(local.image_slots ? [] : ["no-new-privileges"], [
             "apparmor=${var.apparmor}",
             "seccomp=${local.client_data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
           ])
@@ -326,6 +347,15 @@ job "sandbox" {
             var.image,
             "/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox", "/local/spec.json",
           ]
+        }
+      }
+
+      dynamic "volume_mount" {
+        for_each = local.docker && var.image_volume != "" ? ["images"] : []
+        content {
+          volume      = "images"
+          destination = "/store"
+          read_only   = true
         }
       }
 

@@ -65,6 +65,7 @@ _INFO = farm.FarmInfo(
     allow_network=False,
     limits={"processes": 400},
     relay_url="http://relay",
+    images="farm",
     load=LOAD,
     run=RUN,
     problem="p",

@@ -22,6 +22,7 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
+from tests.golden.image_samples import IMAGE_MODELS
 from tests.golden.plain_samples import PLAIN_MODELS
 
 SAMPLES = Path(__file__).parent / "wire"
@@ -266,6 +267,7 @@ MODELS: tuple[WireModel, ...] = (
     ),
     *FARM_MODELS,
     *PLAIN_MODELS,
+    *IMAGE_MODELS,
     transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 

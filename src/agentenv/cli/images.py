@@ -1,4 +1,4 @@
-"""``agentenv images pull | build | list | gc``: the image store of this machine."""
+"""``agentenv images pull | build | list | gc | serve``: the image store of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentenv.cli.image_keeper import serve
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import err, escape, out, print_json, verb
 from agentenv.cli.progress import shown
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from agentenv.store import RegistrySettings, Store, StoredImage
 
 images = group("Images that slots have as their root: this machine's store of them.")
+
+images.command()(serve)
 
 StoreOption = Annotated[
     Path | None,
@@ -61,12 +64,12 @@ def pull(
     """
     from agentenv.store import RegistrySettings
 
-    settings = RegistrySettings(auth_file, tls_verify, _mirrors(mirror or []))
-    opened = _opened(store, settings)
+    settings = RegistrySettings(auth_file, tls_verify, mirrors(mirror or []))
+    held = opened(store, settings)
     found = []
     for reference in references:
         with shown(quiet=as_json) as report:
-            image = opened.ensure(reference, refresh=True, progress=report)
+            image = held.ensure(reference, refresh=True, progress=report)
         found.append({"reference": reference, **_described(image)})
         if not as_json:
             out().print(f"{escape(reference)} {image.digest} {_mb(image.size_bytes)}", soft_wrap=True)
@@ -114,7 +117,7 @@ def build(
     limits = BuildLimits(memory_mib, memory_mib * 3 // 4, network=NetworkPolicy("public" if network else "none"))
     with Shown(quiet=as_json) as listeners:
         built = asyncio.run(
-            build_image(directory, _opened(None), file=file, options=options, limits=limits, listeners=listeners)
+            build_image(directory, opened(None), file=file, options=options, limits=limits, listeners=listeners)
         )
     if as_json:
         print_json({"digest": built.image, "steps_run": built.ran, "steps_cached": built.cached})
@@ -134,9 +137,9 @@ def list_images(store: StoreOption = None, as_json: JsonOption = False) -> None:
       agentenv images list
       agentenv images list --json
     """
-    opened = _opened(store)
-    names = opened.references()
-    usage = {image.digest: image for image in opened.usage()}
+    held = opened(store)
+    names = held.references()
+    usage = {image.digest: image for image in held.usage()}
     rows = [
         {
             **_described(image),
@@ -144,15 +147,15 @@ def list_images(store: StoreOption = None, as_json: JsonOption = False) -> None:
             "last_use_s": usage[image.digest].last_use_s,
             "pinned": usage[image.digest].pinned,
         }
-        for image in opened.images()
+        for image in held.images()
         if image.digest in usage
     ]
-    total_bytes = opened.size_bytes()
+    total_bytes = held.size_bytes()
     if as_json:
-        print_json({"store": str(opened.layout.directory), "size_bytes": total_bytes, "images": rows})
+        print_json({"store": str(held.layout.directory), "size_bytes": total_bytes, "images": rows})
         return
     _print_table(rows)
-    out().print(f"{len(rows)} images, {_mb(total_bytes)} in {escape(str(opened.layout.directory))}", soft_wrap=True)
+    out().print(f"{len(rows)} images, {_mb(total_bytes)} in {escape(str(held.layout.directory))}", soft_wrap=True)
 
 
 @images.command()
@@ -180,9 +183,9 @@ def gc(
       agentenv images gc --budget 100
       agentenv images gc --budget 0 --keep 0 --dry-run
     """
-    opened = _opened(store)
+    held = opened(store)
     with err().status("looking"):
-        done = opened.gc(budget_bytes=int(budget_gib * 2**30), keep_s=keep_s, dry_run=dry_run)
+        done = held.gc(budget_bytes=int(budget_gib * 2**30), keep_s=keep_s, dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, **dataclasses.asdict(done)})
         return
@@ -192,14 +195,16 @@ def gc(
     out().print(f"{len(done.images)} images, {_mb(done.freed_bytes)} {would}; {_mb(done.kept_bytes)} stay")
 
 
-def _opened(directory: Path | None, registries: RegistrySettings | None = None) -> Store:
+def opened(directory: Path | None, registries: RegistrySettings | None = None) -> Store:
+    """The store of a ``--store`` option."""
     from agentenv.config import cache_dir
     from agentenv.store import Store
 
     return Store.open(directory or cache_dir() / "store", registries=registries)
 
 
-def _mirrors(given: list[str]) -> dict[str, str]:
+def mirrors(given: list[str]) -> dict[str, str]:
+    """``--mirror`` options. Raises ConfigError."""
     found = {}
     for text in given:
         prefix, equals, other = text.partition("=")

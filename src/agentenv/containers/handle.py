@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ContainerHandle:
-    """Address of one running sandbox server. ``index`` orders containers for packing."""
+    """Address of one running sandbox server. ``index`` orders containers for packing; ``node`` names the machine whose
+    image store it sees, empty where that is the store of whoever leases its slots."""
 
     id: str
     index: int
     base_url: str
     token: str = field(repr=False)
     slots: int
+    node: str = ""

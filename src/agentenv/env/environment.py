@@ -17,7 +17,6 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
@@ -52,6 +51,7 @@ from agentenv.agent.turns import Turns
 from agentenv.config import explain
 from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
 from agentenv.env.farm import farm_pool, slots_of
+from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
@@ -62,7 +62,7 @@ from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
-from agentenv.sdk.roots import ImageRoot, StoredImages
+from agentenv.sdk.roots import ImageRoot, StoredImages, farm_images
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -70,7 +70,6 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind
-from agentenv.wire.roots import RootSpec
 
 if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer
@@ -324,10 +323,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
-                root_of=_RootsOf(StoredImages()),
+                root_of=RootsOf(StoredImages(pool)),
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
+            if (images := farm_images(pool)) is not None and type(self).task_image is not AgentEnv.task_image:
+                ahead = ItemsAhead(self.get_next_item, self.task_image, images.prefetch)
+                self.get_next_item = ahead.next  # type: ignore[method-assign]
             await call_hook("setup_agent_env", self.setup_agent_env)
             self._resources = stack.pop_all()
 
@@ -547,18 +549,6 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)
-
-
-@dataclass(frozen=True)
-class _RootsOf:
-    """Makes what ``task_image`` returned the root of a slot. Raises TaskError; else as ``StoredImages.root``."""
-
-    images: StoredImages
-
-    async def __call__(self, image: object) -> RootSpec:
-        if not isinstance(image, (str, ImageRoot)):
-            raise TaskError(f"task_image returned {image!r}", next_step="allowed: a reference, an ImageRoot, None")
-        return await self.images.root(ImageRoot(image) if isinstance(image, str) else image)
 
 
 def _is_typed(kind: type) -> bool:

@@ -167,6 +167,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         else:
             pool = SlotPool(self._backend, self._containers)
         await stack.enter_async_context(pool)
+        self._pool = pool
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
     def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> AsyncSandbox:
@@ -178,6 +179,11 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
+
+    async def _stored(self, root: ImageRoot) -> RootSpec:
+        """See :func:`agentenv.sdk.roots.stored`."""
+        self._usable()
+        return await stored(root, self._pool)
 
     def session(self, root: RootSpec | None = None) -> ToolSession:
         """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
@@ -248,7 +254,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        root = await stored(self._root) if isinstance(self._root, ImageRoot) else self._root
+        root = await self._farm._stored(self._root) if isinstance(self._root, ImageRoot) else self._root
         self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
+from agentenv.slots.farm_images import FarmImages
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.store.reference import parse
 from agentenv.store.store import Store
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
@@ -68,17 +70,19 @@ def store_directory() -> Path:
     return cache_dir() / "store"
 
 
-async def stored(root: ImageRoot) -> RootSpec:
-    """The root, its image fetched into this machine's store, or built there, if it is not there. Raises ConfigError,
-    DockerfileError, BuildStepError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
-    return root.spec(await _digest_of(root.image))
+async def stored(root: ImageRoot, pool: object = None) -> RootSpec:
+    """The root, its image fetched or built if it is not where the slots of ``pool`` see it: by the farm if that does
+    so, else into this machine's store. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
+    ImageUnavailableError, SandboxUnavailableError."""
+    return root.spec(await _digest_of(root.image, pool))
 
 
 class StoredImages:
     """What references mean for one run: each is looked up, fetched or built once, however many ask for it at once.
-    What fails is tried again by the next who asks."""
+    What fails is tried again by the next who asks. ``pool``: whose slots the images are for."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: object = None) -> None:
+        self._pool = pool
         self._digests: dict[str, str] = {}
         self._asked: dict[str, asyncio.Lock] = {}
 
@@ -86,12 +90,21 @@ class StoredImages:
         """As :func:`stored`."""
         async with self._asked.setdefault(root.image, asyncio.Lock()):
             if root.image not in self._digests:
-                self._digests[root.image] = await _digest_of(root.image)
+                self._digests[root.image] = await _digest_of(root.image, self._pool)
         return root.spec(self._digests[root.image])
 
 
-async def _digest_of(image: str) -> str:
-    wanted, store = parse(image), await asyncio.to_thread(Store.open, store_directory())
+def farm_images(pool: object) -> FarmImages | None:
+    """The images of a pool whose farm fetches them; None where this machine's store has them."""
+    fetched = isinstance(pool, FarmPool) and pool.info is not None and pool.info.images == "farm"
+    return pool.images if fetched and isinstance(pool, FarmPool) else None
+
+
+async def _digest_of(image: str, pool: object) -> str:
+    wanted, farm = parse(image), farm_images(pool)
+    if farm is not None:
+        return (await farm.resolve(image)).digest
+    store = await asyncio.to_thread(Store.open, store_directory())
     if wanted.kind == "dockerfile":
         from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
 

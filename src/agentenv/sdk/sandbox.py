@@ -15,7 +15,7 @@ They also work where an event loop is already running (a notebook). Ctrl-C also 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -23,12 +23,17 @@ from typing import Any, Literal, Self, Unpack, overload
 from agentenv.config import ContainerFields, ContainerSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
+from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.loop_thread import LoopThread
+from agentenv.sdk.processes import ExecResult, Signal, SlotProcess
+from agentenv.sdk.roots import ImageRoot
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.sessions import ProcessState
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
 
@@ -101,13 +106,13 @@ class Farm(_Opened):
         )
         self._drive(self._farm, LoopThread())
 
-    def sandbox(self) -> Sandbox:
+    def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> Sandbox:
         """A sandbox in one of the farm's containers; see :meth:`agentenv.AsyncFarm.sandbox`."""
-        box = Sandbox.__new__(Sandbox)
-        box._farm_kept = self  # or a farm that nobody else holds would be closed
-        box._box = self._farm.sandbox()
-        box._drive(box._box, self._loop, owned=False)
-        return box
+        return Sandbox._of(self._farm.sandbox(root), self._loop, self)
+
+    def stored(self, root: ImageRoot) -> RootSpec:
+        """See :meth:`agentenv.AsyncFarm.stored`."""
+        return self._loop.run(self._farm.stored(root))
 
 
 class Sandbox(_Opened):
@@ -117,7 +122,8 @@ class Sandbox(_Opened):
     Callbacks (``progress``, ``on_output``) run in the background thread, and must not use the sandbox.
     """
 
-    _farm_kept: Farm | None = None
+    _kept: Farm | Sandbox | None = None
+    """Whose thread drives it: if nobody else held that, it would be closed."""
 
     def __init__(
         self,
@@ -127,12 +133,41 @@ class Sandbox(_Opened):
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
         farm: FarmAccess | None = None,
+        image: str | None = None,
+        cpus: float | None = None,
+        memory_mib: int | None = None,
+        storage_mib: int | None = None,
+        storage: Writable = "memory",
+        user: str = "",
+        workdir: str = "",
+        forks: int = 0,
         **fields: Unpack[ContainerFields],
     ) -> None:
         self._box = AsyncSandbox(
-            backend, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, farm=farm, **fields
+            backend,
+            settings=settings,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            farm=farm,
+            image=image,
+            cpus=cpus,
+            memory_mib=memory_mib,
+            storage_mib=storage_mib,
+            storage=storage,
+            user=user,
+            workdir=workdir,
+            forks=forks,
+            **fields,
         )
         self._drive(self._box, LoopThread())
+
+    @classmethod
+    def _of(cls, box: AsyncSandbox, loop: LoopThread, kept: Farm | Sandbox) -> Sandbox:
+        made = cls.__new__(cls)
+        made._kept = kept
+        made._box = box
+        made._drive(box, loop, owned=False)
+        return made
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -144,14 +179,48 @@ class Sandbox(_Opened):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
+        :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        return self._loop.run(self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output))
+        return self._loop.run(
+            self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output)
+        )
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        output_bytes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """Run a program with these arguments, without a shell; see :meth:`agentenv.AsyncSandbox.exec`."""
+        return self._loop.run(
+            self._box.exec(
+                argv, cwd=cwd, env=env, user=user, stdin=stdin, output_bytes=output_bytes, timeout_s=timeout_s
+            )
+        )
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+    ) -> Process:
+        """Start a program in the background; see :meth:`agentenv.AsyncSandbox.start`."""
+        return Process(self._loop.run(self._box.start(command, cwd=cwd, env=env, user=user, pty=pty)), self._loop)
 
     def terminal(
         self,
@@ -162,10 +231,14 @@ class Sandbox(_Opened):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
+        user: str | None = None,
     ) -> CallResult:
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
-        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
-        return self._loop.run(self._box.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty))
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
+        ``pty`` and ``user`` are those of a new session."""
+        return self._loop.run(
+            self._box.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
+        )
 
     def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
@@ -176,6 +249,24 @@ class Sandbox(_Opened):
     def seal(self) -> None:
         """Kill everything running in the sandbox; its files stay."""
         self._loop.run(self._box.seal())
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Keep the sandbox's files; see :meth:`agentenv.AsyncSandbox.checkpoint`."""
+        return self._loop.run(self._box.checkpoint())
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the sandbox the files of a checkpoint; see :meth:`agentenv.AsyncSandbox.restore`."""
+        self._loop.run(self._box.restore(checkpoint))
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint, and free its memory. Sandboxes that began with it keep its files."""
+        self._loop.run(self._box.drop(checkpoint))
+
+    def fork(self, n: int = 1) -> list[Sandbox]:
+        """Open n sandboxes that begin with this one's files; see :meth:`agentenv.AsyncSandbox.fork`."""
+        return [Sandbox._of(box, self._loop, self) for box in self._loop.run(self._box.fork(n))]
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -246,6 +337,69 @@ class Sandbox(_Opened):
     def read_artifact(self, path: str) -> ArtifactsReply:
         """One file of at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
         return self._loop.run(self._box.read_artifact(path))
+
+
+class Process:
+    """A program that runs in the background of a sandbox: :class:`agentenv.sdk.processes.SlotProcess`, driven from the
+    sandbox's thread."""
+
+    def __init__(self, process: SlotProcess, loop: LoopThread) -> None:
+        self._process = process
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self._process)
+
+    @property
+    def name(self) -> str:
+        """Its id in the slot, as the ``process`` tool has it."""
+        return self._process.name
+
+    @property
+    def exit_code(self) -> int | None:
+        """Once it is known to have ended; 128 + n when signal n ended it."""
+        return self._process.exit_code
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes of its output that were gone before they were read."""
+        return self._process.dropped_bytes
+
+    def read(self) -> bytes:
+        """The output since the last read; empty if there is none now."""
+        return self._loop.run(self._process.read())
+
+    def output(self) -> Iterator[bytes]:
+        """The output as it comes, until the program has ended and everything was read."""
+        pieces = self._process.output()
+        while piece := self._loop.run(_next(pieces)):
+            yield piece
+
+    def write(self, data: bytes | str, *, timeout_s: float = 60.0) -> None:
+        """Write to its standard input; see :meth:`agentenv.sdk.processes.SlotProcess.write`."""
+        self._loop.run(self._process.write(data, timeout_s=timeout_s))
+
+    def close_input(self) -> None:
+        """Close its standard input: it reads end of file."""
+        self._loop.run(self._process.close_input())
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on."""
+        return self._loop.run(self._process.wait(timeout_s))
+
+    def kill(self, signal: Signal = "KILL") -> None:
+        """KILL ends it and everything it started; another signal goes to its process group, which may handle it. No
+        effect when it has ended."""
+        self._loop.run(self._process.kill(signal))
+
+    def state(self) -> ProcessState:
+        """Its state now."""
+        return self._loop.run(self._process.state())
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    """The next piece, which is never empty; empty at the end."""
+    return await anext(pieces, b"")
 
 
 def _close(driven: AsyncSandbox | AsyncFarm, loop: LoopThread, owned: bool) -> None:

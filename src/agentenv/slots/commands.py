@@ -47,7 +47,8 @@ class Expire:
 
 @dataclass(frozen=True)
 class Fail:
-    """The waiter can never be served: the only container that could is gone or leaving. It waits no longer."""
+    """The waiter can never be served: the only container that could is gone or leaving, or no node can have its image.
+    It waits no longer."""
 
     ticket: int
     error: AgentEnvError
@@ -80,4 +81,12 @@ class Retire:
     reason: str
 
 
-Command = Grant | HandOver | Expire | Fail | EndLease | Reclaim | Retire
+@dataclass(frozen=True)
+class Fetch:
+    """Have a node's keeper fetch an image; report back with fetched or fetch_failed."""
+
+    node: str
+    image: str
+
+
+Command = Grant | HandOver | Expire | Fail | EndLease | Reclaim | Retire | Fetch

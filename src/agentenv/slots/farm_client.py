@@ -21,6 +21,7 @@ from agentenv.errors import (
 )
 from agentenv.slots.farm_addresses import FarmAddresses
 from agentenv.wire import farm as wire
+from agentenv.wire import images
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
 from agentenv.wire.server import ErrorReply
 
@@ -97,6 +98,14 @@ class FarmClient:
     async def cancel(self, request_id: str) -> None:
         """Withdraw an ask; if it was granted its leases end."""
         await self._request(wire.Cancelled, "DELETE", f"/v1/asks/{request_id}", params=(("run", self.run),))
+
+    async def want_images(self, request: images.ImagesRequest) -> images.ImagesReply:
+        """Have images fetched by the farm, and follow them."""
+        return await self._request(images.ImagesReply, "POST", "/v1/images", request, wait_s=request.wait_s)
+
+    async def image_map(self) -> images.ImageMap:
+        """Which images are where."""
+        return await self._request(images.ImageMap, "GET", "/v1/images")
 
     async def containers(self) -> wire.ContainerList:
         """The containers, for relays and operators."""

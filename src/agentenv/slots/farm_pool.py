@@ -39,6 +39,7 @@ from agentenv.slots.container_link import ContainerLink, Ended, Liveness, Reques
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_asks import FarmAsks, retries
 from agentenv.slots.farm_client import FarmClient, reachable
+from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -94,6 +95,8 @@ class FarmPool:
         self._tasks = TaskSet()
         self._tally = Tally()
         self._asks = FarmAsks(self._client, self._settings, self._tally, self._tasks, clock, lost=self._end)
+        self.images = FarmImages(self._client, self._tasks)
+        """The images of this run, if the farm fetches them (``info.images``)."""
         self._session: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         self._closing: asyncio.Task[None] | None = None
@@ -148,6 +151,7 @@ class FarmPool:
         if last:
             await asyncio.wait(last, timeout=_CLOSE_GRACE_S)
         await self._tasks.aclose()
+        await self.images.aclose()
         await self._stack.aclose()
 
     def _check_open(self) -> None:

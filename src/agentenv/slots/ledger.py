@@ -9,6 +9,7 @@ must perform, in order. The rules it keeps for any order of events:
 - a waiter that needs a particular container holds up nobody while that has no room, and fails when that leaves;
 - a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
+- a waiter with an image gets slots where that is stored (:mod:`agentenv.slots.image_waits`);
 - a container's health changes which *new* leases it gets, never a lease it has.
 """
 
@@ -22,7 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, StaleLeaseError
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
+from agentenv.slots.image_waits import ImageWaits
 from agentenv.slots.line import FirstCome, Line
+from agentenv.slots.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest, Waiter, Waiters
 from agentenv.wire.leases import Tags
@@ -32,13 +35,17 @@ from agentenv.wire.states import ContainerState, LeaseState, SlotState
 class Ledger:
     """Waiters, leases, slots and containers of one pool. See the module's rules."""
 
-    def __init__(self, line: Line | None = None) -> None:
-        """``line`` decides whose turn it is: by default whoever came first."""
+    def __init__(self, line: Line | None = None, *, copies_per_image: int = DEFAULT_COPIES) -> None:
+        """``line`` decides whose turn it is: by default whoever came first. ``copies_per_image``: see
+        :class:`Placement`."""
         self._containers: dict[str, ContainerRecord] = {}
         self._ordered: list[ContainerRecord] = []
         self._open: list[tuple[int, str]] = []
         self._line = line if line is not None else FirstCome()
         self._waiters = Waiters(self._line)
+        self.placement = Placement(copies_per_image)
+        """To be looked at."""
+        self._images = ImageWaits(self._waiters, self.placement)
         self._leases: dict[int, LeaseRecord] = {}
         self._adopted: dict[tuple[Tags, str], LeaseRecord] = {}
         self._counts = Counts()
@@ -52,8 +59,9 @@ class Ledger:
     def enqueue(self, request: SlotRequest, now: float, deadline: float) -> tuple[int, list[Command]]:
         """Add a waiter to the queue. Returns its ticket and the commands."""
         ticket = self._number()
-        self._waiters.add(Waiter(ticket, request, now, deadline))
-        return ticket, self._settle(now)
+        waiter = Waiter(ticket, request, now, deadline)
+        self._waiters.add(waiter)
+        return ticket, [*self._images.came(waiter, now), *self._settle(now)]
 
     def withdraw(self, ticket: int, now: float) -> list[Command]:
         """The waiter has left. A lease being requested for it is released when the container answers."""
@@ -89,7 +97,7 @@ class Ledger:
         lease.move(LeaseState.granted)
         waiter = self._waiter_of(lease)
         waiter.confirmed += 1
-        return commands + self._hand_over(waiter) if waiter.complete else commands
+        return commands + self._hand_over(waiter) + self._settle(now) if waiter.complete else commands
 
     def refuse(self, lease_id: int, now: float) -> list[Command]:
         """The container did not grant the lease, or did not answer: the waiter gets its old place back."""
@@ -176,14 +184,15 @@ class Ledger:
         if container is None or container.slots[index].state is not SlotState.resetting:
             return []
         self._counts.move_slot(container, container.slots[index], state, now)
-        self._offer(container)
+        self._offer(container, now)
         return (self._retire_if_empty(container) or self._retire_if_spoiled(container)) + self._settle(now)
 
     # -- containers ---------------------------------------------------------------------------
 
-    def started(self, container_id: str, index: int) -> list[Command]:
-        """A container runs; its slots are not known yet."""
-        container = ContainerRecord(container_id, index)
+    def started(self, container_id: str, index: int, node: str = "") -> list[Command]:
+        """A container runs on a node; its slots are not known yet."""
+        container = ContainerRecord(container_id, index, node)
+        self._images.joined(container)
         self._containers[container_id] = container
         insort(self._ordered, container, key=lambda one: one.index)
         self._counts.started(container)
@@ -204,7 +213,7 @@ class Ledger:
         self._counts.move_container(container, ContainerState.ready)
         for index, holder in (holders or {}).items():
             self._adopt(container, container.slots[index], holder, now)
-        self._offer(container)
+        self._offer(container, now)
         held = [slot for slot in container.slots if slot.state is SlotState.resetting]
         reclaims = [Reclaim(container_id, slot.index, None) for slot in held]
         return reclaims + self._retire_if_spoiled(container) + self._settle(now)
@@ -222,7 +231,7 @@ class Ledger:
         if container is None or container.state is not ContainerState.suspect:
             return []
         self._counts.move_container(container, ContainerState.ready)
-        self._offer(container)
+        self._offer(container, now)
         return self._settle(now)
 
     def drain(self, container_id: str) -> list[Command]:
@@ -275,7 +284,34 @@ class Ledger:
             slot.lease = None
             self._counts.move_slot(container, slot, SlotState.gone, now)
         self._counts.forget_gone()
-        return commands + self._settle(now)
+        return commands + self._refuse(self._images.gone(container, now), now) + self._settle(now)
+
+    # -- images -------------------------------------------------------------------------------
+
+    def images(self, node: str, images: Iterable[str], now: float) -> list[Command]:
+        """A node has these images, and no others."""
+        self._images.report(node, images)
+        return self._settle(now)
+
+    def prefetch(self, images: Iterable[str], now: float) -> list[Command]:
+        """These images are wanted soon."""
+        return [*self._images.prefetch(images, now)]
+
+    def fetched(self, node: str, image: str, now: float) -> list[Command]:
+        """A node has fetched an image."""
+        self._images.fetched(node, image)
+        return self._settle(now)
+
+    def fetch_failed(self, node: str, image: str, error: AgentEnvError, now: float) -> list[Command]:
+        """A node could not fetch an image, or it cannot be used there: it is fetched elsewhere, or whoever waits for it
+        gets ``error``."""
+        return self._refuse(self._images.failed(node, image, error, now), now) + self._settle(now)
+
+    def _refuse(self, refused: Mapping[int, AgentEnvError], now: float) -> list[Command]:
+        commands: list[Command] = []
+        for ticket, error in refused.items():
+            commands += [Fail(ticket, error), *self._forget(ticket, now)]
+        return commands
 
     # -- views --------------------------------------------------------------------------------
 
@@ -317,6 +353,14 @@ class Ledger:
         waiter = self._waiters.get(ticket)
         return 0 if waiter is None else self._waiters.position(waiter)
 
+    def aside(self, ticket: int) -> bool:
+        """Whether a waiter has stepped aside until there is a slot with its image."""
+        return ticket in self._waiters.aside
+
+    def aside_slots(self, run: str) -> int:
+        """Slots for which the waiters of a run wait aside, and not in the line."""
+        return self._waiters.aside.slots_of(run)
+
     def lease(self, lease_id: int) -> LeaseRecord | None:
         """The active lease of this number."""
         return self._leases.get(lease_id)
@@ -343,9 +387,23 @@ class Ledger:
         """Expire waiters past their deadline, then give free slots to those whose turn it is."""
         commands = self._expire(now) + self._fail_hopeless(now)
         while (waiter := self._waiters.next(self._room)) is not None:
+            if waiter.request.image:
+                commands += self._serve_where_its_image_is(waiter, now)
+                continue
             for position in waiter.missing[: self._room(waiter.request.container)]:
-                commands.append(self._grant(waiter, position, now))
+                particular = waiter.request.container
+                container = self._containers[particular] if particular else self._lowest_open()
+                assert container is not None, "a slot is free"
+                commands.append(self._grant(waiter, position, container, now))
         return commands
+
+    def _serve_where_its_image_is(self, waiter: Waiter, now: float) -> list[Command]:
+        containers, fetches = self._images.choose(waiter, now)
+        places = list(zip(waiter.missing, containers, strict=False))
+        grants = [self._grant(waiter, position, container, now) for position, container in places]
+        if grants:
+            self._images.served(waiter)
+        return [*grants, *fetches]
 
     def _room(self, container_id: str) -> int:
         """Slots that can be leased now: of this container, or (empty) of all."""
@@ -370,10 +428,7 @@ class Ledger:
             commands += self._forget(waiter.ticket, now)
         return commands
 
-    def _grant(self, waiter: Waiter, position: int, now: float) -> Grant:
-        particular = waiter.request.container
-        container = self._containers[particular] if particular else self._lowest_open()
-        assert container is not None, "a slot is free"
+    def _grant(self, waiter: Waiter, position: int, container: ContainerRecord, now: float) -> Grant:
         slot, request = container.lowest_free(), waiter.request
         trajectory, tags = request.trajectories[position], request.tags
         lease = LeaseRecord(self._number(), waiter.ticket, trajectory, slot, tags=tags, position=position)
@@ -404,6 +459,8 @@ class Ledger:
         """The waiter gets nothing (more): what its group has so far is given back."""
         commands: list[Command] = []
         waiter = self._waiters.remove(ticket)
+        if waiter is not None:
+            self._images.left(waiter)
         for lease in self._leases_of(waiter) if waiter is not None else ():
             lease.ticket = None
             if lease.held:
@@ -412,6 +469,7 @@ class Ledger:
 
     def _hand_over(self, waiter: Waiter) -> list[Command]:
         self._waiters.remove(waiter.ticket)
+        self._images.left(waiter)
         commands: list[Command] = []
         for lease in self._leases_of(waiter):
             lease.ticket = None
@@ -499,7 +557,9 @@ class Ledger:
         reason = f"{container.quarantined} of {len(container.slots)} slots are quarantined"
         return [] if container.busy else [Retire(container.id, reason)]
 
-    def _offer(self, container: ContainerRecord) -> None:
+    def _offer(self, container: ContainerRecord, now: float) -> None:
+        if container.free:
+            self._images.free(container, now)
         if container.free and not container.offered:
             container.offered = True
             heapq.heappush(self._open, (container.index, container.id))

@@ -86,5 +86,6 @@ def acquire_timeout_error(waited_s: float, place: Place | None) -> AcquireTimeou
             "cap": "release slots of the run, or have its cap raised",
             "paused": "have the run resumed",
             "no_capacity": "see the farm's log",
+            "image": "prefetch the image, or wait longer",
         }.get(place.why, "wait longer, or use fewer at once"),
     )

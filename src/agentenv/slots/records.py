@@ -131,13 +131,16 @@ class ContainerRecord(_Stateful[ContainerState]):
     ``offered``: the ledger's heap of containers with free slots has an entry for it.
     """
 
-    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "slots", "stuck", "unwanted")
+    __slots__ = (
+        "_free", "busy", "id", "idle_since", "index", "node", "offered", "quarantined", "slots", "stuck", "unwanted"
+    )  # fmt: skip
     _moves = CONTAINER_MOVES
 
-    def __init__(self, container_id: str, index: int) -> None:
+    def __init__(self, container_id: str, index: int, node: str = "") -> None:
         super().__init__(ContainerState.starting)
         self.id = container_id
         self.index = index
+        self.node = node
         self.slots: list[SlotRecord] = []
         self._free: list[int] = []
         self.busy = 0

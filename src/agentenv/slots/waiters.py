@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from agentenv.slots.aside import Aside, Key
 from agentenv.slots.line import Ask, Line
 from agentenv.wire.leases import NO_TAGS, Tags
 from agentenv.wire.roots import RootSpec
@@ -27,6 +29,11 @@ class SlotRequest:
     container: str = ""
     """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
 
+    @property
+    def image(self) -> str:
+        """Digest of the image that the slots' node must have; empty: none, or the container is given."""
+        return "" if self.root is None or self.container else self.root.image
+
     def id_of(self, position: int) -> str:
         """The request id for one of the trajectories."""
         return f"{self.request_id}-{position}" if self.request_id else ""
@@ -44,6 +51,8 @@ class Waiter:
     served: bool = False
     leases: list[int | None] = field(default_factory=list)
     confirmed: int = 0
+    refused: int = 0
+    """How often a node did not have its image after all."""
 
     @property
     def missing(self) -> list[int]:
@@ -65,7 +74,8 @@ class Waiters:
     everybody in line, because it has had its turn.
 
     A waiter that only one container can serve is in the line while that has room for it; otherwise it steps aside, so
-    that nobody waits behind it, and comes back to its old place."""
+    that nobody waits behind it, and comes back to its old place. Who waits for its image does so too
+    (:mod:`agentenv.slots.aside`)."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -73,6 +83,12 @@ class Waiters:
         self._short: list[int] = []
         """Tickets of waiters whose turn it is and that miss a lease, in order."""
         self._deadlines: list[tuple[float, int]] = []
+        self.aside = Aside()
+        self.images: Counter[str] = Counter()
+        """How many wait for slots with each image."""
+        self.gathering: int | None = None
+        """The ticket of a waiter that takes slots for its group as they come, aside; there is at most one, or two would
+        wait for each other's."""
         self._particular: dict[int, Waiter] = {}
         """Those that only one container can serve, and whose turn has not come."""
         self._in_line: set[int] = set()
@@ -80,7 +96,7 @@ class Waiters:
 
     def __len__(self) -> int:
         """How many wait for a free slot: not those whose slots are being requested."""
-        return len(self.line) + len(self._short) + len(self._particular) - len(self._in_line)
+        return len(self.line) + len(self._short) + len(self._particular) - len(self._in_line) + len(self.aside)
 
     def all(self) -> Iterable[Waiter]:
         """Every waiter without an answer."""
@@ -91,7 +107,9 @@ class Waiters:
         """Slots they could use now, of whatever container: another would not help those that need a particular one."""
         short = (self._by_ticket[ticket] for ticket in self._short)
         particular = sum(len(self._particular[ticket].leases) for ticket in self._in_line)
-        return self.line.slots_wanted - particular + sum(len(one.missing) for one in short if not one.request.container)
+        aside = sum(len(self._by_ticket[ticket].missing) for ticket in self.aside)
+        short_of = sum(len(one.missing) for one in short if not one.request.container)
+        return self.line.slots_wanted - particular + short_of + aside
 
     def get(self, ticket: int) -> Waiter | None:
         """The waiter with this ticket, if it still waits."""
@@ -101,8 +119,12 @@ class Waiters:
         """At the end of the line, for its run; or aside, until its container has room."""
         waiter.leases = [None] * len(waiter.request.trajectories)
         self._by_ticket[waiter.ticket] = waiter
+        if image := waiter.request.image:
+            self.images[image] += 1
         if waiter.request.container:
             self._particular[waiter.ticket] = waiter
+        elif image and self.aside.behind(image, _key(waiter)):
+            self.aside.add(image, _key(waiter), waiter.ticket, len(waiter.leases))
         else:
             self.line.push(_ask(waiter))
         heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
@@ -126,6 +148,26 @@ class Waiters:
         self._in_line.discard(ask.ticket)
         self._short.append(waiter.ticket)
         return waiter
+
+    def step_aside(self, waiter: Waiter) -> None:
+        """It is its turn, and it waits for its image. Slots are counted to its run only for a group that has some."""
+        del self._short[bisect_left(self._short, waiter.ticket)]
+        if waiter.served and len(waiter.missing) == len(waiter.leases):
+            waiter.served = False
+            self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(waiter.leases))
+            if self.gathering == waiter.ticket:
+                self.gathering = None
+        self.aside.add(waiter.request.image, _key(waiter), waiter.ticket, len(waiter.missing))
+
+    def recall(self, image: str) -> None:
+        """There may be slots for those who wait for an image: the oldest of each run and kind come back."""
+        for ticket in self.aside.first(image):
+            waiter = self._by_ticket[ticket]
+            self.aside.remove(ticket)
+            if waiter.served:
+                insort(self._short, ticket)
+            else:
+                self.line.push(_ask(waiter))
 
     def _step_aside(self, room: Room) -> None:
         for ticket, waiter in self._particular.items():
@@ -161,17 +203,27 @@ class Waiters:
         waiter = self._by_ticket.pop(ticket, None)
         if waiter is None:
             return None
+        if image := waiter.request.image:
+            self.images[image] -= 1
+            if not self.images[image]:
+                del self.images[image]
+        aside = ticket in self.aside
+        if aside:
+            self.aside.remove(ticket)
         if not waiter.served:
             self.line.withdraw(ticket)
             self._particular.pop(ticket, None)
             self._in_line.discard(ticket)
         elif missing := waiter.missing:
-            del self._short[bisect_left(self._short, ticket)]
+            if not aside:
+                del self._short[bisect_left(self._short, ticket)]
             self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(missing))
         return waiter
 
     def position(self, waiter: Waiter) -> int:
         """1: next in the queue; 0: its slots are being requested."""
+        if waiter.ticket in self.aside:
+            return self.aside.position(waiter.ticket) + 1
         if not waiter.served:
             return len(self._short) + max(1, self.line.position(waiter.ticket))
         return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
@@ -186,6 +238,11 @@ class Waiters:
         """A waiter whose deadline has passed, the earliest first."""
         deadline = self.next_deadline()
         return self._by_ticket[self._deadlines[0][1]] if deadline is not None and deadline <= now else None
+
+
+def _key(waiter: Waiter) -> Key:
+    tags = waiter.request.tags
+    return waiter.served, tags.run, tags.kind
 
 
 def _ask(waiter: Waiter) -> Ask:

@@ -12,8 +12,8 @@ import functools
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -37,10 +37,11 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
+from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.records import Holder, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -56,6 +57,8 @@ _LINGER_S = 1.0
 """How long a container that is retired goes on: long enough for an answer that is under way."""
 _HEARTBEAT = "heartbeat"
 _STARTS_KEPT = 32
+_MOST_REFUSALS = 4
+"""How often a request may be granted a slot whose node turns out not to have its image."""
 
 
 class Desk(Protocol):
@@ -77,6 +80,19 @@ class Desk(Protocol):
         """The error for every waiter when no container can ever serve."""
 
 
+class ImageStores(Protocol):
+    """The image stores of a farm's nodes."""
+
+    def follow(
+        self, handle: ContainerHandle, images: Callable[[str, Iterable[str]], None]
+    ) -> Coroutine[Any, Any, None]:
+        """Follow the store of a container's node until cancelled: ``images`` is told the node and all it has, whenever
+        that has changed. Never raises."""
+
+    async def fetch(self, node: str, image: str) -> None:
+        """Have a node fetch an image. Raises AgentEnvError."""
+
+
 class Yard:
     """The containers, and the ledger of their slots. One event loop."""
 
@@ -89,10 +105,15 @@ class Yard:
         clock: Callable[[], float],
         line: Line | None = None,
         link: Callable[..., ContainerLink] = ContainerLink,
+        stores: ImageStores | None = None,
+        copies_per_image: int = DEFAULT_COPIES,
     ) -> None:
-        """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container."""
+        """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container.
+        ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there.
+        ``copies_per_image``: see :class:`agentenv.slots.placement.Placement`."""
         self.settings = settings
-        self.ledger = Ledger(line)
+        self.ledger = Ledger(line, copies_per_image=copies_per_image)
+        self._stores = stores
         self.tally = Tally()
         self.links: dict[str, ContainerLink] = {}
         self.start_failed: StartFailed | None = None
@@ -105,6 +126,8 @@ class Yard:
         self._request_limits = RequestLimits()
         self._tasks = TaskSet()
         """By container: its heartbeat, and the requests that are under way to it."""
+        self._following = TaskSet()
+        """By node: who follows its image store, and the fetches that are under way."""
         self._reclaiming: dict[int, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._upkeep: list[asyncio.Task[None]] = []
@@ -153,6 +176,7 @@ class Yard:
                 task.cancel()
             await asyncio.gather(*self._upkeep, return_exceptions=True)
             await self._tasks.aclose()
+            await self._following.aclose()
             await self._replacing.aclose()
             if self._session is not None:
                 await self._session.close()
@@ -178,6 +202,7 @@ class Yard:
                 case Expire():
                     expired.append(command)
                 case Fail():
+                    self.count(command.error)
                     self._desk.fail(command.ticket, command.error)
                 case EndLease():
                     self._desk.lease_ended(command.lease, command.error)
@@ -185,6 +210,8 @@ class Yard:
                     self._start_reclaim(command)
                 case Retire():
                     self._replacing.start(command.container, self._retire(command), "retirement")
+                case Fetch():
+                    self._following.start(command.node, self._fetch(command), "fetch")
         if expired:
             self._desk.expire(expired)
 
@@ -202,7 +229,8 @@ class Yard:
             epoch = await link.lease(grant)
         except (CheckpointError, ImageUnavailableError) as error:  # another slot could not have that root either
             self.count(error)
-            self._refuse_for_good(grant, error)
+            if not isinstance(error, ImageUnavailableError) or not self._fetch_again(grant, error):
+                self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
             if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
@@ -224,6 +252,32 @@ class Yard:
             self.perform(self.ledger.confirm(grant.lease, self._clock(), epoch))
             if (report := link.latest(grant.slot)) is not None:  # it may have come before the answer
                 self._reported(grant.container, report)
+
+    def _fetch_again(self, grant: Grant, error: ImageUnavailableError) -> bool:
+        """The image is not where it was seen: another node, or this one again, is to have it. False where nobody can
+        be asked for that, or it has happened too often."""
+        ticket = self.ledger.ticket_of(grant.lease)
+        waiter = None if ticket is None else self.ledger.waiter(ticket)
+        node = self.links[grant.container].handle.node
+        if self._stores is None or not node or grant.root is None or waiter is None:
+            return False
+        waiter.refused += 1
+        if waiter.refused > _MOST_REFUSALS:
+            return False
+        self.perform(self.ledger.fetch_failed(node, grant.root.image, error, self._clock()))
+        self.perform(self.ledger.refuse(grant.lease, self._clock()))
+        return True
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        assert self._stores is not None, "only containers whose node is known have images fetched"
+        try:
+            await self._stores.fetch(fetch.node, fetch.image)
+        except AgentEnvError as error:
+            self.count(error)
+            self.perform(self.ledger.fetch_failed(fetch.node, fetch.image, error, self._clock()))
+        else:
+            self.perform(self.ledger.fetched(fetch.node, fetch.image, self._clock()))
+        self._wake.set()
 
     def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
         ticket = self.ledger.ticket_of(grant.lease)
@@ -301,8 +355,22 @@ class Yard:
             generation=self._backend.generation,
         )
         self.links[handle.id] = link
-        self.ledger.started(handle.id, handle.index)
+        node = handle.node if self._stores is not None else ""
+        self.ledger.started(handle.id, handle.index, node)
         self._tasks.start(handle.id, self._attend(link), _HEARTBEAT)
+        if self._stores is not None and node:
+            self._tasks.start(handle.id, self._stores.follow(handle, self._has_images), _HEARTBEAT)
+
+    def _has_images(self, node: str, images: Iterable[str]) -> None:
+        self.perform(self.ledger.images(node, images, self._clock()))
+
+    def stored(self, node: str, image: str) -> None:
+        """A node has this image now."""
+        self.perform(self.ledger.fetched(node, image, self._clock()))
+
+    def prefetch(self, images: Iterable[str]) -> None:
+        """These images are wanted soon."""
+        self.perform(self.ledger.prefetch(images, self._clock()))
 
     def hopeless(self) -> StartFailed | None:
         """Why no container can ever serve; None while there is hope."""

@@ -138,6 +138,30 @@ def read_manifest(manifest: bytes, index: Path, layer: Callable[[str], Path]) ->
     )
 
 
+def config_of_manifest(manifest: bytes, digest: str) -> tuple[bytes, list[StoredLayer]]:
+    """The configuration, as a source has it, and the layers of a manifest that came from elsewhere.
+
+    Raises BadImageError when it is not the manifest of ``digest``.
+    """
+    if digest_of_manifest(manifest) != digest:
+        raise BadImageError(f"a manifest is {digest_of_manifest(manifest)}, but should be {digest}")
+    document = json.loads(manifest)  # made by manifest_of, as its digest says
+    layers = [StoredLayer(**entry) for entry in document["layers"]]
+    config = {
+        "os": "linux",
+        "architecture": document["architecture"],
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "config": {
+            "Env": [f"{name}={value}" for name, value in document["env"].items()],
+            "User": document["user"],
+            "WorkingDir": document["workdir"],
+            "Entrypoint": document["entrypoint"],
+            "Cmd": document["cmd"],
+        },
+    }
+    return json.dumps(config).encode(), layers
+
+
 def parse_object(content: bytes, what: str) -> dict[str, Any]:
     """A JSON object of an image. Raises BadImageError."""
     try:

@@ -7,6 +7,9 @@ interrupted pull continues; and for layers that the store has, empty files stand
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import re
 import shutil
 import subprocess
 import time
@@ -41,8 +44,35 @@ class RegistrySettings:
     The longest prefix counts."""
     retries: int = 3
     """Of a failed request, with growing pauses."""
-    timeout_s: float = 3600.0
-    """Longest time of one pull."""
+    stall_s: float = 120.0
+    """Longest time without a byte; a slow registry that goes on sending is waited for."""
+
+
+class BusyRegistryError(ImageUnavailableError):
+    """A registry did not answer, or asked for patience: the same request may succeed later. ``throttled``: it has had
+    too many requests."""
+
+    def __init__(self, message: str, *, next_step: str = "", throttled: bool = False) -> None:
+        super().__init__(message, next_step=next_step)
+        self.throttled = throttled
+
+
+_THROTTLED: Final = re.compile(r"\b429\b|too ?many ?requests|rate limit", re.IGNORECASE)
+_PASSING: Final = re.compile(
+    r"\b50[0234]\b|time-?out|timed out|connection re(fused|set)|broken pipe|EOF|no route to host|network is unreachable"
+    r"|temporary failure|try again|no such host|server misbehaving|service unavailable|internal server error"
+    r"|bad gateway",
+    re.IGNORECASE,
+)
+
+
+def failure(reference: Reference, words: str) -> ImageUnavailableError:
+    """What skopeo's last words mean: a name that does not exist, or credentials that are missing, stay so."""
+    message = f"skopeo could not copy {reference}: {words[-_LAST_WORDS:]}"
+    throttled = _THROTTLED.search(words) is not None
+    if throttled or _PASSING.search(words):
+        return BusyRegistryError(message, next_step=_CURE, throttled=throttled)
+    return ImageUnavailableError(message, next_step=_CURE)
 
 
 def mirrored(name: str, mirrors: Mapping[str, str]) -> str:
@@ -55,7 +85,6 @@ def mirrored(name: str, mirrors: Mapping[str, str]) -> str:
 
 def skopeo_argv(reference: Reference, settings: RegistrySettings, layout: Path) -> list[str]:
     """The command that copies an image for this machine into an OCI layout."""
-    asked = Reference("docker", mirrored(reference.name, settings.mirrors), reference.tag, reference.digest)
     argv = ["skopeo", "--override-os", "linux", "--override-arch", machine_architecture()]
     if not any(policy.expanduser().exists() for policy in _POLICIES):
         argv.append("--insecure-policy")  # without a policy it refuses to work
@@ -64,7 +93,48 @@ def skopeo_argv(reference: Reference, settings: RegistrySettings, layout: Path) 
         argv += ["--src-authfile", str(settings.auth_file)]
     if not settings.tls_verify:
         argv.append("--src-tls-verify=false")
-    return [*argv, f"docker://{asked}", f"oci:{layout}:{TAG}"]
+    return [*argv, _asked(reference, settings), f"oci:{layout}:{TAG}"]
+
+
+def _asked(reference: Reference, settings: RegistrySettings) -> str:
+    name = mirrored(reference.name, settings.mirrors)
+    return f"docker://{Reference('docker', name, reference.tag, reference.digest)}"
+
+
+def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
+    """The reference with the digest that its tag means now, by one request for the manifest.
+
+    Raises ConfigError when skopeo is not installed, ImageUnavailableError.
+    """
+    if reference.digest:
+        return reference
+    _need_skopeo(reference)
+    argv = ["skopeo", "inspect", "--raw", "--retry-times", str(settings.retries)]
+    if settings.auth_file is not None:
+        argv += ["--authfile", str(settings.auth_file)]
+    if not settings.tls_verify:
+        argv.append("--tls-verify=false")
+    try:
+        done = subprocess.run(
+            [*argv, _asked(reference, settings)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=settings.stall_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BusyRegistryError(f"nothing came of {reference} for {settings.stall_s:g} s", next_step=_CURE) from None
+    if done.returncode:
+        raise failure(reference, done.stderr.decode("utf-8", "replace").strip())
+    digest = f"sha256:{hashlib.sha256(done.stdout).hexdigest()}"
+    return dataclasses.replace(reference, tag="", digest=digest)
+
+
+def _need_skopeo(reference: Reference) -> None:
+    if shutil.which("skopeo") is None:
+        raise ConfigError(
+            "image", f"{reference} is in a registry, and skopeo is not installed", next_step="apt-get install skopeo"
+        )
 
 
 def download(
@@ -80,10 +150,7 @@ def download(
     ``stored``: blobs that are not needed, with their sizes. The program inherits the descriptor ``lock``. Raises
     ConfigError when skopeo is not installed, ImageUnavailableError when it fails.
     """
-    if shutil.which("skopeo") is None:
-        raise ConfigError(
-            "image", f"{reference} is in a registry, and skopeo is not installed", next_step="apt-get install skopeo"
-        )
+    _need_skopeo(reference)
     layout = directory / "layout"
     blobs = layout / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
@@ -92,7 +159,7 @@ def download(
     for digest, size_bytes in stored.items():
         with (blobs / digest.removeprefix("sha256:")).open("wb") as file:
             file.truncate(size_bytes)
-    _run(skopeo_argv(reference, settings, layout), layout, settings.timeout_s, lock, reference, report)
+    _run(skopeo_argv(reference, settings, layout), layout, settings.stall_s, lock, reference, report)
     return layout
 
 
@@ -103,19 +170,20 @@ def _clear(blobs: Path) -> None:
             blob.unlink()
 
 
-def _run(argv: Sequence[str], layout: Path, timeout_s: float, lock: int, reference: Reference, report: Report) -> None:
-    before_bytes = _bytes_in(layout)
-    until_s = time.monotonic() + timeout_s
+def _run(argv: Sequence[str], layout: Path, stall_s: float, lock: int, reference: Reference, report: Report) -> None:
+    before_bytes = last_bytes = _bytes_in(layout)
+    moved_s = time.monotonic()
     with (layout.parent / "said").open("w+b") as said:  # no pipe: nobody reads one while it works
         program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(lock,))
         with program:
             try:
                 while program.poll() is None:
-                    if time.monotonic() > until_s:
-                        raise ImageUnavailableError(
-                            f"{reference} was not downloaded in {timeout_s:g} s", next_step=_CURE
-                        )
-                    report(BuildStep("download", str(reference), done=max(0, _bytes_in(layout) - before_bytes)))
+                    now_bytes, now_s = _bytes_in(layout), time.monotonic()
+                    if now_bytes != last_bytes:
+                        last_bytes, moved_s = now_bytes, now_s
+                    elif now_s - moved_s > stall_s:
+                        raise BusyRegistryError(f"nothing came of {reference} for {stall_s:g} s", next_step=_CURE)
+                    report(BuildStep("download", str(reference), done=max(0, now_bytes - before_bytes)))
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         program.wait(_LOOK_S)
             finally:
@@ -123,7 +191,7 @@ def _run(argv: Sequence[str], layout: Path, timeout_s: float, lock: int, referen
         said.seek(0)
         lines = said.read().decode("utf-8", "replace").splitlines() or ["it said nothing"]
     if program.returncode:
-        raise ImageUnavailableError(f"skopeo could not copy {reference}: {lines[-1][-_LAST_WORDS:]}", next_step=_CURE)
+        raise failure(reference, lines[-1])
 
 
 def _bytes_in(directory: Path) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.locks import hold
 from agentenv.store import engine, gc, registry
@@ -20,7 +20,7 @@ from agentenv.store.layout import Layout, digest_of, downloading, replace, sweep
 from agentenv.store.manifest import StoredImage, read_manifest
 from agentenv.store.reference import Reference, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
-from agentenv.store.sources import DirectoryFiles, files_of, image_of_archive, image_of_layout
+from agentenv.store.sources import DirectoryFiles, SourceImage, files_of, image_of_archive, image_of_layout
 
 DEFAULT_KEEP_S: Final = 3600.0
 """An image that was used in the last hour is not deleted to make room."""
@@ -71,8 +71,7 @@ class Store:
                 if (known := self._known(wanted, refresh=refresh)) is not None:
                     return known
                 digest = self._fetch(wanted, lock, progress)
-                name = {"reference": str(wanted), "digest": digest}
-                replace(self.layout.name(str(wanted)), json.dumps(name).encode())
+                self._note(str(wanted), digest)
                 with self.pin(digest) as image:
                     return image
         except OSError as error:
@@ -80,6 +79,27 @@ class Store:
                 f"{wanted} could not be stored: {error}",
                 next_step="see that the disk is not full (agentenv images gc) and that the files can be read",
             ) from error
+
+    def take(self, digest: str, source: SourceImage, *, reference: str = "", progress: Report = silent) -> StoredImage:
+        """The image of that digest from a source that says it has it (:mod:`agentenv.store.peers`); ``reference`` means
+        it from now on. Raises BadImageError when the source's image is another one; ImageUnavailableError."""
+        try:
+            stored = Intake(self.layout, self._limits, progress).take(source)
+            if stored != digest:
+                raise BadImageError(f"the image is {stored}, but should be {digest}")
+            if reference:
+                self._note(reference, digest)
+            with self.pin(digest) as image:
+                return image
+        except OSError as error:
+            raise ImageUnavailableError(
+                f"{digest} could not be stored: {error}", next_step="see that the disk is not full"
+            ) from error
+
+    def pinned(self, reference: Reference) -> Reference:
+        """The reference of an image in a registry with the digest that its tag means now. Raises ConfigError,
+        ImageUnavailableError."""
+        return registry.pinned(reference, self._registries) if reference.kind == "docker" else reference
 
     def add(
         self, base: StoredImage | None, tars: Sequence[Path], runtime: Runtime, *, progress: Report = silent
@@ -103,7 +123,7 @@ class Store:
         wanted = parse(reference)
         if wanted.kind != "docker":
             raise ConfigError("image", f"{reference!r} always means what is there", next_step="give a registry's name")
-        replace(self.layout.name(str(wanted)), json.dumps({"reference": str(wanted), "digest": image.digest}).encode())
+        self._note(str(wanted), image.digest)
 
     def find(self, digest: str) -> StoredImage | None:
         """The image of that digest (``StoredImage.digest``); None if the store does not have it."""
@@ -114,6 +134,14 @@ class Store:
         except FileNotFoundError:
             return None
         return read_manifest(manifest, self.layout.index(digest), self.layout.layer)
+
+    def digests(self) -> list[str]:
+        """The digests of all images, those used last first."""
+        found = []
+        for path in self.layout.images.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((-path.stat().st_mtime, digest_of(path)))
+        return [digest for _, digest in sorted(found)]
 
     def images(self) -> list[StoredImage]:
         """All images, by their digests."""
@@ -163,6 +191,10 @@ class Store:
         """Delete what was not used for longest until the rest fits into ``budget_bytes`` (:func:`gc.choose`), and what
         dead processes left."""
         return gc.collect(self.layout, budget_bytes=budget_bytes, keep_s=keep_s, dry_run=dry_run)
+
+    def _note(self, reference: str, digest: str) -> None:
+        name = {"reference": reference, "digest": digest}
+        replace(self.layout.name(reference), json.dumps(name).encode())
 
     def _known(self, wanted: Reference, *, refresh: bool) -> StoredImage | None:
         """The image that a reference meant, unless it has to be asked for again."""

@@ -101,14 +101,15 @@ class Grant(WireModel):
     """A way to the container through a relay, for clients that cannot reach ``base_url``; empty: there is none."""
 
 
-WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting"]
+WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting", "image"]
 
 
 class Place(WireModel):
     """Why an ask waits, and for how long probably.
 
     ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have), ``paused`` (the
-    run is), ``starting`` (containers are being started), ``no_capacity`` (containers cannot be started; ``detail``).
+    run is), ``starting`` (containers are being started), ``no_capacity`` (containers cannot be started; ``detail``),
+    ``image`` (nodes with free slots do not have its image yet).
     """
 
     why: WaitingFor
@@ -334,6 +335,8 @@ class FarmInfo(WireModel):
     limits: dict[str, int]
     """See :class:`agentenv.wire.spec.SlotLimits`."""
     relay_url: str = ""
+    images: Literal["client", "farm"] = "client"
+    """Who sees to it that an image is where a slot has it as its root: the client, or the farm (``/v1/images``)."""
     load: FarmLoad
     run: RunStatus | None = None
     """The run of the token that asks; None for a token of several runs."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -73,3 +75,20 @@ def test_errors_tell_what_to_do(command: Command, arguments: list[str], code: in
 
 def test_an_error_is_one_document(command: Command) -> None:
     assert command.told("images", "pull", "oci:/nonexistent")["fault"] == "task"
+
+
+def test_a_keeper_serves_until_it_is_told_to_end(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "token").write_text("keepers-token-0123456789")
+    arguments = ("images", "serve", "--token-file", str(tmp_path / "token"), "--port", "0", "--json")
+    with command.started(*arguments, "--registry", "docker.io", "--budget", "1") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["store"] == str(tmp_path / "cache/store")
+        with urlopen(f"{ready['url']}/health", timeout=60) as answer:
+            assert answer.status == 200
+
+
+def test_a_keeper_needs_its_token(tmp_path: Path, command: Command) -> None:
+    code, _, stderr = command.run("images", "serve", "--token-file", str(tmp_path / "none"))
+    assert code != 0
+    assert "cannot be read" in stderr

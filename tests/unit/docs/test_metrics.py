@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from agentenv.api.image_keeper.metrics import KEEPER_METRICS
 from agentenv.metrics.catalog import FARM_METRICS, METRICS
 from agentenv.sandbox.server.metrics import METRICS as SANDBOX_METRICS
 
 ROOT = Path(__file__).resolve().parents[3]
-ALL = (*METRICS, *FARM_METRICS, *SANDBOX_METRICS)
+ALL: tuple[Any, ...] = (*METRICS, *FARM_METRICS, *KEEPER_METRICS, *SANDBOX_METRICS)
 _NAME = re.compile(r"\bagentenv_[a-z_]+\b")
 _LABELLED = re.compile(r"\b(agentenv_[a-z_]+)\{([^}]*)\}")
 _ROW = re.compile(r"^\| `(agentenv_\w+)` \| (\w+) \| (.*?) \| (.+) \|$", re.MULTILINE)

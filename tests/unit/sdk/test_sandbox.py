@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import typing
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,18 @@ from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
 from agentenv.config import ContainerFields
 from agentenv.errors import AcquireTimeoutError, ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
 from agentenv.sdk.loop_thread import LoopThread
+from agentenv.sdk.processes import SlotProcess
+from agentenv.sdk.sandbox import Process
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.spec import Bind
+
+AWAITED: dict[object, object] = {
+    AsyncSandbox: Sandbox,
+    list[AsyncSandbox]: list[Sandbox],
+    SlotProcess: Process,
+    AsyncIterator[bytes]: Iterator[bytes],
+}
+"""What stands for what is awaited."""
 
 
 def public(kind: type) -> dict[str, object]:
@@ -30,20 +41,22 @@ def public(kind: type) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("plain", "awaited", "without"),
-    [(Sandbox, AsyncSandbox, {"lease_for_transfer"}), (Farm, AsyncFarm, {"session"})],
+    [
+        (Sandbox, AsyncSandbox, {"connect", "lease_for_transfer"}),
+        (Farm, AsyncFarm, {"session"}),
+        (Process, SlotProcess, set()),
+    ],
 )
 def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: type, without: set[str]) -> None:
     assert public(plain).keys() == public(awaited).keys() - without
-    for name in (*public(plain).keys() - {"is_open"}, "__init__"):
+    methods = {name for name, found in public(plain).items() if inspect.isfunction(found)}
+    for name in (*methods, "__init__") if plain is not Process else methods:
         here, there = getattr(plain, name), getattr(awaited, name)
-        hints = typing.get_type_hints(there)
-        if name == "sandbox":
-            assert hints.pop("return") is AsyncSandbox
-            hints["return"] = Sandbox
-        else:
-            assert inspect.signature(here) == inspect.signature(there), name
-            assert inspect.iscoroutinefunction(there) == (name != "__init__"), name
+        hints = {hint: AWAITED.get(found, found) for hint, found in typing.get_type_hints(there).items()}
         assert typing.get_type_hints(here) == hints, name
+        assert [*inspect.signature(here).parameters.values()] == [*inspect.signature(there).parameters.values()], name
+        waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(there)
+        assert waits == (name not in ("__init__", "sandbox")), name
 
 
 def test_arguments_are_the_fields_of_the_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from agentenv.errors import ConfigError, ImageUnavailableError
 from agentenv.store import registry
 from agentenv.store.manifest import machine_architecture
 from agentenv.store.reference import parse
-from agentenv.store.registry import RegistrySettings, mirrored, skopeo_argv
+from agentenv.store.registry import BusyRegistryError, RegistrySettings, failure, mirrored, pinned, skopeo_argv
 
 MIRRORS = {"docker.io": "mirror.example/hub", "docker.io/library": "other.example", "a.example:5000": "b.example"}
 
@@ -60,8 +61,8 @@ def skopeo(directory: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def download(directory: Path, stored: dict[str, int] | None = None, timeout_s: float = 60.0) -> Path:
-    settings = RegistrySettings(timeout_s=timeout_s)
+def download(directory: Path, stored: dict[str, int] | None = None, stall_s: float = 60.0) -> Path:
+    settings = RegistrySettings(stall_s=stall_s)
     return registry.download(parse("x"), settings, directory, stored or {}, 0, lambda _: None)
 
 
@@ -81,8 +82,8 @@ def test_the_last_line_of_a_failure_is_told(tmp_path: Path, monkeypatch: pytest.
 def test_a_download_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skopeo(tmp_path, "exec sleep 1000")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ImageUnavailableError, match=r"in 0\.1 s"):
-        download(tmp_path, timeout_s=0.1)
+    with pytest.raises(ImageUnavailableError, match=r"for 0\.1 s"):
+        download(tmp_path, stall_s=0.1)
 
 
 def test_stand_ins_take_no_space_and_those_of_an_earlier_attempt_go(
@@ -94,3 +95,32 @@ def test_stand_ins_take_no_space_and_those_of_an_earlier_attempt_go(
     (blobs / "arrived").write_bytes(b"x" * 10_000)
     download(tmp_path, {"sha256:new": 10**12})
     assert {path.name: path.stat().st_size for path in blobs.iterdir()} == {"arrived": 10_000, "new": 10**12}
+
+
+@pytest.mark.parametrize(
+    ("words", "passes", "throttled"),
+    [
+        ("reading manifest: toomanyrequests: You have reached your pull rate limit", True, True),
+        ("received unexpected HTTP status: 429 Too Many Requests", True, True),
+        ("received unexpected HTTP status: 503 Service Unavailable", True, False),
+        ('Get "http://x/v2/": dial tcp 127.0.0.1:1: connect: connection refused', True, False),
+        ("happened during read: unexpected EOF", True, False),
+        ("reading manifest 1 in x/none: name unknown: repository name not known to registry", False, False),
+        ("unauthorized: authentication required", False, False),
+    ],
+)
+def test_words_that_mean_another_attempt_may_help(words: str, passes: bool, throttled: bool) -> None:
+    error = failure(parse("debian"), words)
+    assert isinstance(error, BusyRegistryError) is passes
+    assert getattr(error, "throttled", False) is throttled
+    assert words in error.message
+
+
+def test_a_tag_is_pinned_by_the_digest_of_its_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    skopeo(tmp_path, 'printf manifest; echo $* > "$(dirname $0)/asked"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = pinned(parse("debian:trixie"), RegistrySettings(tls_verify=False, retries=1))
+    assert str(found) == f"docker.io/library/debian@sha256:{hashlib.sha256(b'manifest').hexdigest()}"
+    asked = "inspect --raw --retry-times 1 --tls-verify=false docker://docker.io/library/debian:trixie"
+    assert (tmp_path / "asked").read_text().strip() == asked
+    assert pinned(found, RegistrySettings()) is found

@@ -43,6 +43,8 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /v1/containers": "read",
         "POST /v1/containers/{container}/drain": "operate",
         "POST /v1/tokens": "admin",
+        "POST /v1/images": "run",
+        "GET /v1/images": "read",
         "POST /execute": "run",
         "POST /release": "run",
         "POST /artifacts/read": "run",

@@ -23,6 +23,7 @@ from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
+from agentenv.wire import images
 from agentenv.wire.leases import Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
@@ -51,6 +52,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     _lease_routes(app, farm)
     _run_routes(app, farm)
     _token_routes(app, farm, access)
+    _image_routes(app, farm, access)
     plain_routes(app, farm, access)
     page_routes(app, farm)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
@@ -167,6 +169,19 @@ def _run_routes(app: FastAPI, farm: Farm) -> None:
     async def containers(right: MyRight) -> wire.ContainerList:  # noqa: ARG001 - checked by its scope
         """The containers, for relays and operators."""
         return wire.ContainerList(containers=farm.containers_seen())
+
+
+def _image_routes(app: FastAPI, farm: Farm, access: Access) -> None:
+    @app.post("/v1/images")
+    async def want_images(request: images.ImagesRequest, right: MyRight) -> images.ImagesReply:
+        """Have images fetched, and learn what references mean; repeat it to follow them."""
+        access.limit(right, len(request.references) + len(request.images))
+        return await farm.images.wanted(request)
+
+    @app.get("/v1/images")
+    async def image_map(right: MyRight) -> images.ImageMap:  # noqa: ARG001 - checked by its scope
+        """Which images are where."""
+        return farm.images.map()
 
 
 def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:

@@ -148,7 +148,7 @@ class Desk:
 
     def _check_room(self, asks: Sequence[wire.Ask], run: str) -> None:
         more = sum(len(ask.trajectories) for ask in asks if (run, ask.request_id) not in self._asks)
-        waiting = self.line.waiting(run)
+        waiting = self.line.waiting(run) + self.yard.ledger.aside_slots(run)
         if more and waiting + more > MAX_WAITING_SLOTS:
             raise TooManyRequestsError(
                 f"run {run!r} waits for {waiting:,} slots; at most {MAX_WAITING_SLOTS:,} may be waited for",
@@ -386,6 +386,8 @@ class Desk:
         failed = self.yard.start_failed
         if failed is not None and serving < self.yard.goal:
             return "no_capacity", f"{failed.reason} {failed.next_step}".strip()
+        if self.yard.ledger.aside(ticket):
+            return "image", ""
         return ("starting" if serving < self.yard.goal else "queue"), ""
 
     # -- ending ----------------------------------------------------------------------------------

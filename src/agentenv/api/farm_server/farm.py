@@ -17,12 +17,15 @@ from agentenv._version import __version__
 from agentenv.api.farm_server.activity import Activity
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.desk import Desk
+from agentenv.api.farm_server.images import FarmImages
 from agentenv.api.farm_server.news import Newsroom
 from agentenv.api.farm_server.plain_sessions import PlainSessions
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
 from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.keepers import Keepers
+from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.sharing import FairLine, RunView, Share
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard
@@ -57,6 +60,8 @@ class Farm:
         relay_url: str = "",
         audit: FarmAudit | None = None,
         plain: PlainSettings | None = None,
+        keepers: Keepers | None = None,
+        copies_per_image: int = DEFAULT_COPIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -89,7 +94,11 @@ class Farm:
             clock=clock,
             line=self.line,
             link=functools.partial(WatchedLink, fenced=self._lost),
+            stores=keepers,
+            copies_per_image=copies_per_image,
         )
+        self.images = FarmImages(self.yard, keepers)
+        self._keepers = keepers
         self.desk.yard = self.yard
         self.plain = PlainSessions(self.desk, plain or PlainSettings(), clock)
         self.activity = Activity()
@@ -112,11 +121,13 @@ class Farm:
         if self.yard.opened:
             raise PoolClosedError("a Farm can be opened only once", next_step="make a new one")
         try:
+            if self._keepers is not None:
+                await self._keepers.__aenter__()
             await self.yard.open()
             self.news.hello = wire.NewsHello(boot=self.boot, generation=self.generation)
             await self._settle()
         except BaseException:
-            await self.yard.close(0)
+            await self._close(0)
             raise
         self.leads = True
         ticking = asyncio.create_task(self._keep_up(), name="farm upkeep")
@@ -130,7 +141,14 @@ class Farm:
         self.leave()
         await self.plain.aclose()
         await self._stack.aclose()
-        await self.yard.close(_CLOSE_GRACE_S)
+        await self._close(_CLOSE_GRACE_S)
+
+    async def _close(self, grace_s: float) -> None:
+        try:
+            await self.yard.close(grace_s)
+        finally:
+            if self._keepers is not None:
+                await self._keepers.__aexit__(None, None, None)
 
     def leave(self) -> None:
         """Take no more asks, and tell the clients that a successor will. May be repeated."""
@@ -216,6 +234,7 @@ class Farm:
             allow_network=asked.allow_network,
             limits=dict(vars(asked.limits)),
             relay_url=self.relay_url,
+            images="client" if self._keepers is None else "farm",
             load=self.load(),
             run=self.run(run) if run else None,
             problem=f"{failed.reason} {failed.next_step}".strip() if failed is not None else "",

@@ -7,7 +7,7 @@ const LEAST_SAMPLES = 30;
 const KINDS = ["train", "eval", "interactive"];
 const WHY = {
   queue: "others come first", cap: "the run has all it may have", paused: "the run is paused",
-  no_capacity: "no container can be started", starting: "containers are starting",
+  no_capacity: "no container can be started", starting: "containers are starting", image: "its image is being fetched",
 };
 const FAULT_NAMES = {
   calls_timed_out: "calls timed out", calls_oom_killed: "calls out of memory", calls_faulted: "calls with a fault",

@@ -15,13 +15,15 @@ from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.settings import FarmSettings, Reloaded, SettingsFile
+from agentenv.api.farm_server.settings import FarmSettings, ImageSettings, Reloaded, SettingsFile
 from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.api.listening import listen, url_of
+from agentenv.api.tool_server.auth import read_token
 from agentenv.errors import InfraError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.farm_access import announced
+from agentenv.slots.keepers import Keepers, keeper_at
 from agentenv.tasks import report_failure
 from agentenv.wire.farm import LONGEST_TOKEN_S, PAGE_TOKEN_S
 
@@ -120,6 +122,8 @@ async def farm_service(
         relay_url=settings.relay_url,
         audit=audit,
         plain=settings.plain,
+        keepers=_keepers(settings.images),
+        copies_per_image=settings.images.copies_per_image,
     )
     _apply(settings, farm, access)
     app = farm_app(farm, access)
@@ -136,6 +140,13 @@ async def farm_service(
         if opening is not None:
             await _close(farm, opening)
         audit.close()
+
+
+def _keepers(settings: ImageSettings) -> Keepers | None:
+    """Those of the nodes. Raises ConfigError when their token cannot be read."""
+    if settings.keeper_token_file is None:
+        return None
+    return Keepers(read_token(settings.keeper_token_file), keeper_at(settings.keeper_port))
 
 
 async def _close(farm: Farm, opening: asyncio.Task[Farm]) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, Seconds, Settings, explain
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import BackendName
+from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.sharing import KIND_WEIGHTS, Share
 from agentenv.wire.farm import RUN_PATTERN, RunShare
 from agentenv.wire.leases import RunKind
@@ -80,6 +81,19 @@ class OpenPages(Settings):
     """``/openapi.json``."""
 
 
+class ImageSettings(Settings):
+    """Images that slots have as their root, fetched by the keepers of the nodes (docs/images.md)."""
+
+    keeper_token_file: Path | None = None
+    """File of the token that the keepers share. None: the farm has no keepers, and clients see to it themselves that
+    images are where containers see them."""
+    keeper_port: Annotated[int, Field(ge=1, le=65_535)] = 8643
+    """Where the keeper of every node listens, at the address of the node's containers."""
+    copies_per_image: Annotated[int, Field(ge=1, le=1_000)] = DEFAULT_COPIES
+    """To how many nodes an image is fetched ahead, and at most at once. More get it only when it is wanted and all that
+    have it are full."""
+
+
 def _naming_section(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """Its own checks name a field without its section, and ``limits`` is another section as well."""
     try:
@@ -125,6 +139,8 @@ class FarmSettings(Settings):
     """How fast one token may ask."""
     plain: PlainSettings = PlainSettings()
     """Tools called over plain HTTP."""
+    images: ImageSettings = ImageSettings()
+    """Images of slots, and the nodes' keepers of them."""
     audit_log: Path | None = None
     """A file that gets a JSON line for each decision (granted, refused, ended, minted, share changed)."""
     public: OpenPages = OpenPages()
@@ -167,6 +183,7 @@ class FarmSettings(Settings):
         changed = {
             "tokens": self.tokens.model_copy(update={"key_files": keys}),
             "nomad": self.nomad.model_copy(update=nomad),
+            "images": self.images.model_copy(update=moved(self.images, "keeper_token_file")),
             **moved(self, "audit_log"),
         }
         return self.model_copy(update=changed)

@@ -12,6 +12,7 @@ import resource
 import secrets
 import socket
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,17 +40,25 @@ _CLEANUP_S = 0.01
 class FakeBackend(FleetBackend):
     """A backend whose containers live in this process. Methods such as :meth:`kill` inject failures.
 
-    ``start_delay_s`` is added to each start; ``starts_at_once`` limits concurrent starts.
+    ``start_delay_s`` is added to each start; ``starts_at_once`` limits concurrent starts. ``nodes``: names of the nodes
+    that containers say they are on, one after the other by their index; with them, leases with a root are granted,
+    and their slots are as all others.
     """
 
     name = "fake"
 
     def __init__(
-        self, settings: ContainerSettings | None = None, *, start_delay_s: float = 0.0, starts_at_once: int = 100
+        self,
+        settings: ContainerSettings | None = None,
+        *,
+        start_delay_s: float = 0.0,
+        starts_at_once: int = 100,
+        nodes: Sequence[str] = ("",),
     ) -> None:
         self._settings = settings or ContainerSettings()
         self._start_delay_s = start_delay_s
         self._starts_at_once = starts_at_once
+        self._nodes = nodes
         self._binaries: Binaries
         self._scratch = Scratch()
         self._containers: dict[str, FakeContainer] = {}
@@ -121,7 +130,8 @@ class FakeBackend(FleetBackend):
         name = f"fake-{index}-{secrets.token_hex(4)}"
         asked = self._settings.spec()
         spec = dataclasses.replace(asked, spare_shells=False, env={**self._environment, **asked.env})
-        container = FakeContainer(name, index, spec, self._scratch.path / name, self._binaries)
+        node = self._nodes[index % len(self._nodes)]
+        container = FakeContainer(name, index, node, spec, self._scratch.path / name, self._binaries)
         try:
             await container.start()
         except BaseException:
@@ -138,12 +148,15 @@ class FakeBackend(FleetBackend):
 class FakeContainer:
     """One container: a stand-in for the supervisor, and the current server."""
 
-    def __init__(self, name: str, index: int, asked: ContainerSpec, directory: Path, binaries: Binaries) -> None:
+    def __init__(
+        self, name: str, index: int, node: str, asked: ContainerSpec, directory: Path, binaries: Binaries
+    ) -> None:
         spec = SandboxSpec.launch(asked, container=name, token_file=directory / "token", data_dir=directory)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.handle = ContainerHandle(name, index, url, secrets.token_hex(16), slots=spec.slots)
+        self.handle = ContainerHandle(name, index, url, secrets.token_hex(16), slots=spec.slots, node=node)
         self.stand_in = StandIn(spec, self.handle.token, directory, binaries)
+        self.stand_in.takes_roots = bool(node)
         self.server = HostedServer(self.stand_in.greet(), self._listener)
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._restarting: asyncio.Task[None] | None = None

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from agentenv.errors import ProtocolError
+from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
     Fence,
     Hello,
@@ -30,12 +30,15 @@ from agentenv.sandbox.control_protocol import (
     Pong,
     Remember,
     Request,
+    Reroot,
     Reset,
     Seal,
     Serving,
     SlotFailed,
     SlotLost,
     SlotReady,
+    SlotRefused,
+    SlotView,
     SupervisorPacket,
     Unattended,
 )
@@ -314,6 +317,8 @@ class StandIn:
         self.slots = [StandInSlot(number, directory, binaries, wrap, self._lost) for number in range(spec.slots)]
         self.serving = asyncio.Event()
         self.fail_next_reset = False
+        self.takes_roots = False
+        """Whether it says that slots have the root that is asked for; they never do."""
         self._link: ServerLink | None = None
         self._tasks = TaskSet()
 
@@ -365,12 +370,14 @@ class StandIn:
                 self._hello = dataclasses.replace(self._hello, generation=max(generation, self._hello.generation))
             case Unattended():
                 pass  # it lives as long as the backend it is part of
-            case Remember() | Reset() | Seal() if request.epoch != self.slots[request.slot].epoch:
+            case Remember() | Reset() | Seal() | Reroot() if request.epoch != self.slots[request.slot].epoch:
                 pass
             case Remember():
                 self.slots[request.slot].lease = request.lease
             case Reset():
                 self._tasks.start(f"slot {request.slot}", self.reset(self.slots[request.slot], request.epoch), "reset")
+            case Reroot():
+                self._tasks.start(f"slot {request.slot}", self.reroot(self.slots[request.slot]), "reroot")
             case Seal():
                 self._tasks.start(f"slot {request.slot}", self.seal(self.slots[request.slot], request.epoch), "seal")
 
@@ -390,6 +397,15 @@ class StandIn:
             else:
                 self._notify_ready(slot, kept=False)
 
+    async def reroot(self, slot: StandInSlot) -> None:
+        """Say that the slot has the root that was asked for, or that it cannot have one."""
+        if self.takes_roots:
+            self._notify_ready(slot, kept=False, view=SlotView({}, "", "", ""))
+            return
+        none = SandboxUnavailableError("the fake backend has no images", next_step="use another backend")
+        self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
+        await self.reset(slot, slot.epoch)
+
     async def seal(self, slot: StandInSlot, epoch: int) -> None:
         """End the slot's processes, keep its files; does nothing if ``epoch`` has ended."""
         async with slot.change:
@@ -405,12 +421,12 @@ class StandIn:
     def _broken(self, reason: str) -> None:
         log.info("the server: %s", reason)
 
-    def _notify_ready(self, slot: StandInSlot, *, kept: bool) -> None:
+    def _notify_ready(self, slot: StandInSlot, *, kept: bool, view: SlotView | None = None) -> None:
         if self._link is not None and not slot.failed:
             agent = slot.socket()
             if self._eager and slot.agent is None:
                 slot.start()
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths, view)
             self._link.send(packet, agent.fileno())
 
     def _notify_failed(self, slot: StandInSlot) -> None:

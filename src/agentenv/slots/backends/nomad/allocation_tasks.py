@@ -103,6 +103,7 @@ class AllocationTasks:
             base_url=f"http://{address}",
             token=token,
             slots=self._settings.slots_per_container,
+            node=allocation.node,
         )
 
     async def _examine(self, handle: ContainerHandle, allocation_id: str) -> ContainerHandle | StartFailed:

@@ -1,0 +1,60 @@
+"""The images of a farm: what references mean, fetches ahead of need, and which images are where."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.slots.keepers import Keepers
+from agentenv.slots.yard import Yard
+from agentenv.wire import images as wire
+from agentenv.wire.server import ErrorReply
+
+
+class FarmImages:
+    """See the module. ``keepers`` is None in a farm whose clients see to images themselves."""
+
+    def __init__(self, yard: Yard, keepers: Keepers | None) -> None:
+        self._yard = yard
+        self._keepers = keepers
+
+    async def wanted(self, request: wire.ImagesRequest) -> wire.ImagesReply:
+        """References are resolved, by having one node fetch what they mean; images that were resolved are fetched to
+        as many nodes as the farm keeps copies. Raises ConfigError without keepers."""
+        if not request.references and not request.images:
+            return wire.ImagesReply(images=())
+        if self._keepers is None:
+            raise ConfigError(
+                "images",
+                "are not fetched by this farm",
+                next_step="name its keepers' token file (images.keeper_token_file)",
+            )
+        states = await asyncio.gather(
+            *(self._resolved(self._keepers, reference, request.wait_s) for reference in request.references)
+        )
+        for image in request.images:
+            self._keepers.remember(image)
+        self._yard.prefetch(image.digest for image in request.images)
+        return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
+
+    async def _resolved(self, keepers: Keepers, reference: str, wait_s: float) -> wire.ImageState:
+        try:
+            return await keepers.resolve(reference, wait_s, self._yard.stored)
+        except AgentEnvError as error:
+            return wire.ImageState(wanted=reference, state="failed", error=ErrorReply.of(error))
+
+    def _ahead(self, image: wire.ImageRef) -> wire.ImageState:
+        there = any(image.digest in stored for _, stored, _ in self._yard.ledger.placement.nodes())
+        return wire.ImageState(
+            wanted=image.digest, state="ready" if there else "fetching", image=image if there else None
+        )
+
+    def map(self) -> wire.ImageMap:
+        """Which images are where."""
+        nodes = self._yard.ledger.placement.nodes()
+        return wire.ImageMap(
+            nodes=tuple(
+                wire.NodeImages(node=node, stored=tuple(sorted(stored)), fetching=tuple(sorted(fetching)))
+                for node, stored, fetching in nodes
+            )
+        )

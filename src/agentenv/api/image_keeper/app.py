@@ -1,0 +1,152 @@
+"""HTTP interface of an image keeper (aiohttp). Types are in :mod:`agentenv.wire.images`.
+
+====================================  ==========================================================
+``POST /v1/images``                   have images fetched, and follow them
+``GET /v1/images``                    what the store has; with ``version`` and ``wait_s``, changes
+``GET /v1/manifests/{digest}``        for peers: an image's manifest
+``GET /v1/layers/{diff_id}``          for peers: a layer's tar
+``GET /metrics``                      for Prometheus
+``GET /health``                       the only one without a token
+====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from pydantic import BaseModel, ValidationError
+
+from agentenv._version import __version__
+from agentenv.api.image_keeper.keeper import Keeper
+from agentenv.api.image_keeper.metrics import exposition
+from agentenv.api.listening import listen, url_of
+from agentenv.api.tool_server.auth import authorized
+from agentenv.errors import AgentEnvError, ProtocolError, UnauthorizedError
+from agentenv.locks import hold
+from agentenv.store.layers import CHUNK_BYTES
+from agentenv.store.reference import is_digest
+from agentenv.wire import images as wire
+from agentenv.wire.server import ErrorReply, Health
+
+_KEEPER: Final = web.AppKey("keeper", Keeper)
+_MAX_BODY_BYTES: Final = 1024 * 1024
+_END_S: Final = 2.0
+
+
+def keeper_app(keeper: Keeper, token: str) -> web.Application:
+    """The application over an open keeper."""
+    app = web.Application(middlewares=[_guard(token)], client_max_size=_MAX_BODY_BYTES)
+    app[_KEEPER] = keeper
+    app.add_routes(
+        [
+            web.get("/health", _health),
+            web.post("/v1/images", _ensure),
+            web.get("/v1/images", _list, allow_head=False),
+            web.get("/v1/manifests/{digest}", _manifest),
+            web.get("/v1/layers/{digest}", _layer),
+            web.get("/metrics", _metrics),
+        ]
+    )
+    return app
+
+
+@contextlib.asynccontextmanager
+async def served(keeper: Keeper, token: str, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve an open keeper; yields its URL. Port 0: any free one. Raises ConfigError when it cannot listen there."""
+    listening: socket.socket = listen(host, port)
+    runner = web.AppRunner(
+        keeper_app(keeper, token), access_log=None, shutdown_timeout=_END_S, handler_cancellation=True
+    )
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        yield url_of(listening, host)
+    finally:
+        await runner.cleanup()
+        listening.close()
+
+
+def _guard(token: str) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/health" and not authorized(request.headers.get("Authorization"), token):
+            return _json(ErrorReply.of(UnauthorizedError("token", "is missing or wrong")), 401)
+        try:
+            return await handler(request)
+        except ProtocolError as error:
+            return _json(ErrorReply.of(error), 400)
+        except AgentEnvError as error:
+            return _json(ErrorReply.of(error), 503)
+
+    return guard
+
+
+async def _health(request: web.Request) -> web.Response:  # noqa: ARG001
+    return _json(Health(status="ok", version=__version__))
+
+
+async def _ensure(request: web.Request) -> web.Response:
+    try:
+        asked = wire.ImagesRequest.model_validate_json(await request.read())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise ProtocolError(f"{where}: {first['msg']}", next_step="see agentenv.wire.images") from None
+    wanted: tuple[str | wire.ImageRef, ...] = (*asked.references, *asked.images)
+    return _json(wire.ImagesReply(images=tuple(await request.app[_KEEPER].ensured(wanted, asked.wait_s))))
+
+
+async def _list(request: web.Request) -> web.Response:
+    keeper = request.app[_KEEPER]
+    version = request.query.get("version", "")
+    try:
+        wait_s = min(float(request.query.get("wait_s", 0)), wire.MAX_WAIT_S)
+    except ValueError:
+        raise ProtocolError("wait_s must be a number") from None
+    await keeper.changed(version, wait_s)
+    listed = keeper.listed[: wire.MAX_LISTED]
+    return _json(wire.StoredList(version=keeper.version, digests=listed))
+
+
+async def _manifest(request: web.Request) -> web.Response:
+    try:
+        manifest = request.app[_KEEPER].store.layout.manifest(_digest(request)).read_bytes()
+    except FileNotFoundError:
+        return web.Response(status=404)
+    return web.Response(body=manifest, content_type="application/json")
+
+
+async def _layer(request: web.Request) -> web.StreamResponse:
+    """A layer, which nobody removes meanwhile."""
+    path = request.app[_KEEPER].store.layout.layer(_digest(request))
+    try:
+        descriptor = hold(path, shared=True)
+    except FileNotFoundError:
+        return web.Response(status=404)
+    try:
+        response = web.FileResponse(path, chunk_size=CHUNK_BYTES)
+        await response.prepare(request)
+        return response
+    finally:
+        os.close(descriptor)
+
+
+def _digest(request: web.Request) -> str:
+    digest = request.match_info["digest"]
+    if not is_digest(digest):
+        raise ProtocolError("a digest is sha256: and 64 hexadecimal digits")
+    return digest
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    return web.Response(text=exposition(request.app[_KEEPER]), content_type="text/plain")
+
+
+def _json(model: BaseModel, status: int = 200) -> web.Response:
+    return web.Response(body=model.model_dump_json().encode(), status=status, content_type="application/json")

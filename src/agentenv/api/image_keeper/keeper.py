@@ -1,0 +1,283 @@
+"""Fetches images into a node's store: one pull of an image however many ask, from peers before the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agentenv.api.image_keeper.patience import PatienceSettings, Registry
+from agentenv.api.image_keeper.peers import Peers
+from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
+from agentenv.image.progress import BuildStep, Report
+from agentenv.store import Store, StoredImage
+from agentenv.store.reference import Reference, located, parse
+from agentenv.tasks import report_failure
+from agentenv.wire import images as wire
+from agentenv.wire.server import ErrorReply
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_S: Final = 30.0
+"""How long it is remembered that a pull failed: who asks in this time gets the same answer."""
+_LOOK_S: Final = 1.0
+"""How often the store is looked at for what other processes fetched or removed."""
+
+
+@dataclass(frozen=True)
+class KeeperSettings:
+    """``pulls``: at once, of all registries and peers; their layers are downloaded several at a time.
+
+    ``budget_bytes``: what the store may keep, None: everything; looked after every ``gc_every_s``. What was used in the
+    last ``keep_s`` stays.
+    """
+
+    pulls: int = 4
+    patience: PatienceSettings = field(default_factory=PatienceSettings)
+    registries: frozenset[str] = frozenset()
+    """The only ones that may be named, ``docker.io`` for instance; empty: any."""
+    paths: tuple[Path, ...] = ()
+    """Directories below which OCI layouts and archives may be named; no others, because who asks is on another
+    machine."""
+    budget_bytes: int | None = None
+    keep_s: float = 3600.0
+    gc_every_s: float = 60.0
+
+
+@dataclass(eq=False)
+class Pull:
+    """An image that is being fetched, or was, or could not be."""
+
+    wanted: str
+    step: BuildStep = field(default_factory=lambda: BuildStep("wait", ""))
+    image: wire.ImageRef | None = None
+    error: AgentEnvError | None = None
+    ended_s: float | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def state(self) -> wire.ImageState:
+        """As it is told."""
+        if self.error is not None:
+            return wire.ImageState(wanted=self.wanted, state="failed", error=ErrorReply.of(self.error))
+        if self.image is not None:
+            return wire.ImageState(wanted=self.wanted, state="ready", image=self.image)
+        step = self.step
+        said = f"{step.name} {step.detail}".strip()
+        return wire.ImageState(
+            wanted=self.wanted, state="fetching", step=said, done_bytes=step.done, total_bytes=step.total or None
+        )
+
+
+class Keeper:
+    """See the module. An async context manager: leaving it ends its pulls; what has arrived is used by the next."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: KeeperSettings | None = None,
+        *,
+        peers: Peers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.counts: Counter[str] = Counter()
+        """Pulls by how they ended, bytes collected and so on, for metrics."""
+        self.peers = peers
+        self.registries: dict[str, Registry] = {}
+        self.stored: frozenset[str] = frozenset()
+        """Digests of the images in the store, as last looked."""
+        self.listed: tuple[str, ...] = ()
+        """The same, those used last first."""
+        self._settings = settings or KeeperSettings()
+        self._clock = clock
+        self._pulls: dict[str, Pull] = {}
+        self._turns = asyncio.Semaphore(self._settings.pulls)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self._look()
+        self._start(self._watch())
+        if self._settings.budget_bytes is not None:
+            self._start(self._collect(self._settings.budget_bytes))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def fetching(self) -> int:
+        """Images that are being fetched."""
+        return sum(not pull.over.is_set() for pull in self._pulls.values())
+
+    @property
+    def version(self) -> str:
+        """Names what the store has: another set, another version."""
+        return hashlib.sha256("".join(sorted(self.stored)).encode()).hexdigest()[:16]
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def ensure(self, wanted: str | wire.ImageRef) -> Pull:
+        """The pull of a reference, or of an image that was resolved before: the one that goes on, or a new one."""
+        now = self._clock()
+        for key, pull in list(self._pulls.items()):
+            if pull.ended_s is not None and now - pull.ended_s > _REMEMBERED_S:
+                del self._pulls[key]
+        name = wanted if isinstance(wanted, str) else wanted.digest
+        known = self._pulls.get(name)
+        if known is not None and (known.image is None or known.image.digest in self.stored):
+            return known
+        pull = self._pulls[name] = Pull(name)
+        self._start(self._pull(pull, wanted))
+        return pull
+
+    async def ensured(self, wanted: Iterable[str | wire.ImageRef], wait_s: float) -> list[wire.ImageState]:
+        """The states of images, which are fetched if they are missing, when all are decided or ``wait_s`` is over."""
+        pulls = [self.ensure(one) for one in wanted]
+        waiting = [asyncio.ensure_future(pull.over.wait()) for pull in pulls if not pull.over.is_set()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=wait_s)
+            for task in waiting:
+                task.cancel()
+        return [pull.state() for pull in pulls]
+
+    async def changed(self, version: str, wait_s: float) -> None:
+        """Wait until the store has something else than at ``version``, at most ``wait_s``."""
+        until_s = self._clock() + wait_s
+        while self.version == version and (left_s := until_s - self._clock()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    # -- pulling ------------------------------------------------------------------------------
+
+    async def _pull(self, pull: Pull, wanted: str | wire.ImageRef) -> None:
+        def progress(step: BuildStep) -> None:
+            pull.step = step
+
+        try:
+            if isinstance(wanted, wire.ImageRef):
+                pull.image = await self._resolved(wanted, progress)
+            else:
+                pull.image = await self._named(wanted, progress)
+            self.counts["pulled"] += 1
+            await self._look()
+        except AgentEnvError as error:
+            pull.error = error
+            self.counts["failed"] += 1
+        except Exception as error:
+            logger.exception("%s could not be fetched", pull.wanted)
+            pull.error = InfraError(f"{pull.wanted} could not be fetched: {error!r}")
+            self.counts["failed"] += 1
+        finally:
+            pull.ended_s = self._clock()
+            pull.over.set()
+
+    async def _named(self, wanted: str, progress: Report) -> wire.ImageRef:
+        """What a reference means, fetched."""
+        reference = self._allowed(wanted)
+        if reference.kind == "docker" and not reference.digest:
+            reference = await self._registry(reference).ask(lambda: asyncio.to_thread(self.store.pinned, reference))
+            pinned = self.ensure(str(reference))  # tags of one image are one pull
+            await pinned.over.wait()
+            if pinned.image is None:
+                raise (pinned.error or ImageUnavailableError(f"{wanted} was not fetched")).copy()
+            return pinned.image
+        image = await self._by_reference(reference, progress)
+        return wire.ImageRef(reference=str(reference), digest=image.digest)
+
+    async def _resolved(self, wanted: wire.ImageRef, progress: Report) -> wire.ImageRef:
+        """An image that another node has had: from this store, a peer, or where it came from."""
+        if await asyncio.to_thread(self.store.find, wanted.digest) is not None:
+            return wanted
+        named = wanted.reference if not wanted.reference.startswith("sha256:") else ""
+        if self.peers is not None:
+            async with self._turns:
+                if await self.peers.fetch(self.store, wanted.digest, named, progress) is not None:
+                    self.counts["from_peers"] += 1
+                    return wanted
+        if not named:
+            raise ImageUnavailableError(
+                f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
+            )
+        found = await self._by_reference(self._allowed(named), progress)
+        if found.digest != wanted.digest:
+            raise ImageUnavailableError(
+                f"{named} means {found.digest} here, not {wanted.digest}", next_step="resolve it again"
+            )
+        return wanted
+
+    def _allowed(self, wanted: str) -> Reference:
+        """The reference, if this keeper may fetch it. Raises ForbiddenError, ConfigError."""
+        reference = located(parse(wanted))
+        if reference.kind == "docker":
+            host, only = reference.name.partition("/")[0], self._settings.registries
+            if only and host not in only:
+                raise ForbiddenError("image", f"{host} is none of the registries that keepers ask here")
+        elif reference.kind in ("oci", "docker-archive"):
+            path = Path(reference.name).resolve()
+            if not any(path.is_relative_to(allowed.resolve()) for allowed in self._settings.paths):
+                raise ForbiddenError("image", f"{reference.name} is not below a directory that keepers read")
+        else:
+            raise ForbiddenError("image", f"{reference.kind}: is for the image's own machine", next_step="push it")
+        return reference
+
+    async def _by_reference(self, reference: Reference, progress: Report) -> StoredImage:
+        def attempt() -> StoredImage:
+            return self.store.ensure(reference, progress=progress)
+
+        async def turn() -> StoredImage:
+            async with self._turns:
+                return await asyncio.to_thread(attempt)
+
+        return await (self._registry(reference).ask(turn) if reference.kind == "docker" else turn())
+
+    def _registry(self, reference: Reference) -> Registry:
+        host = reference.name.partition("/")[0]
+        if host not in self.registries:
+            self.registries[host] = Registry(self._settings.patience, self._clock)
+        return self.registries[host]
+
+    # -- upkeep -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        listed = await asyncio.to_thread(self.store.digests)
+        if self.stored != frozenset(listed):
+            self.stored, self.listed = frozenset(listed), tuple(listed)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _collect(self, budget_bytes: int) -> None:
+        while True:
+            try:
+                done = await asyncio.to_thread(self.store.gc, budget_bytes=budget_bytes, keep_s=self._settings.keep_s)
+                self.counts["removed_images"] += len(done.images)
+                self.counts["removed_bytes"] += done.freed_bytes
+                await self._look()
+            except OSError as error:
+                logger.warning("the store could not be cleaned up: %s", error)
+            await asyncio.sleep(self._settings.gc_every_s)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(report_failure)

@@ -1,0 +1,93 @@
+"""The other nodes' keepers, which are asked for an image before its registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from agentenv.errors import BadImageError, ImageUnavailableError
+from agentenv.image.progress import Report
+from agentenv.slots.placement import rendezvous
+from agentenv.store import Store, StoredImage
+from agentenv.store.peers import image_of_peer
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 3.0
+"""For a peer to say whether it has an image."""
+_AT_ONCE: Final = 8
+DISTRUST_S: Final = 600.0
+"""How long a peer is not asked after it sent what its digest denies."""
+
+
+class Peers:
+    """See the module. They share one token."""
+
+    def __init__(
+        self, urls: Callable[[], Sequence[str]], token: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``urls``: the peers of the moment; the keeper itself may be among them, under another name."""
+        self._urls = urls
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._clock = clock
+        self._distrusted_until_s: dict[str, float] = {}
+        self.lies = 0
+
+    async def fetch(self, store: Store, digest: str, reference: str, progress: Report) -> StoredImage | None:
+        """The image from the first peer that has it and sends it as it should be; None if none does."""
+        for url in await self._having(digest):
+            try:
+                return await asyncio.to_thread(self._take, store, url, digest, reference, progress)
+            except BadImageError as error:
+                self.lies += 1
+                self._distrusted_until_s[url] = self._clock() + DISTRUST_S
+                logger.warning("peer %s is not asked for a while: %s", url, error)
+            except ImageUnavailableError as error:
+                logger.info("peer %s: %s", url, error)
+        return None
+
+    def _take(self, store: Store, url: str, digest: str, reference: str, progress: Report) -> StoredImage:
+        return store.take(digest, image_of_peer(url, self._headers, digest), reference=reference, progress=progress)
+
+    async def _having(self, digest: str) -> list[str]:
+        """Peers that say they have an image. Each image has its own order of peers, so that no peer serves all."""
+        now = self._clock()
+        asked = [url for url in self._urls() if self._distrusted_until_s.get(url, 0.0) <= now]
+        asked.sort(key=lambda url: rendezvous(digest, url))
+        turns = asyncio.Semaphore(_AT_ONCE)
+        timeout = aiohttp.ClientTimeout(total=_LOOK_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as http:
+            answers = await asyncio.gather(*(_has(http, turns, url, digest) for url in asked))
+        return [url for url, has in zip(asked, answers, strict=True) if has]
+
+
+async def _has(http: aiohttp.ClientSession, turns: asyncio.Semaphore, url: str, digest: str) -> bool:
+    try:
+        async with turns, http.head(f"{url}/v1/manifests/{digest}") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def peers_of(urls: Sequence[str], file: Path | None) -> Callable[[], Sequence[str]]:
+    """The peers that are named, and those that a file has now, one URL on a line; it may change, or be missing."""
+
+    def read() -> Sequence[str]:
+        try:
+            lines = file.read_text().split() if file is not None else []
+        except FileNotFoundError:
+            lines = []
+        return [*dict.fromkeys(url.rstrip("/") for url in (*urls, *lines))]
+
+    return read
+
+
+def authorization(token: str) -> Mapping[str, str]:
+    """The header of a keeper's clients."""
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,79 @@
+"""Images of one run on a farm: every reference is resolved once, and from then on means the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from agentenv.errors import AgentEnvError, FarmUnreachableError, TooManyRequestsError, from_wire
+from agentenv.slots.farm_asks import retries
+from agentenv.slots.farm_client import FarmClient
+from agentenv.tasks import TaskSet
+from agentenv.wire import images as wire
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S: Final = 20.0
+
+
+class FarmImages:
+    """See the module. ``tasks`` keeps what goes on in the background."""
+
+    def __init__(self, client: FarmClient, tasks: TaskSet) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._resolved: dict[str, wire.ImageRef] = {}
+
+    async def resolve(self, reference: str) -> wire.ImageRef:
+        """The image that a reference means in this run; the first time, a node of the farm fetches it.
+
+        It takes as long as the fetch; a farm that is away is waited for. Raises what the fetch failed with:
+        BadImageError, ImageUnavailableError, ConfigError.
+        """
+        while (known := self._resolved.get(reference)) is None:
+            task = self._resolving.get(reference)
+            if task is None:
+                task = asyncio.create_task(self._resolve(reference), name=f"resolve {reference}")
+                self._resolving[reference] = task
+                task.add_done_callback(lambda _: self._resolving.pop(reference, None))
+            await asyncio.shield(task)
+        return known
+
+    def prefetch(self, references: Iterable[str]) -> None:
+        """These images are wanted soon: they are resolved, and fetched to some nodes, in the background. What fails is
+        told to whoever resolves it."""
+        missing = [one for one in references if one not in self._resolved and one not in self._resolving]
+        for reference in dict.fromkeys(missing):
+            self._tasks.start("images", self._ahead(reference), f"prefetch of {reference}")
+
+    async def _ahead(self, reference: str) -> None:
+        try:
+            image = await self.resolve(reference)
+            await self._client.want_images(wire.ImagesRequest(images=(image,)))
+        except AgentEnvError as error:
+            logger.debug("%s is not prefetched: %s", reference, error)
+
+    async def _resolve(self, reference: str) -> None:
+        backoff = retries()
+        request = wire.ImagesRequest(references=(reference,), wait_s=_WAIT_S)
+        while True:
+            try:
+                (state,) = (await self._client.want_images(request)).images
+            except (FarmUnreachableError, TooManyRequestsError):
+                await asyncio.sleep(backoff.next_s())
+                continue
+            backoff.reset()
+            if state.error is not None:
+                raise from_wire(state.error.error, state.error.message, state.error.next_step)
+            if state.image is not None:
+                self._resolved[reference] = state.image
+                return
+
+    async def aclose(self) -> None:
+        """End what goes on."""
+        for task in list(self._resolving.values()):
+            task.cancel()
+        await asyncio.gather(*self._resolving.values(), return_exceptions=True)

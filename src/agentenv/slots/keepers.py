@@ -1,0 +1,174 @@
+"""The image keepers of a farm's nodes, as its owner asks them: what each has, fetches, and what references mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.backoff import Backoff
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import error_reply, open_session
+from agentenv.errors import AgentEnvError, ConnectionLostError, ImageUnavailableError, ProtocolError, from_wire
+from agentenv.slots.placement import rendezvous
+from agentenv.wire import images as wire
+from agentenv.wire.base import WireModel
+
+Reply = TypeVar("Reply", bound=WireModel)
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S: Final = 20.0
+_ANSWER_S: Final = 10.0
+_RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
+_SILENT_S: Final = 30.0
+"""How long a keeper that does not answer is asked again for a fetch: it may be restarting."""
+_REMEMBERED: Final = 20_000
+"""Where so many images came from is remembered; any keeper that has one knows it too."""
+
+
+def keeper_at(port: int) -> Callable[[ContainerHandle], str]:
+    """The keeper's URL, from a container on its node: every node's listens on the same port."""
+
+    def url(handle: ContainerHandle) -> str:
+        host = urlsplit(handle.base_url).hostname or ""
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    return url
+
+
+class Keepers:
+    """See the module. Implements :class:`agentenv.slots.yard.ImageStores`. An async context manager."""
+
+    def __init__(self, token: str, url_of: Callable[[ContainerHandle], str]) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._url_of = url_of
+        self._urls: dict[str, str] = {}
+        """By node; those whose containers are gone are kept, they may still resolve."""
+        self._sources: OrderedDict[str, str] = OrderedDict()
+        """By digest: a reference that means the image."""
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = open_session()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def follow(self, handle: ContainerHandle, images: Callable[[str, Iterable[str]], None]) -> None:
+        """See :class:`agentenv.slots.yard.ImageStores`."""
+        self._urls[handle.node] = self._url_of(handle)
+        async with self._turns[handle.node]:  # one of a node's containers is enough; another takes over
+            version, backoff = "", Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
+            while True:
+                try:
+                    query = {"version": version, "wait_s": str(_WAIT_S)} if version else {}
+                    listed = await self._ask(wire.StoredList, handle.node, "GET", params=query, wait_s=_WAIT_S)
+                except AgentEnvError as error:
+                    logger.debug("the keeper of %s: %s", handle.node, error)
+                    await asyncio.sleep(backoff.next_s())
+                    continue
+                backoff.reset()
+                if listed.version != version:
+                    version = listed.version
+                    images(handle.node, listed.digests)
+
+    async def fetch(self, node: str, image: str) -> None:
+        """See :class:`agentenv.slots.yard.ImageStores`. Raises ImageUnavailableError also when the keeper does not
+        answer for a while."""
+        wanted = wire.ImageRef(reference=self._sources.get(image, image), digest=image)
+        request = wire.ImagesRequest(images=(wanted,), wait_s=_WAIT_S)
+        backoff, silent_s = Backoff(_RETRY_MIN_S, _RETRY_MAX_S), 0.0
+        while True:
+            try:
+                reply = await self._ask(wire.ImagesReply, node, "POST", request, wait_s=_WAIT_S)
+            except ConnectionLostError as error:
+                if silent_s >= _SILENT_S:
+                    raise ImageUnavailableError(
+                        f"node {node} cannot fetch images: {error.message}",
+                        next_step="see that its image keeper runs (agentenv images serve)",
+                    ) from error
+                pause_s = backoff.next_s()
+                silent_s += pause_s
+                await asyncio.sleep(pause_s)
+                continue
+            (state,) = reply.images
+            if state.error is not None:
+                raise from_wire(state.error.error, f"node {node}: {state.error.message}", state.error.next_step)
+            if state.image is not None:
+                return
+
+    async def resolve(self, reference: str, wait_s: float, stored: Callable[[str, str], None]) -> wire.ImageState:
+        """What a reference means: one keeper fetches it, the same for whoever asks, so a tag means the same for all.
+        ``stored`` is told the node and the image that it has then."""
+        request = wire.ImagesRequest(references=(reference,), wait_s=wait_s)
+        order = sorted(self._urls, key=lambda node: rendezvous(reference, node), reverse=True)
+        for node in order:
+            try:
+                (state,) = (await self._ask(wire.ImagesReply, node, "POST", request, wait_s=wait_s)).images
+            except ConnectionLostError as error:
+                logger.warning("the keeper of %s: %s", node, error)
+                continue
+            if state.image is not None:
+                self.remember(state.image)
+                stored(node, state.image.digest)
+            return state
+        raise ImageUnavailableError(
+            "no node's image keeper can be reached",
+            next_step="see that keepers run (agentenv images serve) and that the farm has a container",
+        )
+
+    def remember(self, image: wire.ImageRef) -> None:
+        """Where an image comes from, for nodes whose peers do not have it."""
+        if not image.reference.startswith("sha256:"):
+            self._sources[image.digest] = image.reference
+            self._sources.move_to_end(image.digest)
+            if len(self._sources) > _REMEMBERED:
+                self._sources.popitem(last=False)
+
+    async def _ask(
+        self,
+        model: type[Reply],
+        node: str,
+        method: str,
+        body: WireModel | None = None,
+        *,
+        params: Mapping[str, str] = {},
+        wait_s: float,
+    ) -> Reply:
+        """Raises ConnectionLostError, ProtocolError, or what the keeper refused."""
+        assert self._session is not None, "used inside `async with`"
+        url = f"{self._urls[node]}/v1/images"
+        timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S)
+        data = None if body is None else body.model_dump_json().encode()
+        try:
+            async with self._session.request(
+                method, url, data=data, params=params, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                raw = await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ConnectionLostError(f"{url} cannot be reached: {error or 'no answer in time'}") from error
+        if answer.status != 200:
+            said = error_reply(raw)
+            if said is None:
+                raise ConnectionLostError(f"{url} answered HTTP {answer.status}")
+            raise from_wire(said.error, f"{url}: {said.message}", said.next_step)
+        try:
+            return model.model_validate_json(raw)
+        except ValidationError as error:
+            raise ProtocolError(f"{url}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<Keepers of {len(self._urls)} nodes>"

@@ -1,0 +1,81 @@
+"""Images as keepers, farms and their clients speak of them. A tag is resolved once, by a keeper; from then on an image
+is named by its digest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from agentenv.wire.base import WireModel
+from agentenv.wire.server import ErrorReply
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+"""Of an image in a store: of its content, however it came there."""
+Reference = Annotated[str, Field(min_length=1, max_length=1_000, pattern=r"^[^\s\x00-\x1f]+$")]
+"""What a user writes: ``debian:trixie``, ``registry.example:5000/a/b@sha256:…``, ``oci:PATH`` on every node."""
+MAX_WANTED: Final = 256
+"""Images in one request."""
+MAX_LISTED: Final = 10_000
+"""Images of one node in one answer; a node that has more tells of those it used last."""
+MAX_WAIT_S: Final = 25.0
+"""How long an answer is held back, at most."""
+
+
+class ImageRef(WireModel):
+    """An image: ``reference`` is where it comes from, with the digest of the registry's manifest in the place of a tag,
+    so that it means the same tomorrow; ``digest`` is what leases name."""
+
+    reference: Reference
+    digest: Digest
+
+
+class ImagesRequest(WireModel):
+    """``POST /v1/images``: have these images fetched. Answered at once, or when all of them are decided, at the latest
+    after ``wait_s``; repeat it to follow them."""
+
+    references: Annotated[tuple[Reference, ...], Field(max_length=MAX_WANTED)] = ()
+    images: Annotated[tuple[ImageRef, ...], Field(max_length=MAX_WANTED)] = ()
+    """Images that were resolved before: other nodes are asked for them first."""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+
+
+class ImageState(WireModel):
+    """One of them: ``image`` when it is there, ``error`` when it cannot be had (asked again later, it is tried
+    again)."""
+
+    wanted: str
+    state: Literal["fetching", "ready", "failed"]
+    image: ImageRef | None = None
+    error: ErrorReply | None = None
+    step: str = ""
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+class ImagesReply(WireModel):
+    """The answer, in the order of the request: references, then images."""
+
+    images: tuple[ImageState, ...]
+
+
+class StoredList(WireModel):
+    """``GET /v1/images`` of a keeper. With ``version`` of an earlier answer and ``wait_s`` in the query it is answered
+    when something has changed."""
+
+    version: str
+    digests: Annotated[tuple[Digest, ...], Field(max_length=MAX_LISTED)]
+
+
+class NodeImages(WireModel):
+    """One node in ``GET /v1/images`` of a farm."""
+
+    node: str
+    stored: tuple[Digest, ...]
+    fetching: tuple[Digest, ...]
+
+
+class ImageMap(WireModel):
+    """``GET /v1/images`` of a farm: which images are where."""
+
+    nodes: tuple[NodeImages, ...]

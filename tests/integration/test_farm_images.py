@@ -1,0 +1,132 @@
+"""Images on a farm: its service, the keepers of two nodes, and clients that lease slots with images. The containers'
+slots are the fake backend's, which have no image: what is looked at is where they are, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentenv.api.image_keeper.app import served as keeper_served
+from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings
+from agentenv.api.image_keeper.peers import Peers
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.farm_pool import FarmPool
+from agentenv.slots.keepers import Keepers
+from agentenv.store import Store
+from agentenv.wire import images as wire
+from agentenv.wire.roots import RootSpec
+from tests.farm_service import Served, served
+from tests.image_sources import OciLayout, member, oci_layout, tar_of
+from tests.waiting import until
+
+TOKEN = "keepers-token-0123456789"
+NODES = ("a", "b")
+ALL = PoolSettings(min_containers=2, max_containers=2)
+TWO_SLOTS = ContainerSettings(slots_per_container=2, isolation="auto")
+
+
+@dataclass
+class Stores:
+    """The nodes' keepers."""
+
+    keepers: dict[str, Keeper]
+    urls: dict[str, str]
+    layout: OciLayout
+
+    def having(self, digest: str) -> list[str]:
+        return [node for node, keeper in self.keepers.items() if keeper.store.find(digest) is not None]
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
+    layout = oci_layout(tmp_path / "oci", tar_of(member("base", b"base" * 1000)))
+    async with AsyncExitStack() as stack:
+        found = Stores({}, {}, layout)
+        for node in NODES:
+            peers = Peers(lambda: list(found.urls.values()), TOKEN)
+            store = Store.open(tmp_path / node)
+            keeper = await stack.enter_async_context(Keeper(store, KeeperSettings(paths=(tmp_path,)), peers=peers))
+            url = await stack.enter_async_context(keeper_served(keeper, TOKEN, host="127.0.0.1", port=0))
+            found.keepers[node], found.urls[node] = keeper, url
+        yield found
+
+
+@pytest.fixture
+async def farm(stores: Stores) -> AsyncIterator[Served]:
+    keepers = Keepers(TOKEN, lambda handle: stores.urls[handle.node])
+    backend = FakeBackend(TWO_SLOTS, nodes=NODES)
+    async with served(backend, ALL, containers=TWO_SLOTS, keepers=keepers) as opened:
+        await until(lambda: len(list(opened.farm.yard.ledger.placement.nodes())) == len(NODES))
+        yield opened
+
+
+@pytest.fixture
+async def pool(farm: Served) -> AsyncIterator[FarmPool]:
+    async with farm.pool() as opened:
+        yield opened
+
+
+def _node_of(container: str) -> str:
+    return NODES[int(container.split("-")[1])]
+
+
+async def test_a_reference_is_resolved_once_and_slots_are_where_its_image_is(pool: FarmPool, stores: Stores) -> None:
+    reference = f"oci:{stores.layout.directory}"
+    first, again = await asyncio.gather(pool.images.resolve(reference), pool.images.resolve(reference))
+    assert first == again
+    (home,) = stores.having(first.digest)
+    lease = await pool.lease("t", root=RootSpec(first.digest))
+    assert _node_of(lease.container.id) == home
+    await lease.release()
+
+
+async def test_an_image_spreads_by_peers_when_the_slots_beside_it_are_taken(pool: FarmPool, stores: Stores) -> None:
+    image = await pool.images.resolve(f"oci:{stores.layout.directory}")
+    (stores.layout.directory / "index.json").unlink()  # only peers have it now
+    leases = [await pool.lease(f"t{n}", root=RootSpec(image.digest)) for n in range(4)]
+    assert sorted(_node_of(lease.container.id) for lease in leases) == ["a", "a", "b", "b"]
+    assert stores.having(image.digest) == ["a", "b"]
+    assert sum(keeper.counts["from_peers"] for keeper in stores.keepers.values()) == 1
+    await asyncio.gather(*(lease.release() for lease in leases))
+
+
+async def test_images_are_prefetched_and_the_farm_tells_where_they_are(
+    farm: Served, pool: FarmPool, stores: Stores
+) -> None:
+    pool.images.prefetch([f"oci:{stores.layout.directory}"] * 3)
+    await until(lambda: all(keeper.stored for keeper in stores.keepers.values()))
+    (digest,) = stores.keepers["a"].stored
+    await until(lambda: all(stored for _, stored, _ in farm.farm.yard.ledger.placement.nodes()))
+    found = await pool._client.image_map()
+    assert found == wire.ImageMap(
+        nodes=tuple(wire.NodeImages(node=node, stored=(digest,), fetching=()) for node in NODES)
+    )
+
+
+async def test_an_image_that_no_node_can_have_is_told_and_others_go_on(pool: FarmPool) -> None:
+    nowhere = "sha256:" + "0" * 64
+    waiting = asyncio.create_task(pool.lease("t", root=RootSpec(nowhere)))
+    plain = await pool.lease("plain")
+    await plain.release()
+    with pytest.raises(ImageUnavailableError, match="no node that could be reached has the image"):
+        await waiting
+
+
+async def test_a_reference_that_means_nothing_is_told(pool: FarmPool, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no"):
+        await pool.images.resolve(f"oci:{tmp_path}/none")
+
+
+async def test_without_keepers_the_client_sees_to_its_images(stores: Stores) -> None:
+    async with served(FakeBackend(TWO_SLOTS), ALL, containers=TWO_SLOTS) as farm, farm.pool() as pool:
+        assert pool.info is not None
+        assert pool.info.images == "client"
+        with pytest.raises(ConfigError, match="not fetched by this farm"):
+            await pool.images.resolve("debian")
