@@ -15,7 +15,7 @@ They also work where an event loop is already running (a notebook). Ctrl-C also 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -23,12 +23,16 @@ from typing import Any, Literal, Self, Unpack, overload
 from agentenv.config import ContainerFields, ContainerSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
+from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.loop_thread import LoopThread
+from agentenv.sdk.processes import ExecResult
+from agentenv.sdk.roots import ImageRoot
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
+from agentenv.wire.roots import Writable
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
 
@@ -101,13 +105,9 @@ class Farm(_Opened):
         )
         self._drive(self._farm, LoopThread())
 
-    def sandbox(self) -> Sandbox:
+    def sandbox(self, root: ImageRoot | str | None = None) -> Sandbox:
         """A sandbox in one of the farm's containers; see :meth:`agentenv.AsyncFarm.sandbox`."""
-        box = Sandbox.__new__(Sandbox)
-        box._farm_kept = self  # or a farm that nobody else holds would be closed
-        box._box = self._farm.sandbox()
-        box._drive(box._box, self._loop, owned=False)
-        return box
+        return Sandbox._of(self._farm.sandbox(root), self._loop, self)
 
 
 class Sandbox(_Opened):
@@ -117,7 +117,8 @@ class Sandbox(_Opened):
     Callbacks (``progress``, ``on_output``) run in the background thread, and must not use the sandbox.
     """
 
-    _farm_kept: Farm | None = None
+    _kept: Farm | Sandbox | None = None
+    """What would be closed if nobody else held it, and ends this one when it is."""
 
     def __init__(
         self,
@@ -127,12 +128,41 @@ class Sandbox(_Opened):
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
         farm: FarmAccess | None = None,
+        image: str | None = None,
+        cpus: float | None = None,
+        memory_mib: int | None = None,
+        storage_mib: int | None = None,
+        storage: Writable = "memory",
+        user: str = "",
+        workdir: str = "",
+        forks: int = 0,
         **fields: Unpack[ContainerFields],
     ) -> None:
         self._box = AsyncSandbox(
-            backend, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, farm=farm, **fields
+            backend,
+            settings=settings,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            farm=farm,
+            image=image,
+            cpus=cpus,
+            memory_mib=memory_mib,
+            storage_mib=storage_mib,
+            storage=storage,
+            user=user,
+            workdir=workdir,
+            forks=forks,
+            **fields,
         )
         self._drive(self._box, LoopThread())
+
+    @classmethod
+    def _of(cls, driven: AsyncSandbox, loop: LoopThread, kept: Farm | Sandbox) -> Sandbox:
+        box = cls.__new__(cls)
+        box._kept = kept
+        box._box = driven
+        box._drive(driven, loop, owned=False)
+        return box
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -144,14 +174,36 @@ class Sandbox(_Opened):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
+        :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        return self._loop.run(self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output))
+        return self._loop.run(
+            self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output)
+        )
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        output_bytes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """Run a program with these arguments, without a shell; see :meth:`agentenv.AsyncSandbox.exec`."""
+        return self._loop.run(
+            self._box.exec(
+                argv, cwd=cwd, env=env, user=user, stdin=stdin, output_bytes=output_bytes, timeout_s=timeout_s
+            )
+        )
 
     def terminal(
         self,
@@ -162,10 +214,14 @@ class Sandbox(_Opened):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
+        user: str | None = None,
     ) -> CallResult:
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
-        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
-        return self._loop.run(self._box.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty))
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
+        ``pty`` and ``user`` are those of a new session."""
+        return self._loop.run(
+            self._box.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
+        )
 
     def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
@@ -176,6 +232,27 @@ class Sandbox(_Opened):
     def seal(self) -> None:
         """Kill everything running in the sandbox; its files stay."""
         self._loop.run(self._box.seal())
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Keep the sandbox's files, and no process: everything running in it is killed; see
+        :meth:`agentenv.AsyncSandbox.checkpoint`."""
+        return self._loop.run(self._box.checkpoint())
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the sandbox the files of a checkpoint in place of its own, and no process: everything running in it is
+        killed; see :meth:`agentenv.AsyncSandbox.restore`."""
+        self._loop.run(self._box.restore(checkpoint))
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint, and free its memory. Sandboxes that began with it keep its files."""
+        self._loop.run(self._box.drop(checkpoint))
+
+    def fork(self, n: int = 1) -> list[Sandbox]:
+        """Open n sandboxes that begin with this one's files, and no process: everything running in this one is killed;
+        see :meth:`agentenv.AsyncSandbox.fork`."""
+        return [Sandbox._of(fork, self._loop, self) for fork in self._loop.run(self._box.fork(n))]
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def public(kind: type) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("plain", "awaited", "without"),
-    [(Sandbox, AsyncSandbox, {"lease_for_transfer"}), (Farm, AsyncFarm, {"session"})],
+    [(Sandbox, AsyncSandbox, {"lease_for_transfer", "connect", "start"}), (Farm, AsyncFarm, {"session"})],
 )
 def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: type, without: set[str]) -> None:
     assert public(plain).keys() == public(awaited).keys() - without
@@ -40,6 +40,9 @@ def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: ty
         if name == "sandbox":
             assert hints.pop("return") is AsyncSandbox
             hints["return"] = Sandbox
+        elif name == "fork":
+            assert hints.pop("return") == list[AsyncSandbox]
+            hints["return"] = list[Sandbox]
         else:
             assert inspect.signature(here) == inspect.signature(there), name
             assert inspect.iscoroutinefunction(there) == (name != "__init__"), name
