@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
+    from agentenv.sdk.roots import ImageRoot
     from agentenv.sdk.sandbox import Farm, Sandbox
     from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
@@ -64,12 +65,15 @@ _HOMES: Final = {
     "BadImageError": "agentenv.errors",
     "Bind": "agentenv.wire.spec",
     "CallResult": "agentenv.wire.calls",
+    "Checkpoint": "agentenv.executor.session",
+    "CheckpointError": "agentenv.errors",
     "ConfigError": "agentenv.errors",
     "ContainerLostError": "agentenv.errors",
     "ContainerSettings": "agentenv.config",
     "ExecutorSettings": "agentenv.config",
     "FakeBackend": "agentenv.slots.backends.fake",
     "Farm": "agentenv.sdk.sandbox",
+    "ImageRoot": "agentenv.sdk.roots",
     "ImageUnavailableError": "agentenv.errors",
     "InfraError": "agentenv.errors",
     "InvalidArgumentsError": "agentenv.errors",
@@ -110,12 +114,15 @@ __all__ = [
     "BadImageError",
     "Bind",
     "CallResult",
+    "Checkpoint",
+    "CheckpointError",
     "ConfigError",
     "ContainerLostError",
     "ContainerSettings",
     "ExecutorSettings",
     "FakeBackend",
     "Farm",
+    "ImageRoot",
     "ImageUnavailableError",
     "InfraError",
     "InvalidArgumentsError",

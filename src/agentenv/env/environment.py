@@ -55,12 +55,14 @@ from agentenv.env.model_servers import SERVERS, address_of, expect_servers, serv
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
 from agentenv.env.progress import RunProgress, set_up_logging
+from agentenv.env.roots import root_of_task
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
+from agentenv.sdk.roots import ImageRoot
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -174,6 +176,11 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """The score of a rollout whose slot was destroyed by the policy's own commands. There is nothing left to
         verify; by default the attempt has failed: 0.0. None: no score, the group continues without it."""
         return 0.0
+
+    def task_image(self, item: Any) -> ImageRoot | str | Awaitable[ImageRoot | str | None] | None:  # noqa: ARG002
+        """The image of the item's slots (``debian:trixie``, ``oci:DIR`` …), or an image with limits; None, as by
+        default: plain slots. It is fetched once, before the group's first attempt."""
+        return None
 
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
         """Limits and sampling for this item; by default from the config. What is left None or empty is from there
@@ -424,9 +431,21 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
         together = max(size, self.config.infra_retries)
-        services = self._group_farms.of(group, self.tools_of_group(key), key, kind)
-        rollout = Rollout(services, self, item, key, retries_together=together)
-        transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
+        tools = self.tools_of_group(key)
+
+        async def run(trajectory: str) -> Transcript:
+            return await (await asyncio.shield(rollout)).run(trajectory)
+
+        async def prepared() -> Rollout:
+            root = await root_of_task(self.task_image, item)
+            services = self._group_farms.of(group, tools, key, kind, root)
+            return Rollout(services, self, item, key, retries_together=together)
+
+        rollout = asyncio.ensure_future(prepared())
+        try:
+            transcripts = await run_group([f"{group}-{n}" for n in range(size)], run, key)
+        finally:
+            rollout.cancel()
         for transcript in transcripts:
             self.counts["rollouts"] += 1
             self.counts["infra_retries"] += len(transcript.earlier_attempts)

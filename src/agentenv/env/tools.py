@@ -28,6 +28,7 @@ from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
 from agentenv.tools.toolsets import TOOLSETS, choose
 from agentenv.wire.leases import RunKind
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.toolserver import ToolDescription
 
 if TYPE_CHECKING:
@@ -136,11 +137,18 @@ class GroupServices:
     executor: ToolExecutor
     draws: GroupTools
 
-    def of(self, group: str, tools: Sequence[ToolDefinition], item: str, kind: RunKind = "train") -> RolloutServices:
+    def of(
+        self,
+        group: str,
+        tools: Sequence[ToolDefinition],
+        item: str,
+        kind: RunKind = "train",
+        root: RootSpec | None = None,
+    ) -> RolloutServices:
         """The services of this group, with these tools. Long item ids are replaced by their digest for tool servers.
-        ``kind``: what its slots are for, which a shared farm divides by."""
+        ``kind``: what its slots are for, which a shared farm divides by; ``root``: what they are made from."""
         told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
-        sessions = GroupSessions(self.executor, group, told, kind)
+        sessions = GroupSessions(self.executor, group, told, kind, root)
         return replace(self.farm, sessions=sessions, tools=tuple(tools))
 
 

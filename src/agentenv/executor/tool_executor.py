@@ -220,9 +220,16 @@ class GroupSessions:
     group: str
     item: str
     kind: RunKind = "train"
+    root: RootSpec | None = None
+    """What the group's slots are made from."""
 
     def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
         """As ``ToolExecutor.open``, with the group's name and item."""
         return self.executor.open(
-            trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item, kind=self.kind
+            trajectory,
+            acquire_timeout_s=acquire_timeout_s,
+            group=self.group,
+            item=self.item,
+            kind=self.kind,
+            root=self.root,
         )
