@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         AcquireTimeoutError,
         AgentEnvError,
         BadImageError,
+        CheckpointError,
         ConfigError,
         ContainerLostError,
         ImageUnavailableError,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         TaskError,
         ToolCallError,
     )
-    from agentenv.executor.session import ToolSession
+    from agentenv.executor.session import Checkpoint, ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
     from agentenv.sdk.roots import ImageRoot

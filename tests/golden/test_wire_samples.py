@@ -16,8 +16,9 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, sessions, tails, tools, toolserver, transfers, watch
+from agentenv.wire import calls, connections, leases, server, sessions, tails, tools, toolserver, transfers, watch
 from agentenv.wire.base import WireModel
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
 from tests.golden.plain_samples import PLAIN_MODELS
@@ -57,6 +58,7 @@ _RESULT = calls.CallResult(
     content={"size_bytes": 1},
     attachments=(_ATTACHMENT,),
 )
+_ROOT = RootSpec("sha256:" + "a" * 64, writable="disk", user="app", env={"A": "b"}, capabilities=("net_raw",))
 _TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é")
 _REPORT = leases.SlotReport(
     slot=3,
@@ -118,10 +120,14 @@ MODELS: tuple[WireModel, ...] = (
     calls.Result(result=_RESULT),
     calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
     _TAGS,
-    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS),
+    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS, root=_ROOT),
     leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
     leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),
     leases.SealRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
+    leases.CheckpointRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
+    leases.CheckpointReply(slot=3, checkpoint="c" * 32),
+    leases.RestoreRequest(slot=3, epoch=7, secret="s" * 32, checkpoint="c" * 32),
+    leases.DropRequest(slot=3, epoch=7, secret="s" * 32, checkpoint="c" * 32),
     leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),
     leases.RenewReply(
         renewed=(3,),
@@ -157,7 +163,18 @@ MODELS: tuple[WireModel, ...] = (
     tails.TailEnd(call=2, exit_code=137, duration_s=1.5, note="timed out"),
     tails.TailBeat(),
     tails.TailOver(),
-    tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
+    tools.BashArguments(
+        command="true",
+        cwd="sub",
+        env={"A": "b"},
+        stdin_data=b"\xff",
+        argv=("true", "-x"),
+        user="app:1000",
+        output_bytes=65536,
+        binary=True,
+    ),
+    tools.BashReply(data=b"\xff"),
+    connections.ConnectionReply(error=111, lost="the slot was lost"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),
     tools.WriteFileArguments(path="a", data=b"\0\xff", mode=0o755),

@@ -38,11 +38,15 @@ def test_what_a_run_may_use_is_this() -> None:
         "POST /v1/leases/renew",
         "POST /v1/leases/release",
         "POST /v1/leases/seal",
+        "POST /v1/leases/checkpoint",
+        "POST /v1/leases/restore",
+        "POST /v1/leases/drop",
         "PUT /v1/attachments/{call}/{field}",
         "GET /v1/attachments/{call}/{field}",
         "GET /v1/calls/{call}/output",
         "PUT /v1/slots/{slot}/transfer",
         "GET /v1/slots/{slot}/transfer",
+        "GET /v1/slots/{slot}/connect",
     }
     assert [route for route, who in ROUTES.items() if who is Who.anybody] == ["GET /health"]
 
