@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         AcquireTimeoutError,
         AgentEnvError,
         BadImageError,
+        CheckpointError,
         ConfigError,
         ContainerLostError,
         ImageUnavailableError,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         TaskError,
         ToolCallError,
     )
-    from agentenv.executor.session import ToolSession
+    from agentenv.executor.session import Checkpoint, ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
     from agentenv.sdk.roots import ImageRoot
@@ -65,6 +66,8 @@ _HOMES: Final = {
     "BadImageError": "agentenv.errors",
     "Bind": "agentenv.wire.spec",
     "CallResult": "agentenv.wire.calls",
+    "Checkpoint": "agentenv.executor.session",
+    "CheckpointError": "agentenv.errors",
     "ConfigError": "agentenv.errors",
     "ContainerLostError": "agentenv.errors",
     "ContainerSettings": "agentenv.config",
@@ -112,6 +115,8 @@ __all__ = [
     "BadImageError",
     "Bind",
     "CallResult",
+    "Checkpoint",
+    "CheckpointError",
     "ConfigError",
     "ContainerLostError",
     "ContainerSettings",

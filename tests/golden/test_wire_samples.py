@@ -16,7 +16,7 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, sessions, tails, tools, toolserver, transfers, watch
+from agentenv.wire import calls, connections, leases, server, sessions, tails, tools, toolserver, transfers, watch
 from agentenv.wire.base import WireModel
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -182,6 +182,8 @@ MODELS: tuple[WireModel, ...] = (
     tails.TailBeat(),
     tails.TailOver(),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
+    tools.BashReply(data=b"\xff"),
+    connections.ConnectionReply(error=111, lost="the slot was lost"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),
     tools.WriteFileArguments(path="a", data=b"\0\xff", mode=0o755),

@@ -9,6 +9,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.small_image import small_image
+
 ROOT = Path(__file__).resolve().parents[2]
 ISOLATION = "full" if os.geteuid() == 0 else "user"
 
@@ -58,3 +62,16 @@ async def test_the_pool_and_the_executor(tmp_path: Path) -> None:
 async def test_the_one_of_the_readme(tmp_path: Path) -> None:
     (shown,) = [example for example in examples("README.md") if "Sandbox" in example]
     assert await output_of(shown, tmp_path) == "42\n\n"
+
+
+async def test_programs_and_servers(tmp_path: Path) -> None:
+    expected = f"0 {b'ONE * IS ONE *' + bytes([255])}\nHTTP/1.0 200 OK\n137\n"
+    assert await output_of(examples("docs/sandbox.md")[4], tmp_path) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
+async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
+    small_image(tmp_path / "layout")
+    expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
+    assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == expected

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from agentenv.containers.http import headers_for, open_session, refusal
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConnectionLostError, LeaseLostError, ProtocolError
-from agentenv.wire.connections import MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.connections import LINGER_S, MAX_PIECE_BYTES, OVER, ConnectionReply
 from agentenv.wire.transfers import LEASE_HEADER
 
 _READ_BYTES = 64 * 1024
@@ -39,15 +39,16 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         inner = await asyncio.open_connection(sock=theirs)
-        passing = asyncio.create_task(_pass_on(remote, inner, reader), name=f"connection to port {port}")
+        sending = asyncio.create_task(_send(remote, inner[0]), name=f"to port {port}")
+        receiving = asyncio.create_task(_receive_for(reader, remote, inner[1]), name=f"from port {port}")
         try:
             yield reader, writer
-            if not writer.is_closing() and not passing.done():
-                writer.close()  # what was written still goes out
-                await asyncio.wait({passing}, timeout=timeout_s)
+            writer.close()
+            await asyncio.wait({sending}, timeout=LINGER_S)  # what was written still goes out, if it is read
         finally:
-            passing.cancel()
-            await asyncio.gather(passing, return_exceptions=True)
+            for task in (sending, receiving):
+                task.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
             for each in (writer, inner[1]):
                 each.close()
             await remote.close()
@@ -73,16 +74,14 @@ async def _open(http: aiohttp.ClientSession, lease: TransferLease, port: int) ->
     return remote
 
 
-async def _pass_on(remote: aiohttp.ClientWebSocketResponse, inner: Streams, reader: asyncio.StreamReader) -> None:
-    """Both directions, until the connection is over; what it was lost with is the reader's."""
-    sending = asyncio.create_task(_send(remote, inner[0]))
+async def _receive_for(
+    reader: asyncio.StreamReader, remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
+) -> None:
+    """Receive until the connection is over; what it was lost with is the reader's."""
     try:
-        await _receive(remote, inner[1])
+        await _receive(remote, writer)
     except Exception as error:
         reader.set_exception(error)
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _send(remote: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader) -> None:

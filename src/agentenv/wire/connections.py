@@ -18,6 +18,8 @@ MAX_CONNECTIONS: Final = 64
 """Open at once in one slot."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 OVER: Final = "over"
+LINGER_S: Final = 2.0
+"""How long what was sent before the close of a connection may still take to be read."""
 
 
 class ConnectionReply(WireModel):

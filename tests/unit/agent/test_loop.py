@@ -56,6 +56,15 @@ async def test_an_unknown_tool_is_answered_with_the_tools_there_are_and_runs_not
     assert "bash" in shown
 
 
+async def test_an_argument_that_is_for_code_only_is_unknown_and_runs_nothing() -> None:
+    session = StubSession("t", echo)
+    result = await loop(StubModel(calling(("bash", '{"command": "id", "user": "root"}')), saying("x")), session).run(
+        START
+    )
+    assert session.calls == []
+    assert result.messages[3]["content"] == "error: bash: unknown argument 'user'"
+
+
 async def test_a_tool_s_name_that_is_nearly_right_is_answered_with_the_closest_offered() -> None:
     model = StubModel(calling(("ReadFile", "{}")), calling(("bsh", "{}")), saying("x"))
     result = await loop(model, StubSession("t", echo), tools=("read_file",)).run(START)

@@ -50,6 +50,7 @@ def test_what_a_run_may_use_is_this() -> None:
         "GET /v1/calls/{call}/output",
         "PUT /v1/slots/{slot}/transfer",
         "GET /v1/slots/{slot}/transfer",
+        "GET /v1/slots/{slot}/connect",
     }
     assert [route for route, who in ROUTES.items() if who is Who.anybody] == ["GET /health"]
 

@@ -21,7 +21,7 @@ from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.tools.transfer_routes import lease_key
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
-from agentenv.wire.connections import MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
 
 _CANNOT_DIAL: Final = errno.EMFILE
@@ -74,6 +74,9 @@ async def _relayed(request: web.Request, run: TransferRun) -> web.WebSocketRespo
         sending = asyncio.create_task(_send(socket, run, first[1:]))
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():  # the client has gone: what it sent still goes to the server
+                run.end_input()
+                await asyncio.wait({sending}, timeout=LINGER_S)
         finally:
             for task in (receiving, sending):
                 task.cancel()

@@ -1,0 +1,179 @@
+"""Sandboxes with an image: users, programs, background processes, connections, checkpoints and forks. As root: an image
+slot needs 65,536 ids."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentenv import AsyncSandbox
+from agentenv.errors import CheckpointError, InvalidArgumentsError
+from tests.small_image import small_image
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """References to the image, by its user."""
+    place = tmp_path_factory.mktemp("images")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(place / "cache"))
+        yield {user: small_image(place / f"layout-{user}", user=user) for user in ("", "app")}
+
+
+@pytest.fixture
+async def box(images: dict[str, str]) -> AsyncIterator[AsyncSandbox]:
+    async with AsyncSandbox(image=images[""], memory_mib=512, storage_mib=128, forks=2) as opened:
+        yield opened
+
+
+USERS = [
+    (None, "uid=0(root) gid=0(root) groups=0(root)", "/root", "root"),
+    ("app", "uid=1234(app) gid=1234(app) groups=1234(app),777(extra)", "/home/app", "app"),
+    ("1234", "uid=1234(app) gid=1234(app) groups=1234(app),777(extra)", "/home/app", "app"),
+    ("app:staff", "uid=1234(app) gid=50(staff) groups=50(staff)", "/home/app", "app"),
+    ("app:5", "uid=1234(app) gid=5 groups=5", "/home/app", "app"),
+    ("4321", "uid=4321 gid=0(root) groups=0(root)", "/", ""),
+    ("0:777", "uid=0(root) gid=777(extra) groups=777(extra)", "/root", "root"),
+]
+
+
+async def test_a_command_runs_as_its_user(box: AsyncSandbox) -> None:
+    for user, ids, home, name in USERS:
+        asked = ["sh", "-c", "id; echo $HOME; echo $USER; echo seen >/dev/stdout"]
+        result = await box.exec(asked, user=user)
+        assert (result.exit_code, result.stdout.splitlines(), result.stderr) == (0, [ids, home, name, "seen"], "")
+        told = await box.run("id; echo $HOME; set -x", user=user)
+        assert told.stdout.splitlines() == [ids, home]
+
+
+async def test_users_that_are_not_there_are_told_apart(box: AsyncSandbox) -> None:
+    for user, code, said in [
+        ("nobody", 210, "slotas: there is no such user here: nobody\n"),
+        ("app:wheel", 211, "slotas: there is no such group here: wheel\n"),
+        ("4294967295", 210, "slotas: there is no such user here: 4294967295\n"),
+        ("app:", 125, "slotas: no user can be called: app:\n"),
+    ]:
+        result = await box.exec(["id"], user=user)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
+    assert (await box.exec(["nonsense"], user="app")).exit_code == 127
+    assert (await box.exec(["/etc/passwd"], user="app")).exit_code == 126
+    told = await box.exec(["env"], user="app", env={"HOME": "/elsewhere"})
+    assert "HOME=/elsewhere" in told.stdout.splitlines()
+
+
+async def test_sessions_and_processes_have_users_too(box: AsyncSandbox) -> None:
+    assert (await box.terminal("id -un; cd; pwd; tty", user="app", pty=True)).stdout.split()[:2] == ["app", "/home/app"]
+    assert (await box.terminal("pwd")).stdout == "/home/app\n"
+    process = await box.start(["cat"], user="app")
+    await process.write(b"\xff\x00")
+    await process.close_input()
+    assert (await process.wait(30), await process.read()) == (0, b"\xff\x00")
+    sleeping = await box.start("echo begun; sleep 1000")
+    async for piece in sleeping.output():
+        assert piece == b"begun\n"
+        await sleeping.kill("TERM")
+    assert sleeping.exit_code == 143
+
+
+async def test_the_images_user_is_whose_everything_runs(tmp_path: Path, images: dict[str, str]) -> None:
+    async with AsyncSandbox(image=images["app"], memory_mib=512, workdir="/home/app") as box:
+        assert (await box.run("id -un; echo $HOME; pwd")).stdout.split() == ["app", "/home/app", "/home/app"]
+        assert (await box.run("id -un; echo $HOME", user="root")).stdout.split() == ["root", "/root"]
+        await box.write_file("~/notes/a", "mine")
+        assert (await box.exec(["stat", "-c", "%U %n", "notes/a"])).stdout == "app notes/a\n"
+        with pytest.raises(PermissionError):
+            await box.write_file("/etc/passwd", "")
+        (tmp_path / "up").write_text("x")
+        await box.upload(tmp_path / "up", "up")
+        assert (await box.exec(["stat", "-c", "%U", "up"])).stdout == "app\n"
+        assert (await box.terminal("id -un")).stdout == "app\n"
+
+
+async def test_bytes_pass_unchanged_up_to_the_cap(box: AsyncSandbox) -> None:
+    every = bytes(range(256)) * 4096
+    result = await box.exec(["cat"], stdin=every, output_bytes=2 * len(every))
+    assert result.stdout_bytes == every
+    cut = await box.exec(["cat"], stdin=every, output_bytes=1000)
+    assert cut.stdout_bytes == every[:500] + every[-500:]
+    assert cut.stdout_dropped_bytes == len(every) - 1000
+    assert (await box.exec(["sleep", "1000"], timeout_s=0.2)).timed_out
+
+
+async def test_checkpoints_and_forks_are_files_and_no_processes(box: AsyncSandbox) -> None:
+    await box.run("echo one > /opt/f; chmod 640 /opt/f; sleep 1000 >/dev/null 2>&1 &")
+    checkpoint = await box.checkpoint()
+    await box.run("echo two > /opt/f; rm /etc/group")
+    forks = await box.fork(2)
+    for number, fork in enumerate(forks):
+        assert (await fork.run(f"cat /opt/f; ls /etc/group; echo {number} > /opt/own")).stdout == "two\n"
+    assert [await fork.read_file("/opt/own") for fork in forks] == ["0\n", "1\n"]
+    await box.restore(checkpoint)
+    assert (await box.run("cat /opt/f; stat -c %a /opt/f; ls /opt; ls -d /proc/[0-9]*")).stdout.split()[:3] == [
+        "one", "640", "f"
+    ]  # fmt: skip
+    for fork in forks:
+        await fork.close()
+    await box.drop(checkpoint)
+    (again,) = await box.fork()
+    assert await again.read_file("/opt/f") == "one\n", "what it stands on is there, though it was dropped"
+    await again.close()
+
+
+async def test_plain_slots_have_one_user_and_no_checkpoints() -> None:
+    async with AsyncSandbox() as box:
+        for call in (box.exec(["id"], user="root"), box.terminal("id", user="root"), box.start("id", user="root")):
+            with pytest.raises(InvalidArgumentsError, match="a slot without an image has one user"):
+                await call
+        with pytest.raises(CheckpointError):
+            await box.fork()
+        assert (await box.exec(["echo", "$HOME"])).stdout == "$HOME\n"
+
+
+SERVER = """
+import asyncio
+
+async def echo(reader, writer):
+    while piece := await reader.read(65536):
+        writer.write(piece)
+        await writer.drain()
+    writer.write(b"over")
+    writer.close()
+
+async def main():
+    server = await asyncio.start_server(echo, "127.0.0.1", 8000)
+    deaf = await asyncio.start_server(lambda *_: asyncio.sleep(1000), "127.0.0.1", 8001)
+    print("up", flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_connections_to_a_server_in_the_slot() -> None:
+    async with AsyncSandbox() as box:
+        await box.write_file("server.py", SERVER)
+        server = await box.start(["python3", "server.py"])
+        assert await anext(server.output()) == b"up\n"
+        sent = os.urandom(1_000_000)
+
+        async def echoed() -> bytes:
+            async with box.connect(8000) as (reader, writer):
+                writer.write(sent)
+                writer.write_eof()
+                return await reader.read()
+
+        assert await asyncio.gather(*(echoed() for _ in range(4))) == [sent + b"over"] * 4
+        with pytest.raises(ConnectionRefusedError):
+            async with box.connect(9):
+                pass
+        async with box.connect(8001) as (reader, _):
+            waiting = asyncio.create_task(reader.read())
+            await box.seal()
+            with pytest.raises(Exception, match="lost"):
+                await waiting
