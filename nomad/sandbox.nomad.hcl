@@ -78,6 +78,12 @@ variable "image" {
   description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local)."
 }
 
+variable "image_store" {
+  type        = string
+  default     = ""
+  description = "The image store on every client (a directory that agentenv images fills), which containers see read-only: their slots may have images then. Docker's containers are started without no-new-privileges for it, because setuid programs of images work only so; the server gives it up itself. Empty: plain slots only. Not under Apptainer."
+}
+
 # -- Docker's own --------------------------------------------------------------------------------
 
 variable "force_pull" {
@@ -151,6 +157,7 @@ locals {
       data_dir   = "/run/agentenv"
       host       = "0.0.0.0"
       port       = 8642
+      store_dir  = var.image_store == "" ? "" : "/images"
       binds      = [for index, bind in local.spec.binds : { source = "/binds/${index}", target = bind.target }]
       # Neither the bridge and the containers on it, nor the client.
       closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], local.spec.closed_networks)
@@ -158,6 +165,7 @@ locals {
     raw_exec = {
       token_file = "%[[ env `NOMAD_SECRETS_DIR` ]]%/token"
       data_dir   = var.data_dir
+      store_dir  = var.image_store
       host       = "%[[ env `NOMAD_IP_http` ]]%"
       port       = "@HOST_PORT@"
     }
@@ -271,17 +279,18 @@ job "sandbox" {
             [{ type = "tmpfs", target = "/run", tmpfs_options = [{ size = 16777216 }] }],
             [for index, bind in local.spec.binds :
             { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
+            [for store in compact([var.image_store]) :
+            { type = "bind", source = store, target = "/images", readonly = true }],
           )
           devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if local.spec.allow_network]
 
           # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
           cap_drop = ["all"]
           cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
-          security_opt = [
-            "no-new-privileges",
+          security_opt = concat(var.image_store == "" ? ["no-new-privileges"] : [], [
             "apparmor=${var.apparmor}",
             "seccomp=${local.client_data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
-          ]
+          ])
           cgroupns   = "private"
           pids_limit = local.pids_limit
         }

@@ -18,6 +18,8 @@ from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
 from agentenv.wire import calls, leases, server, sessions, tails, tools, toolserver, transfers, watch
 from agentenv.wire.base import WireModel
+from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
 from tests.golden.plain_samples import PLAIN_MODELS
@@ -56,6 +58,22 @@ _RESULT = calls.CallResult(
     peak_memory_bytes=4096,
     content={"size_bytes": 1},
     attachments=(_ATTACHMENT,),
+)
+_ROOT = RootSpec(
+    image="sha256:" + 64 * "0",
+    checkpoint="0c" * 16,
+    writable="disk",
+    writable_bytes=2**30,
+    writable_inodes=1000,
+    memory_bytes=2**29,
+    cpu_millis=1500,
+    processes=100,
+    user="agent:staff",
+    workdir="/srv",
+    env={"NAME": "é"},
+    network=NetworkPolicy("public"),
+    capabilities=("net_raw",),
+    nested_namespaces=True,
 )
 _TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é")
 _REPORT = leases.SlotReport(
@@ -118,10 +136,15 @@ MODELS: tuple[WireModel, ...] = (
     calls.Result(result=_RESULT),
     calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
     _TAGS,
-    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS),
+    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS, root=_ROOT),
     leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
     leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),
     leases.SealRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
+    leases.CheckpointRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
+    leases.CheckpointReply(slot=3, checkpoint="0c" * 16),
+    leases.RestoreRequest(slot=3, epoch=7, secret="s" * 32, checkpoint="0c" * 16),
+    leases.DropRequest(slot=3, epoch=7, secret="s" * 32, checkpoint="0c" * 16),
+    leases.NetworkRequest(slot=3, epoch=7, secret="s" * 32, network=NetworkPolicy("allow", ("*.example.org:443",))),
     leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),
     leases.RenewReply(
         renewed=(3,),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID
@@ -21,8 +23,10 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, SlotLimits
 from tests.image_sources import member
+from tests.nomad.farm import KillableNomad, first_pid, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
 
+Kind = Literal["local", "nomad"]
 LIMITS: Final = SlotLimits(
     processes=80,
     memory_bytes=320 * MIB,
@@ -80,8 +84,11 @@ def make_images(directory: Path) -> Images:
 class ImageSlots:
     """Opens tool sessions in image slots of one container."""
 
-    def __init__(self, backend: LocalBackend, executor: ToolExecutor, images: Images, usual: str) -> None:
-        self._backend = backend
+    def __init__(self, kind: Kind, executor: ToolExecutor, images: Images, usual: str) -> None:
+        self.kind = kind
+        self.backend: LocalBackend | None = None
+        """Where it is one of processes of this machine."""
+        self._container = ""
         self.executor = executor
         self.images = images
         self.usual = usual
@@ -92,15 +99,22 @@ class ImageSlots:
         """A session in a slot with this image; the usual one if none is named."""
         self._opened += 1
         spec = RootSpec(image or self.usual, **{"writable_bytes": 64 * MIB, "writable_inodes": 5_000, **root})
-        return await self._stack.enter_async_context(self.executor.open(f"slot-{self._opened}", root=spec))
+        session = await self._stack.enter_async_context(self.executor.open(f"slot-{self._opened}", root=spec))
+        self._container = session.lease.container.id
+        return session
 
     async def open_plain(self) -> ToolSession:
         return await self._stack.enter_async_context(self.executor.open("plain"))
 
     def agents(self) -> list[int]:
         """The first processes of the image slots, as this machine counts."""
-        (supervisor,) = self._backend.pids.values()
-        return [pid for pid in _below(supervisor) if _is_root_of_a_slot(pid)]
+        first = self.backend.pids[self._container] if self.backend else first_pid(self._container)
+        return [pid for pid in _below(first) if _is_root_of_a_slot(pid)]
+
+    async def epochs(self, session: ToolSession) -> list[int]:
+        """How often each slot of the container of that session was made anew."""
+        async with ContainerControl(session.lease.container) as control:
+            return [report.epoch for report in (await control.slots()).slots]
 
     async def release_all(self) -> None:
         await self._stack.aclose()
@@ -108,15 +122,28 @@ class ImageSlots:
 
 
 @asynccontextmanager
-async def container(images: Images, *, slots: int = 3) -> AsyncIterator[ImageSlots]:
-    """One local container of image slots over this store."""
+async def container(
+    images: Images, request: pytest.FixtureRequest | None = None, *, slots: int = 3
+) -> AsyncIterator[ImageSlots]:
+    """One container of image slots over this store: local, or of the kind that is the request's parameter."""
+    kind: Kind = "local" if request is None else request.param
+    containers = ContainerSettings(slots_per_container=slots, limits=LIMITS)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, images.store)
         usual = images.over_programs(*usual_files())
-        backend = LocalBackend(ContainerSettings(slots_per_container=slots, limits=LIMITS))
-        settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+        backend = (
+            _docker_farm(request, containers, images.store) if request and kind == "nomad" else LocalBackend(containers)
+        )
         async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
-            yield ImageSlots(backend, opened, images, usual)
+            made = ImageSlots(kind, opened, images, usual)
+            made.backend = backend if isinstance(backend, LocalBackend) else None
+            yield made
+
+
+def _docker_farm(request: pytest.FixtureRequest, containers: ContainerSettings, store: Path) -> KillableNomad:
+    variables = {"image_store": json.dumps(str(store))}
+    return nomad_farm(request.getfixturevalue("cluster").address, containers, variables=variables)
 
 
 def _below(pid: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""What a root inside can and cannot do: image slots of a local container, without any container's filter around."""
+"""What a root inside can and cannot do: image slots of a container of local processes, where no other filter stands
+around them, and of one that Docker has made of the job file."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
+from agentenv.containers.control import ContainerControl
+from agentenv.errors import ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS
 from tests.image_sources import member
@@ -33,9 +35,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     return make_images(tmp_path_factory.mktemp("images"))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def container_of_images(images: Images) -> AsyncIterator[ImageSlots]:
-    async with container(images) as made:
+@pytest_asyncio.fixture(params=["local", "nomad"], scope="module", loop_scope="module")
+async def container_of_images(request: pytest.FixtureRequest, images: Images) -> AsyncIterator[ImageSlots]:
+    async with container(images, request) as made:
         yield made
 
 
@@ -206,15 +208,8 @@ async def test_forged_attributes_of_overlay_hide_nothing_and_show_nothing(slots:
 
 
 async def _checkpoint(session: ToolSession) -> str:
-    handle, key = session.lease.container, session.lease.key
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {handle.token}"}) as http,
-        http.post(f"{handle.base_url}/v1/leases/checkpoint", json=key.model_dump()) as reply,
-    ):
-        told = await reply.json()
-        assert reply.status == 200, told
-        name: str = told["checkpoint"]
-        return name
+    async with ContainerControl(session.lease.container) as control:
+        return await control.checkpoint(session.lease.key)
 
 
 # ---- resources
@@ -270,6 +265,75 @@ async def test_nothing_outlives_a_release(slots: ImageSlots) -> None:
         plain = await slots.open_plain()
         assert await sh(plain, "id -u; ls /etc/left /attacks.py 2>/dev/null; ls -A") != "0\n"
         await slots.release_all()
+
+
+# ---- limits of a lease
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"memory_bytes": 10**12}, "root.memory_bytes: 1000000000000 is more than a slot here has"),
+        ({"processes": 10_000}, "root.processes: 10000 is more than a slot here has"),
+        ({"writable_bytes": 310 << 20}, "root.writable_bytes: .* do not fit"),
+    ],
+)
+async def test_what_the_container_cannot_hold_is_refused_before_anything_is_done(
+    slots: ImageSlots, asked: dict[str, Any], said: str
+) -> None:
+    plain = await slots.open_plain()
+    before = await slots.epochs(plain)
+    with pytest.raises(ConfigError, match=said):
+        await slots.open(**asked)
+    assert await slots.epochs(plain) == before
+
+
+FORK_ALL: Final = """
+import os, time
+count = 0
+while True:
+    try:
+        os.fork() or time.sleep(20)
+    except OSError:
+        break
+    count += 1
+print(count, flush=True)
+"""
+
+
+def _cpu_most(pid: int) -> str:
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    old = [path for _, controllers, path in lines if "cpu" in controllers.split(",")]
+    if old:
+        return Path(f"/sys/fs/cgroup/cpu{old[0]}/cpu.cfs_quota_us").read_text().strip()
+    return Path(f"/sys/fs/cgroup{lines[0][2]}/cpu.max").read_text().split()[0]
+
+
+async def test_a_lease_has_the_memory_processes_and_cpu_that_it_asks_for(slots: ImageSlots) -> None:
+    one = await slots.open(memory_bytes=200 << 20, processes=20, cpu_millis=500)
+    (agent,) = slots.agents()
+    assert _cpu_most(agent) == "50000"
+    hog = await one.call("bash", {"command": "tail /dev/zero"}, timeout_s=60)
+    assert hog.oom_killed
+    assert (hog.peak_memory_bytes or 0) <= 201 << 20
+    told = await sh(one, f"python3 -c '{FORK_ALL}'; kill -9 -1", timeout_s=60)
+    assert 10 <= int(told.split()[0]) <= 20
+
+
+async def test_what_a_slot_writes_may_be_kept_on_the_disk(slots: ImageSlots) -> None:
+    if slots.kind == "nomad":  # where the container has no disk of its own
+        with pytest.raises(ConfigError, match=r"root\.writable: the container's data_dir lies on tmpfs"):
+            await slots.open(writable="disk")
+        return
+    one = await slots.open(writable="disk", writable_bytes=100 << 30, memory_bytes=200 << 20)
+    write = "dd if=/dev/zero of=/large bs=1M count=300 2>/dev/null; stat -c '%s %u' /large"
+    assert await sh(one, write, timeout_s=60) == f"{300 << 20} 0\n", "more than it has memory"
+    deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    await sh(one, f'cd /work; python3 -c "{deep}"; chmod 000 /work', timeout_s=60)
+    assert await sh(one, "rm /usr/bin/wc; ls /usr/bin/wc 2>&1 | grep -c 'cannot access'") == "1\n"
+    await slots.release_all()
+    two = await slots.open(writable="disk")
+    assert await sh(two, "ls /large /usr/bin/wc 2>/dev/null") == "/usr/bin/wc\n"
 
 
 # ---- odd images

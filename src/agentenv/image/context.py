@@ -49,8 +49,7 @@ def package_entries(package: Path, programs: Binaries) -> list[BuildFile]:
         if not str(path.relative_to(package)).startswith(_COMPILED)
     ]
     compiled = [
-        BuildFile(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
-        for program in (programs.agent, programs.files, programs.launch, programs.root)
+        BuildFile(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755) for program in vars(programs).values()
     ]
     return sorted([*found, *compiled], key=lambda entry: entry.name)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -47,6 +47,8 @@ class Hello:
     """Path in every slot of a faster build of its bash; empty if there is none."""
     generation: int = 0
     """The highest that a former server has told with Fence."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The fields of a RootSpec that no slot here can have, each with the reason."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class SlotPaths:
     """Whether the slot has a root of its own, in which ``/workspace`` is a directory like any other."""
     user: str = ""
     """Whose programs run in a slot with a root of its own, if a call names nobody else."""
+    dial: str = "/run/agentenv/slotdial"
 
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the

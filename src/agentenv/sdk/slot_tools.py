@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
+from agentenv.containers.connect import Streams, connected
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
@@ -73,6 +74,19 @@ class SlotTools(ABC):
         given |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
         given["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
         return await exec_result(await self.call_tool("bash", without_none(given), timeout_s=timeout_s))
+
+    @asynccontextmanager
+    async def connect(self, port: int, *, timeout_s: float = 30.0) -> AsyncIterator[Streams]:
+        """A connection to a server that listens at this port of the slot's own 127.0.0.1 (or ::1): an asyncio stream
+        reader and writer, for ``async with``; up to 64 at once.
+
+        Back-pressure and half-closing (``writer.write_eof()``) are as on a socket. It ends with the block, with the
+        slot, and when that is sealed or made anew from a checkpoint: reading then raises InfraError.
+
+        Raises: ConnectionRefusedError when nothing listens there, TimeoutError, InfraError.
+        """
+        async with self.lease_for_transfer() as lease, connected(lease, port, timeout_s=timeout_s) as streams:
+            yield streams
 
     async def start(
         self,

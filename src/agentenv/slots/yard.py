@@ -23,10 +23,10 @@ from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ConfigError,
     ConnectionLostError,
     ImageUnavailableError,
     InfraError,
-    LeaseLostError,
     SandboxUnavailableError,
 )
 from agentenv.slots.backends.base import (
@@ -205,14 +205,14 @@ class Yard:
             self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
+            if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
+                self._refuse_for_good(grant, error)
+                return
             if isinstance(error, ConnectionLostError):
                 self.ledger.suspect(grant.container)
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
-            elif grant.root is not None and grant.root.checkpoint and type(error) is LeaseLostError:
-                self._refuse_for_good(grant, CheckpointError(error.message))  # what is not there will not come
-                return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
         except Exception as error:
             # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.

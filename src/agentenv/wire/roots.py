@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
-from agentenv.wire.spec import MIB, SandboxSpec, build
+from agentenv.wire.spec import MIB, SlotLimits, build
 
 Writable = Literal["memory", "disk"]
 Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"]
@@ -17,6 +18,8 @@ Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_reso
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_ENV: Final = 500
+_UNASKED: Final = {"cpu_millis": 0, "writable": "memory"}
+"""The values of fields with which nothing is asked for."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class RootSpec:
     checkpoint: str = ""
     """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's."""
     writable: Writable = "memory"
-    """Where what the slot writes is kept: in memory (it counts as the slot's) or on the node's disk."""
+    """Where what the slot writes is kept: in memory (it counts as the slot's), or on the node's disk, where so far only
+    the disk itself bounds it: containers of ``isolation = full`` refuse that."""
     writable_bytes: int = 1024 * MIB
     writable_inodes: int = 400_000
     memory_bytes: int = 0
@@ -81,14 +85,23 @@ class RootSpec:
         return made if network is None else dataclasses.replace(made, network=NetworkPolicy.parse(network))
 
 
-def unfit(root: RootSpec, spec: SandboxSpec) -> ConfigError | None:
-    """Why a container of this specification cannot hold such a root; None if it can."""
+def shm_bytes(given_bytes: int, memory_bytes: int) -> int:
+    """The size of an image slot's /dev/shm: that of plain slots, but at most a quarter of its memory."""
+    return min(given_bytes, memory_bytes // 4)
+
+
+def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> ConfigError | None:
+    """Why a container cannot hold such a root; None if it can. ``limits`` are those of its slots, ``refused`` the
+    fields of a root that it cannot hold at all, each with the reason."""
+    for name, reason in refused.items():
+        if getattr(root, name) != _UNASKED.get(name):
+            return ConfigError(f"root.{name}", reason)
     for name in ("memory_bytes", "processes"):
-        wanted, most = getattr(root, name), getattr(spec.limits, name)
+        wanted, most = getattr(root, name), getattr(limits, name)
         if wanted > most:
             return ConfigError(f"root.{name}", f"{wanted} is more than a slot here has ({most})")
-    memory_bytes = root.memory_bytes or spec.limits.memory_bytes
-    if root.writable == "memory" and root.writable_bytes + spec.limits.shm_bytes > memory_bytes:
+    memory_bytes = root.memory_bytes or limits.memory_bytes
+    if root.writable == "memory" and root.writable_bytes + shm_bytes(limits.shm_bytes, memory_bytes) > memory_bytes:
         return ConfigError(
             "root.writable_bytes",
             f"{root.writable_bytes} bytes of files in memory do not fit in {memory_bytes} bytes of it",

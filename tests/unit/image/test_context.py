@@ -15,6 +15,7 @@ import agentenv
 from agentenv import shipped
 from agentenv.image.context import OUR_PARTS, BuildFile, content_hash, package_entries, wheel_entries, write_context
 from agentenv.image.wheels import pip_argv
+from agentenv.sandbox.slotagent import build
 from agentenv.sandbox.slotagent.build import Binaries
 
 
@@ -34,7 +35,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Binaries:
-    found = [tmp_path / "built" / f"{name}-0123" for name in ("slotagent", "slotfiles", "slotlaunch", "slotroot")]
+    found = [tmp_path / "built" / f"{name}-0123" for name in build._PROGRAMS]
     found[0].parent.mkdir()
     for path in found:
         path.write_bytes(b"\x7fELF" + path.name.encode())
@@ -51,10 +52,7 @@ def test_context_has_the_container_s_side_and_the_current_programs_only(package:
         "site/agentenv/wire/spec.py": 0o644,
         "site/agentenv/sandbox/supervisor/launch.py": 0o644,
         "site/agentenv/sandbox/slotagent/agent/main.c": 0o644,
-        "site/agentenv/sandbox/slotagent/bin/slotagent-0123": 0o755,
-        "site/agentenv/sandbox/slotagent/bin/slotfiles-0123": 0o755,
-        "site/agentenv/sandbox/slotagent/bin/slotlaunch-0123": 0o755,
-        "site/agentenv/sandbox/slotagent/bin/slotroot-0123": 0o755,
+        **{f"site/agentenv/sandbox/slotagent/bin/{name}-0123": 0o755 for name in build._PROGRAMS},
     }
 
 

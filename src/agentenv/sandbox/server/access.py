@@ -63,6 +63,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "GET /v1/slots/{slot}/tar": Who.run,
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
+        "GET /v1/slots/{slot}/connect": Who.run,
     }
 )
 

@@ -24,6 +24,7 @@ from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.tools.tar_routes import TarRoutes
+from agentenv.sandbox.server.tools.connect_route import ConnectRoute
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
@@ -98,6 +99,7 @@ class SandboxApp:
         router.add_post("/v1/leases/restore", self._post_restore)
         router.add_post("/v1/leases/network", self._post_network)
         router.add_post("/v1/leases/drop", self._post_drop)
+        ConnectRoute(self.container).add_to(router)
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)

@@ -29,6 +29,7 @@ from agentenv.wire.leases import (
     LeaseRequest,
     ReleaseReply,
 )
+from agentenv.wire.roots import unfit
 from agentenv.wire.server import SlotsReply
 from agentenv.wire.states import SlotState
 
@@ -121,11 +122,13 @@ class Container:
     # -- leases ------------------------------------------------------------------------------------
 
     async def lease(self, request: LeaseRequest) -> LeaseGrant:
-        """Lease a slot. Raises InfraError when the slot is not free or cannot have the root, SandboxUnavailableError
-        when draining."""
+        """Lease a slot. Raises InfraError when the slot is not free or could not be made with the root, ConfigError
+        when no slot here can have it (nothing has been done then), SandboxUnavailableError when draining."""
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
         slot = self.slot(request.slot)
+        if request.root is not None and (why := unfit(request.root, self.context.limits, self.context.refused)):
+            raise why
         lease = slot.grant(request)
         if request.root is not None:
             await slot.rerooted(lease)

@@ -10,6 +10,7 @@ from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.replies import RememberedReply
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
+from agentenv.wire.spec import SlotLimits
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class ServerContext:
     shell: str = ""
     given_env: Mapping[str, str] = field(default_factory=dict)
     """The user's part of ``env``."""
+    limits: SlotLimits = field(default_factory=SlotLimits)
+    """Limits of the slots."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """See :attr:`agentenv.sandbox.control_protocol.Hello.refused`."""
     descriptors: int = MOST_PER_SLOT
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)

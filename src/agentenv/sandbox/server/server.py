@@ -29,6 +29,7 @@ from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.server.watch import Watchers
 from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.server import Proof, ServerInfo
+from agentenv.wire.spec import SlotLimits
 from agentenv.wire.states import IllegalMoveError
 
 _HELLO_TIMEOUT_S = 30.0
@@ -106,6 +107,8 @@ class Server:
             spare_shells=spec["spare_shells"],
             shell=hello.shell,
             given_env=spec["env"],
+            limits=SlotLimits(**spec["limits"]),
+            refused=hello.refused,
             descriptors=max(LEAST_PER_SLOT, per_slot(resource.getrlimit(resource.RLIMIT_NOFILE)[0], spec["slots"])),
             changed=watchers.changed,
         )

@@ -28,6 +28,7 @@ _PROGRAMS = {
     "slotroot": ("root", "steps", "guard"),
     "slottar": ("tar", "steps"),
     "slotas": ("as", "steps"),
+    "slotdial": ("dial",),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -52,6 +53,7 @@ class Binaries:
     root: Path
     tar: Path
     as_user: Path
+    dial: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:

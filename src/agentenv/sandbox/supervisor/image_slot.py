@@ -23,7 +23,7 @@ from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.user_namespace import IdRange, make_user_namespace
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.roots import RootSpec, shm_bytes
 from agentenv.wire.spec import SlotLimits
 
 CAPABILITIES: Final = {
@@ -77,6 +77,7 @@ class ImageSlot:
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
+        self._on_disk: Path | None = None
         self._holding = False
         """Whether the layers are held for it."""
 
@@ -106,13 +107,13 @@ class ImageSlot:
             processes=self._root.processes or given.processes,
             workspace_bytes=1,  # not in force here: what is in memory is the writable layer
             tmp_bytes=1,
-            shm_bytes=min(given.shm_bytes, memory_bytes // 4),
+            shm_bytes=shm_bytes(given.shm_bytes, memory_bytes),
         )
 
     @property
     def plan(self) -> CgroupPlan | None:
         """See SlotKind."""
-        return self._setup.plan(self._slot, self.limits)
+        return self._setup.plan(self._slot, self.limits, self._root.cpu_millis)
 
     @property
     def view(self) -> SlotView:
@@ -145,7 +146,7 @@ class ImageSlot:
 
     async def _lay(self) -> None:
         """The writable layer, new and empty, and below it the frozen ones and the image, each shown as the slot's."""
-        self._mount(self._place, self._root.writable_bytes, self._root.writable_inodes, self._ids.first)
+        self._mount_writable()
         with syscalls.file_access_as(self._ids.first):
             for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
@@ -173,6 +174,8 @@ class ImageSlot:
 
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
+        if self._root.writable == "disk":
+            return ConfigError("checkpoint", "what a slot has written to the disk cannot be kept yet")
         if len(self._layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints lie below this slot already")
         return checkpoints.refusal(self._place)
@@ -186,13 +189,25 @@ class ImageSlot:
         self._layers = checkpoint.layers
         await self._lay()
 
-    def _mount(self, place: Path, size_bytes: int, inodes: int, uid: int) -> None:
+    def _mount_writable(self) -> None:
+        place, root = self._place, self._root
         under = place.stat().st_dev
-        mounts.mount_tmpfs(place, size_bytes=size_bytes, mode=0o755, uid=uid, inodes=inodes)
-        self._mounted.append(place)
-        fresh = os.statvfs(place)
-        if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
-            raise OSError(f"{place} is not a fresh, empty mount")
+        if root.writable == "memory":
+            mounts.mount_tmpfs(
+                place, size_bytes=root.writable_bytes, mode=0o755, uid=self._ids.first, inodes=root.writable_inodes
+            )
+            self._mounted.append(place)
+            fresh = os.statvfs(place)
+            if fresh.f_bfree != fresh.f_blocks:
+                raise OSError(f"{place} is not empty")
+        else:
+            assert self._setup.disk is not None
+            self._on_disk = self._setup.disk.make(self._ids.first)
+            syscalls.mount(str(self._on_disk), str(place), flags=syscalls.MS_BIND)
+            self._mounted.append(place)
+            syscalls.mount("none", str(place), flags=syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NODEV)
+        if place.stat().st_dev == under:
+            raise OSError(f"{place} is not a fresh mount")
 
     def _show(self, source: Path, target: Path, namespace: int | None) -> None:
         """A mount of ``source`` at ``target`` with its ids mapped as in this user namespace."""
@@ -214,6 +229,9 @@ class ImageSlot:
         while self._mounted:
             syscalls.umount(str(self._mounted[-1]))
             self._mounted.pop()
+        if self._on_disk is not None and self._setup.disk is not None:
+            self._setup.disk.discard(self._on_disk)
+            self._on_disk = None
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.slot_env import GITCONFIG
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
-from agentenv.wire.spec import Bind, SlotLimits
+from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
 
 FULL = "full"
 USER = "user"
@@ -210,6 +210,25 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -
     if "cpu" not in have:
         found.append(f"CPU time is shared per process, not per slot{because}: a busy slot can slow its neighbours.")
     return found
+
+
+def refused_roots(spec: SandboxSpec, identity: Identity, controllers: Iterable[str], disk: str) -> dict[str, str]:
+    """The fields of a RootSpec that no slot of the container can have, each with the reason. ``disk``: why slots cannot
+    write to the container's disk; empty if they can."""
+    have = frozenset(controllers)
+    refused: dict[str, str] = {}
+    if not spec.store_dir:
+        refused["image"] = "this container has plain slots only: it was started without an image store"
+    elif identity.mode == USER:
+        refused["image"] = "only a container that root has started can give an image's users ids of their own"
+    elif lacking := sorted({"memory", "pids"} - have):
+        # A limit for each process, or for each uid, is none for a slot of 65,536 uids.
+        refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"
+    if "cpu" not in have:
+        refused["cpu_millis"] = "CPU time cannot be limited here: there is no cgroup of the cpu controller"
+    if disk:
+        refused["writable"] = disk
+    return refused
 
 
 def explain_namespaces(error: OSError) -> SandboxUnavailableError:

@@ -251,6 +251,7 @@ def _prepare(
         root_launcher=built.root,
         tar_program=built.tar,
         as_user=built.as_user,
+        dial=built.dial,
         network_tool=network_tool,
         shell=static_bash.find(),
         server_argv=server_argv,

@@ -7,7 +7,7 @@ was started in, so the limits of that cgroup still apply.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from agentenv.sandbox.limit_watch import LimitFiles
@@ -19,6 +19,8 @@ SERVER_CPU_WEIGHT = 1_000
 """Equal to ten slots: a server starved by its slots would make every slot look slow."""
 _SWAP_BYTES = 1024 * 1024
 """How much memory and swap together may exceed memory with cgroup v1: more than the kernel charges at once."""
+_CPU_PERIOD_US = 100_000
+"""The kernel's default. A quota of less than 1 ms a period it refuses: at least 10 thousandths of a core."""
 _ROOT_NAME = "agentenv"
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -120,9 +122,13 @@ def own_directory_v2(mountinfo: str, self_cgroup: str) -> tuple[Path, Path] | No
     return None
 
 
-def slot_plan(layout: CgroupLayout, container: str, slot: int, limits: SlotLimits) -> CgroupPlan:
-    """The cgroup of one slot."""
-    return _plan(layout, container, f"slot-{slot}", limits.processes + OWN_PROCESSES, limits, limits.cpu_weight)
+def slot_plan(layout: CgroupLayout, container: str, slot: int, limits: SlotLimits, cpu_millis: int = 0) -> CgroupPlan:
+    """The cgroup of one slot. ``cpu_millis``: the most CPU time that it gets, in thousandths of a core; 0: no limit."""
+    plan = _plan(layout, container, f"slot-{slot}", limits.processes + OWN_PROCESSES, limits, limits.cpu_weight)
+    if cpu_millis and "cpu" in layout.parents:
+        directory = layout.parents["cpu"] / _ROOT_NAME / container / f"slot-{slot}"
+        plan = replace(plan, settings=(*plan.settings, *_cpu_most(layout.version, directory, cpu_millis)))
+    return plan
 
 
 def server_plan(layout: CgroupLayout, container: str) -> CgroupPlan:
@@ -176,6 +182,16 @@ def _cpu_setting(version: int, directory: Path, weight: int) -> Setting:
     if version == 1:
         return Setting(directory / "cpu.shares", str(max(2, weight * 1024 // 100)), required=False)
     return Setting(directory / "cpu.weight", str(max(1, min(weight, 10_000))), required=False)
+
+
+def _cpu_most(version: int, directory: Path, cpu_millis: int) -> list[Setting]:
+    quota_us = cpu_millis * _CPU_PERIOD_US // 1000
+    if version == 1:
+        return [
+            Setting(directory / "cpu.cfs_period_us", str(_CPU_PERIOD_US)),
+            Setting(directory / "cpu.cfs_quota_us", str(quota_us)),
+        ]
+    return [Setting(directory / "cpu.max", f"{quota_us} {_CPU_PERIOD_US}")]
 
 
 @dataclass(frozen=True)

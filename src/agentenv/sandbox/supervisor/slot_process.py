@@ -18,6 +18,7 @@ from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableEr
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -50,11 +51,14 @@ class SlotSetup:
     images: ImageMounts | None = None
     """None: this container has plain slots only."""
     ranges: IdRanges | None = None
+    disk: DiskLayers | None = None
     checkpoints: Checkpoints | None = None
 
-    def plan(self, slot: int, limits: SlotLimits | None = None) -> CgroupPlan | None:
+    def plan(self, slot: int, limits: SlotLimits | None = None, cpu_millis: int = 0) -> CgroupPlan | None:
         """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
-        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits) if self.layout else None
+        if self.layout is None:
+            return None
+        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits, cpu_millis)
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
         """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when

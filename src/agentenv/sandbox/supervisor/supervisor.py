@@ -49,8 +49,19 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
-from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor import (
+    cgroups,
+    child,
+    disk_layers,
+    events,
+    isolation,
+    mounts,
+    rootfs,
+    selftest,
+    server_process,
+)
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
@@ -99,6 +110,7 @@ class Launch:
     root_launcher: Path
     tar_program: Path
     as_user: Path
+    dial: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -249,6 +261,7 @@ class Supervisor:
                 self._proofs,
                 isolation.SHELL_PATH if launch.shell else "",
                 self._generation,
+                self._refused_roots(),
             )
         )
         self._greeted = True
@@ -258,6 +271,14 @@ class Supervisor:
                 self.ready(slot)
             elif slot.phase is SlotPhase.quarantined:
                 self.failed(slot)
+
+    def _refused_roots(self) -> dict[str, str]:
+        launch = self._launch
+        controllers = launch.layout.controllers if launch.layout else ()
+        disk = disk_layers.refusal(
+            Path("/proc/self/mountinfo").read_text(), str(launch.directory), launch.spec.isolation
+        )
+        return isolation.refused_roots(launch.spec, launch.identity, controllers, disk)
 
     async def _until_serving(self) -> None:
         self._greet()
@@ -380,6 +401,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
             launch.agent,
             launch.files,
             launch.as_user,
+            launch.dial,
             launch.launcher,
             Path(launch.bwrap),
             Path(launch.network_tool or "/"),
@@ -389,7 +411,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     programs = {"slotagent": launch.agent, "slotfiles": launch.files}
-    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
@@ -406,6 +428,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         launch.root_launcher,
         images=images,
         ranges=ranges,
+        disk=DiskLayers(launch.directory / disk_layers.NAME),
         checkpoints=checkpoints,
     )
     return setup, place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -22,7 +23,7 @@ from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.sandbox.supervisor.selftest import Ran
 from agentenv.slots.backends.base import StartFailed
-from agentenv.wire.spec import Bind, SlotLimits
+from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
 
 ROOT = Identity(FULL, 0, 0, uid_block=2)
 ORDINARY = Identity(USER, 1000, 1000)
@@ -300,3 +301,18 @@ def test_a_kernel_without_openat2_is_not_served_on(status: int, holds: bool, say
     assert proof.required
     assert proof.holds is holds
     assert says in proof.detail
+
+
+def test_what_of_a_root_a_container_refuses() -> None:
+    plain = SandboxSpec(container="c", token_file="/t", data_dir="/d")
+    with_store = dataclasses.replace(plain, store_dir="/s")
+    root, user = ROOT, ORDINARY
+    every = ("cpu", "memory", "pids")
+
+    assert isolation.refused_roots(with_store, root, every, "") == {}
+    assert isolation.refused_roots(with_store, root, every, "no disk") == {"writable": "no disk"}
+    assert "plain slots only" in isolation.refused_roots(plain, root, every, "")["image"]
+    assert "only a container that root has started" in isolation.refused_roots(with_store, user, every, "")["image"]
+    refused = isolation.refused_roots(with_store, root, (), "")
+    assert "a slot's memory and pids cannot be limited here" in refused["image"]
+    assert "CPU time cannot be limited here" in refused["cpu_millis"]

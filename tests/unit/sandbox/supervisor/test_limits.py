@@ -69,6 +69,22 @@ def test_v1_slot_plan() -> None:
     assert {file.name for file in plan.join_files} == {"tasks"}
 
 
+def test_the_most_cpu_time_of_a_slot() -> None:
+    two = limits.slot_plan(layout_two(), "c", 3, LIMITS, cpu_millis=1500)
+    assert [(each.file.name, each.value, each.required) for each in two.settings][-1] == (
+        "cpu.max",
+        "150000 100000",
+        True,
+    )
+    assert limits.slot_plan(layout_two(), "c", 3, LIMITS).settings == two.settings[:-1]
+    one = limits.CgroupLayout(1, {"cpu": Path("/cg/cpu")})
+    quota = [(each.file, each.value) for each in limits.slot_plan(one, "c", 3, LIMITS, cpu_millis=500).settings][-2:]
+    at = Path("/cg/cpu/agentenv/c/slot-3")
+    assert quota == [(at / "cpu.cfs_period_us", "100000"), (at / "cpu.cfs_quota_us", "50000")]
+    without = limits.CgroupLayout(1, {"pids": Path("/cg/pids")})
+    assert limits.slot_plan(without, "c", 3, LIMITS, cpu_millis=500) == limits.slot_plan(without, "c", 3, LIMITS)
+
+
 def test_v2_slot_plan() -> None:
     plan = limits.slot_plan(layout_two(), "c", 3, LIMITS)
     at = Path("/cg/agentenv/c/slot-3")

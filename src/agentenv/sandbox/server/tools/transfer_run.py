@@ -29,8 +29,9 @@ class TransferRun:
         self.exit_code = 0
         """Set once it is over, as in a shell; an errno when it could not be started."""
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool) -> None:
-        """Start it; ``feeds``: it will be written to. Raises ValueError when argv is too large."""
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool, keep_free: int = 0) -> None:
+        """Start it; ``feeds``: it will be written to; ``keep_free``: how many descriptors the slot must have left then.
+        Raises ValueError when argv is too large, TooManyRunsError."""
         payload, flags = Command(argv, env, self._io.paths.workspace).payload()
         if not feeds:
             self._run = self._io.link.spawn(payload, flags, (), self)
@@ -40,7 +41,9 @@ class TransferRun:
             self._stdin = ours.detach()
             os.set_blocking(self._stdin, False)
             try:
-                self._run = self._io.link.spawn(payload, flags | int(STDIN), (theirs.fileno(),), self)
+                self._run = self._io.link.spawn(
+                    payload, flags | int(STDIN), (theirs.fileno(),), self, keep_free=keep_free
+                )
             except BaseException:
                 os.close(self._stdin)
                 self._stdin = -1
@@ -74,7 +77,9 @@ class TransferRun:
             await self._changed.wait()
         while True:
             try:
-                return os.read(self._stdout, _READ_BYTES)
+                if not (piece := os.read(self._stdout, _READ_BYTES)):
+                    self._check()
+                return piece
             except BlockingIOError:
                 await self._readable()
 

@@ -1,0 +1,120 @@
+"""Connections to servers in a slot, as asyncio streams: the client of ``GET /v1/slots/{slot}/connect``
+(:mod:`agentenv.wire.connections`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.containers.http import headers_for, open_session, refusal
+from agentenv.containers.transfer import TransferLease
+from agentenv.errors import ConnectionLostError, LeaseLostError, ProtocolError
+from agentenv.wire.connections import MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.transfers import LEASE_HEADER
+
+_READ_BYTES = 64 * 1024
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> AsyncIterator[Streams]:
+    """A connection to the server that listens at this port of the slot's loopback interface; closed on leaving.
+
+    What either side sends waits while the other does not read. ``writer.write_eof()`` ends one direction only. What
+    the slot's server breaks off reads as ended. Reading raises ConnectionLostError or LeaseLostError when the way to it
+    was lost.
+
+    Raises: ConnectionRefusedError, or another OSError: nothing listens there. TimeoutError, ConnectionLostError,
+    LeaseLostError, and what the container named.
+    """
+    async with open_session() as http:
+        async with asyncio.timeout(timeout_s):
+            remote = await _open(http, lease, port)
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        inner = await asyncio.open_connection(sock=theirs)
+        passing = asyncio.create_task(_pass_on(remote, inner, reader), name=f"connection to port {port}")
+        try:
+            yield reader, writer
+            if not writer.is_closing() and not passing.done():
+                writer.close()  # what was written still goes out
+                await asyncio.wait({passing}, timeout=timeout_s)
+        finally:
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
+            for each in (writer, inner[1]):
+                each.close()
+            await remote.close()
+
+
+async def _open(http: aiohttp.ClientSession, lease: TransferLease, port: int) -> aiohttp.ClientWebSocketResponse:
+    handle, key = lease.container, lease.key
+    headers = headers_for(handle, **{LEASE_HEADER: key.model_dump_json()})
+    url = f"{handle.base_url}/v1/slots/{key.slot}/connect?port={port}"
+    try:
+        remote = await http.ws_connect(url, headers=headers, max_msg_size=MAX_PIECE_BYTES + 1, compress=0)
+    except aiohttp.WSServerHandshakeError as error:
+        async with http.get(url, headers=headers) as response:  # a handshake that fails does not say why
+            raise refusal(handle, response.status, await response.read()) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ConnectionLostError(f"container {handle.id}: port {port}: {error!r}") from error
+    reply = _reply(await remote.receive())
+    if reply is None or reply.error:
+        await remote.close()
+        if reply is None:
+            raise ConnectionLostError(f"container {handle.id}: port {port}: the connection was cut")
+        raise OSError(reply.error, f"{os.strerror(reply.error)}: port {port} of the slot")
+    return remote
+
+
+async def _pass_on(remote: aiohttp.ClientWebSocketResponse, inner: Streams, reader: asyncio.StreamReader) -> None:
+    """Both directions, until the connection is over; what it was lost with is the reader's."""
+    sending = asyncio.create_task(_send(remote, inner[0]))
+    try:
+        await _receive(remote, inner[1])
+    except Exception as error:
+        reader.set_exception(error)
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(remote: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader) -> None:
+    while piece := await reader.read(_READ_BYTES):
+        await remote.send_bytes(piece)
+    await remote.send_str(OVER)
+
+
+async def _receive(remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+    """What comes, until the end of the connection. Raises what it was lost with."""
+    over = False
+    while True:
+        message = await remote.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            writer.write(message.data)
+            await writer.drain()
+        elif message.type is aiohttp.WSMsgType.TEXT and message.data == OVER:
+            over = True
+            writer.write_eof()
+        elif (reply := _reply(message)) is None:
+            break
+        else:
+            raise LeaseLostError(reply.lost)
+    if not over:
+        raise ConnectionLostError("the connection to the slot was cut")
+
+
+def _reply(message: aiohttp.WSMessage) -> ConnectionReply | None:
+    """What a text tells; None when the WebSocket has been closed. Raises ProtocolError."""
+    if message.type is not aiohttp.WSMsgType.TEXT:
+        return None
+    try:
+        return ConnectionReply.model_validate_json(message.data)
+    except ValidationError as error:
+        raise ProtocolError("the container sent something else than a connection's state") from error

@@ -1,0 +1,117 @@
+"""``/v1/slots/{slot}/connect``: a connection to a server in a slot, over a WebSocket.
+
+See :mod:`agentenv.wire.connections`. The server passes bytes between the WebSocket and slotdial, which runs in the
+slot. It holds a few pipe buffers for each connection; whoever does not read holds up nothing but this connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from contextlib import closing, suppress
+from typing import Final
+
+from aiohttp import WSMsgType, web
+
+from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError
+from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
+from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.tools.transfer_routes import lease_key
+from agentenv.sandbox.server.tools.transfer_run import TransferRun
+from agentenv.wire.connections import MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.leases import LeaseKey
+
+_CANNOT_DIAL: Final = errno.EMFILE
+
+
+class ConnectRoute:
+    """The route, over one container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._open: Counter[int] = Counter()
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Register it."""
+        router.add_get("/v1/slots/{slot}/connect", self._get, allow_head=False)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        key, port = _key_and_port(request)
+        run = self._dialled(holder_of(request, self._container), key, port)
+        self._open[key.slot] += 1
+        try:
+            with closing(run):
+                return await _relayed(request, run)
+        finally:
+            self._open[key.slot] -= 1
+
+    def _dialled(self, holder: Holder, key: LeaseKey, port: int) -> TransferRun:
+        io, env = holder.beside(key)
+        if self._open[key.slot] >= MAX_CONNECTIONS:
+            raise SandboxUnavailableError(
+                f"slot {key.slot} has {MAX_CONNECTIONS} connections already", next_step="close one of them"
+            )
+        run = TransferRun(io)
+        try:
+            run.start([io.paths.dial, str(port)], env, feeds=True, keep_free=KEPT_FOR_CALLS)
+        except TooManyRunsError as error:
+            raise SandboxUnavailableError(str(error)) from error
+        return run
+
+
+async def _relayed(request: web.Request, run: TransferRun) -> web.WebSocketResponse:
+    first = await run.read()
+    reply = ConnectionReply() if first else ConnectionReply(error=await run.ended() or _CANNOT_DIAL)
+    # No heartbeat: the answer to a ping waits behind what a slow server has not read yet.
+    socket = web.WebSocketResponse(max_msg_size=MAX_PIECE_BYTES + 1, compress=False)
+    await socket.prepare(request)
+    await socket.send_str(reply.model_dump_json())
+    if first:
+        receiving = asyncio.create_task(_receive(socket, run))
+        sending = asyncio.create_task(_send(socket, run, first[1:]))
+        try:
+            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (receiving, sending):
+                task.cancel()
+            await asyncio.gather(receiving, sending, return_exceptions=True)
+    await socket.close()
+    return socket
+
+
+async def _receive(socket: web.WebSocketResponse, run: TransferRun) -> None:
+    """From the client to the slot, until the client has gone."""
+    async for message in socket:
+        if message.type is WSMsgType.BINARY:
+            await run.write(message.data)
+        elif message.type is WSMsgType.TEXT and message.data == OVER:
+            run.end_input()
+
+
+async def _send(socket: web.WebSocketResponse, run: TransferRun, piece: bytes) -> None:
+    """From the slot to the client, until both directions are over."""
+    try:
+        while True:
+            if piece:
+                await socket.send_bytes(piece)
+            if not (piece := await run.read()):
+                break
+        await socket.send_str(OVER)
+        await run.ended()  # it goes on while the client may still send
+    except LeaseLostError as error:
+        with suppress(ConnectionError):
+            await socket.send_str(ConnectionReply(lost=error.message).model_dump_json())
+
+
+def _key_and_port(request: web.Request) -> tuple[LeaseKey, int]:
+    """Raises ProtocolError."""
+    key = lease_key(request)
+    if str(key.slot) != request.match_info["slot"]:
+        raise ProtocolError("the lease key is for another slot")
+    text = request.query.get("port", "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 2**16):
+        raise ProtocolError("port: must be a number from 1 to 65535")
+    return key, int(text)
