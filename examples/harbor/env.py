@@ -23,6 +23,7 @@ from agentenv.errors import ConfigError
 from agentenv.wire.network import NO_NETWORK
 from examples.harbor.task_file import HarborTask, read_tasks
 from examples.harbor.verifier import judged
+from examples.slot_control import controlled
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +139,12 @@ class HarborEnv(AgentEnv):
         agent_result: AgentResult,
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """Run the task's verifier."""
-        found = await judged(exec_tool, self.tasks[item["task_id"]])
+        """Run the task's verifier, with the network of its phase."""
+        task = self.tasks[item["task_id"]]
+        if self.config.allow_network and task.verifier.network != task.agent.network:
+            async with controlled(exec_tool) as (control, key):
+                await control.connect(key, task.verifier.network)
+        found = await judged(exec_tool, task)
         return found.score, {**found.told(), "model faults": agent_result.model_faults}
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agentenv import ToolContext
-from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
 from agentenv.errors import PolicyRefusalError, TaskError, ToolCallError
-from agentenv.wire.leases import LeaseKey
+from examples.slot_control import controlled
 from examples.swe.outcomes import outcomes
 from examples.swe.records import SweRecord, TestLog
 from examples.swe.scoring import MAX_NAMED_FILES, MAX_TAKEN_BYTES, controls_tests
@@ -93,7 +90,7 @@ async def begun(exec_tool: ToolContext, record: SweRecord) -> Beginning:
     if found.exit_code or found.timed_out:
         said = found.stderr.strip()[-300:]
         raise TaskError(f"{record.instance_id}: {record.workdir} of its image has no {record.base_commit}: {said}")
-    async with _controlled(exec_tool) as (control, key):
+    async with controlled(exec_tool) as (control, key):
         return Beginning(await control.checkpoint(key), found.stdout.strip())
 
 
@@ -107,7 +104,7 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
         patch = await _change(exec_tool, record, beginning.tree)
     except (OSError, ToolCallError, PolicyRefusalError, ValueError) as error:
         return Tried(None, f"its change cannot be read: {error}")
-    async with _controlled(exec_tool) as (control, key):
+    async with controlled(exec_tool) as (control, key):
         await control.restore(key, beginning.checkpoint)
     changed = tuple(dict.fromkeys(name for pair in _PATHS.findall(patch) for name in pair))
     put_back = tuple(path for path in changed if controls_tests(path))
@@ -167,9 +164,3 @@ async def _apply(exec_tool: ToolContext, record: SweRecord, patch: str, left_out
 async def _lay_tests(exec_tool: ToolContext, record: SweRecord) -> None:
     if record.test_patch and not await _apply(exec_tool, record, record.test_patch, ()):
         raise TaskError(f"{record.instance_id}: its test_patch does not apply to {record.workdir} of its image")
-
-
-@asynccontextmanager
-async def _controlled(exec_tool: ToolContext) -> AsyncIterator[tuple[ContainerControl, LeaseKey]]:
-    async with exec_tool.lease_for_transfer() as lease, open_session() as http:
-        yield ContainerControl(lease.container, http), lease.key

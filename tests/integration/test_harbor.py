@@ -116,6 +116,16 @@ async def test_a_policy_may_be_root_and_what_it_puts_in_the_verifiers_way_is_rem
     assert "no reward" in broken.verification["reason"] or "could not be run" in broken.verification["reason"]
 
 
+async def test_each_phase_has_its_own_network(tmp_path: Path) -> None:
+    task = tmp_path / "tasks/sum-orders"
+    shutil.copytree(TASKS / "sum-orders", task)
+    (task / "tests/test.sh").write_text("wc -l < /proc/net/route > /logs/verifier/reward.txt\n")
+    routes = "wc -l < /proc/net/route"
+    (member,) = await played(tmp_path, [routes], tasks=str(task), allow_network=True)
+    assert member.messages[3]["content"] == "exit code: 0\nstdout:\n1", "a heading, and no route"
+    assert member.score > 1
+
+
 async def test_a_verifier_that_takes_too_long_scores_0(tmp_path: Path) -> None:
     slow = tmp_path / "tasks/count-requests"
     shutil.copytree(TASKS / "count-requests", slow)
