@@ -110,10 +110,6 @@ class Farm(_Opened):
         """A sandbox in one of the farm's containers; see :meth:`agentenv.AsyncFarm.sandbox`."""
         return Sandbox._of(self._farm.sandbox(root), self._loop, self)
 
-    def stored(self, root: ImageRoot) -> RootSpec:
-        """See :meth:`agentenv.AsyncFarm.stored`."""
-        return self._loop.run(self._farm.stored(root))
-
 
 class Sandbox(_Opened):
     """A sandbox from :meth:`open` to :meth:`close`, or as a context manager; arguments, methods, replies and errors

@@ -23,8 +23,8 @@ from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
-from agentenv.sandbox.server.tools.tar_routes import TarRoutes
 from agentenv.sandbox.server.tools.connect_route import ConnectRoute
+from agentenv.sandbox.server.tools.tar_routes import TarRoutes
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
