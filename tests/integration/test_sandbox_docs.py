@@ -65,7 +65,7 @@ async def test_the_one_of_the_readme(tmp_path: Path) -> None:
 
 
 async def test_programs_and_servers(tmp_path: Path) -> None:
-    expected = f"0 {b'ONE * IS ONE *' + bytes([255])}\nHTTP/1.0 200 OK\n137\n"
+    expected = f"0 {b'ONE * IS ONE *' + bytes([255])!r}\nHTTP/1.0 200 OK\n137\n"
     assert await output_of(examples("docs/sandbox.md")[4], tmp_path) == expected
 
 
