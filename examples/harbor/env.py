@@ -21,6 +21,7 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, Image
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
 from agentenv.wire.network import NO_NETWORK
+from agentenv.wire.roots import Writable
 from examples.harbor.task_file import HarborTask, read_tasks
 from examples.harbor.verifier import judged
 from examples.slot_control import controlled
@@ -40,6 +41,9 @@ class HarborConfig(AgentEnvConfig):
     tasks: str = Field(default="", description="A task directory, or a directory of task directories")
     only_tasks: Names = Field(default_factory=list, description="Tasks of these names")
     image: str = Field(default="", description="Image in place of each task's own; {task} in it is the task's name")
+    storage: Writable = Field(
+        default="memory", description="Where slots write: in memory (at most half of it), or on the container's disk"
+    )
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )
@@ -89,14 +93,18 @@ class HarborEnv(AgentEnv):
         return {"task_id": task.name, "image": self._image_of(task)}
 
     def task_image(self, item: Any) -> ImageRoot:
-        """The task's image with its limits. Storage counts as memory, so it has at most half of that."""
+        """The task's image with its limits. Storage in memory counts as memory, so it has at most half of that."""
         task = self.tasks[item["task_id"]]
         memory_mib = task.memory_mib or self.config.slot_memory_mib
+        storage_mib = task.storage_mib
+        if self.config.storage == "memory":
+            storage_mib = min(storage_mib or memory_mib, memory_mib // 2)
         return ImageRoot(
             self._image_of(task),
             cpus=task.cpus or None,
             memory_mib=memory_mib,
-            storage_mib=min(task.storage_mib or memory_mib, memory_mib // 2),
+            storage_mib=storage_mib,
+            storage=self.config.storage,
             user=task.agent.user,
             workdir=task.workdir,
             env=task.env,

@@ -126,6 +126,13 @@ async def test_each_phase_has_its_own_network(tmp_path: Path) -> None:
     assert member.score > 1
 
 
+@pytest.mark.parametrize(("storage", "said"), [("memory", "full"), ("disk", "room")])
+async def test_storage_is_in_memory_or_on_disk(tmp_path: Path, storage: str, said: str) -> None:
+    more_than_half = "head -c 600M /dev/zero > /big 2> /dev/null && echo room || echo full"
+    (member,) = await played(tmp_path, [more_than_half], storage=storage)
+    assert member.messages[3]["content"].endswith(said)
+
+
 async def test_a_verifier_that_takes_too_long_scores_0(tmp_path: Path) -> None:
     slow = tmp_path / "tasks/count-requests"
     shutil.copytree(TASKS / "count-requests", slow)
