@@ -212,7 +212,7 @@ async def test_forged_attributes_of_overlay_hide_nothing_and_show_nothing(slots:
 
 
 async def _checkpoint(session: ToolSession) -> str:
-    async with ContainerControl(session.lease.container) as control:
+    async with ContainerControl(session.lease.container, guest=True) as control:
         return await control.checkpoint(session.lease.key)
 
 
