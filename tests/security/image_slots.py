@@ -113,7 +113,7 @@ class ImageSlots:
 
     async def epochs(self, session: ToolSession) -> list[int]:
         """How often each slot of the container of that session was made anew."""
-        async with ContainerControl(session.lease.container) as control:
+        async with ContainerControl(session.lease.container, guest=True) as control:
             return [report.epoch for report in (await control.slots()).slots]
 
     async def release_all(self) -> None:

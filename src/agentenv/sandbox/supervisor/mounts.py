@@ -42,6 +42,14 @@ def mount_proc() -> None:
     syscalls.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
+def mount_whole_sys(target: Path) -> None:
+    """Make the directory ``target`` and mount a sysfs there that nothing covers, read-only. The kernel lets the root of
+    a slot mount its own only where such a one is to be seen, and an engine covers parts of a container's /sys."""
+    target.mkdir()
+    flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("sysfs", str(target), "sysfs", flags)
+
+
 def mount_tmpfs(target: Path, *, size_bytes: int, mode: int, uid: int, inodes: int = 0) -> None:
     """Mount a tmpfs with a size limit. ``inodes`` 0: the kernel's default."""
     options = f"size={size_bytes},mode={mode:o},uid={uid},gid={uid}" + (f",nr_inodes={inodes}" if inodes else "")

@@ -415,6 +415,8 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
+    if spec.store_dir and identity.mode != isolation.USER:
+        mounts.mount_whole_sys(place / "sys")
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
     ranges = IdRanges(Path(spec.store_dir) / "ranges") if spec.store_dir else None
     checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
