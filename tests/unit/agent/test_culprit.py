@@ -517,7 +517,7 @@ def test_every_fault_of_ours_has_been_thought_of() -> None:
         "SandboxUnavailableError", "SelfTestError", "StartTimeoutError", "MachineFullError", "JobOwnedError",
         "AcquireTimeoutError", "ContainerLostError", "ConnectionLostError", "CallLostError",
         "ModelServerError", "PoolClosedError", "LeaseReclaimedError", "FarmUnreachableError", "FencedError",
-        "TooManyRequestsError",
+        "TooManyRequestsError", "ImageUnavailableError",
     }  # fmt: skip
     assert ours - DOUBTFUL == {kind for kind in ours if kind.__name__ in again}
     assert all(worth_another(kind("x"), acted=False) for kind in ours)
