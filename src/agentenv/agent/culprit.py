@@ -22,7 +22,8 @@ DOUBTFUL: Final = frozenset(
     {CheckpointError, InfraError, LeaseLostError, StaleLeaseError, ProtocolError, DoubtfulTurnError}
 )
 """Infrastructure failures that the model's output or commands may have caused: an unexpected exception, a malformed
-message, a lease that ended although its container is alive, files too many to be kept. Exactly these classes, without subclasses."""
+message, a lease that ended although its container is alive, files too many to be kept. Exactly these classes, without
+subclasses."""
 
 
 def worth_another(error: AgentEnvError, *, acted: bool) -> bool:
