@@ -35,6 +35,12 @@ async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: flo
         await asyncio.sleep(pause_s)
 
 
+async def loop_turns(count: int) -> None:
+    """Let the loop turn so many times: a task that was started meanwhile gets so far, and no farther."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def wait_for(look: Callable[[], Found | None], deadline_s: float = DEADLINE_S, explain: Explain = "") -> Found:
     """The first true value that ``look()`` returns; fails the test past the deadline. Blocks."""
     for pause_s in _pauses(deadline_s, explain):

@@ -15,7 +15,7 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import AnyPool, Client, Maker, yard_of
-from tests.waiting import START_S, until
+from tests.waiting import START_S, loop_turns, until
 
 
 def _free(pool: AnyPool) -> int:
@@ -31,7 +31,7 @@ def _moments() -> Iterator[tuple[int, float]]:
     Every step up to the first request has a turn of its own; the replies of a container come in their own time, which
     turns of the loop cannot bound.
     """
-    yield from ((turns, 0.0) for turns in range(1, TURNS + 1))
+    yield from ((steps, 0.0) for steps in range(1, TURNS + 1))
     delay_s = 0.0005
     while delay_s < START_S:
         yield TURNS, delay_s
@@ -41,10 +41,9 @@ def _moments() -> Iterator[tuple[int, float]]:
 
 async def _cancel_at(moment: tuple[int, float], work: Coroutine[Any, Any, Any]) -> bool:
     """Run until that moment, then cancel; whether it had finished by then."""
-    turns, delay_s = moment
+    steps, delay_s = moment
     task = asyncio.create_task(work)
-    for _ in range(turns):  # at least one: a task that never began cannot have asked for anything
-        await asyncio.sleep(0)
+    await loop_turns(steps)  # at least one: a task that never began cannot have asked for anything
     if delay_s:
         await asyncio.wait({task}, timeout=delay_s)
     finished = task.done()

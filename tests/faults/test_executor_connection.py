@@ -19,7 +19,7 @@ from agentenv.wire.calls import Call, CallResult, Result
 from tests.faults.proxy import Proxy
 from tests.faults.stub_pool import StubPool
 from tests.faults.wire_server import WireServer, echo
-from tests.waiting import until
+from tests.waiting import loop_turns, until
 
 CATALOG = ToolCatalog.builtin()
 
@@ -366,10 +366,9 @@ async def test_cancellation_at_every_turn_of_the_loop(farm: Farm, connected: boo
     async with farm.executor.open("t") as session:
         if connected:
             await session.call("bash", {"command": "warm"})
-        for turns in range(120):
-            call = asyncio.create_task(session.call("bash", {"command": str(turns)}))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+        for steps in range(120):
+            call = asyncio.create_task(session.call("bash", {"command": str(steps)}))
+            await loop_turns(steps)
             call.cancel()
             await asyncio.wait({call})
             finished += not call.cancelled()
@@ -387,10 +386,9 @@ async def test_entering_and_leaving_cancelled_at_every_turn_leaks_no_lease(farm:
         async with farm.executor.open("t") as session:
             await session.call("bash", {"command": "x"})
 
-    for turns in range(80):
+    for steps in range(80):
         task = asyncio.create_task(trajectory())
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await loop_turns(steps)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     await until(lambda: farm.executor.statistics().sessions_now == 0)

@@ -20,7 +20,7 @@ from agentenv.wire import farm as wire
 from agentenv.wire.states import SlotState
 from tests.farm_service import Served, served, token
 from tests.faults.proxy import Direction, Proxy
-from tests.waiting import START_S, until
+from tests.waiting import START_S, loop_turns, until
 
 SLOTS = 4
 PATIENT = PoolSettings(max_containers=1, acquire_timeout_s=START_S)
@@ -99,10 +99,9 @@ async def test_a_group_that_leaves_at_any_step_leaks_nothing() -> None:
     backend = FakeBackend(ContainerSettings(slots_per_container=SLOTS, require_sandbox=False))
     async with served(backend, PATIENT, relay_url="http://127.0.0.1:9") as farm:  # ways to containers are looked for
         async with farm.pool(settings=PATIENT) as pool:
-            for turns in range(0, 400, 7):
+            for steps in range(0, 400, 7):
                 asked = asyncio.create_task(pool.lease_group(["g-0", "g-1"]))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
+                await loop_turns(steps)
                 asked.cancel()
                 [leases] = await asyncio.gather(asked, return_exceptions=True)
                 for lease in leases if isinstance(leases, list) else ():
@@ -157,10 +156,9 @@ async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypat
 async def test_leaving_at_any_step_frees_the_slot_at_once(farm: Served) -> None:
     """Long before the TTL of a lease that nobody keeps alive."""
     async with FarmPool(FarmAccess((farm.url,), token()), settings=PATIENT) as pool:
-        for turns in range(1, 60):
+        for steps in range(1, 60):
             asked = asyncio.create_task(pool.lease("fickle"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await loop_turns(steps)
             asked.cancel()
             [lease] = await asyncio.gather(asked, return_exceptions=True)
             if isinstance(lease, SlotLease):

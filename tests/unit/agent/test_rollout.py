@@ -14,6 +14,7 @@ from agentenv.errors import AcquireTimeoutError, BadImageError, ContainerLostErr
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
 from tests.unit.agent.agent_stubs import StubHooks, StubModel, StubSessions, calling, farm, ok, saying
+from tests.waiting import loop_turns
 
 
 async def roll(sessions: StubSessions, hooks: Any, **more: Any) -> Transcript:
@@ -244,8 +245,7 @@ async def test_cancelling_at_every_await_leaks_nothing() -> None:
         model = lambda _: StubModel(calling(("bash", "{}"), ("bash", "{}")), saying("done"))  # noqa: E731
         rollout = Rollout(farm(sessions, model), StubHooks(), "it", "i")
         group = asyncio.create_task(run_group(["a-0", "a-1"], rollout.run, "i"))
-        for _ in range(steps):
-            await asyncio.sleep(0)
+        await loop_turns(steps)
         if group.done():
             assert steps >= 10
             return

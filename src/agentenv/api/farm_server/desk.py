@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ _PLACES_EVERY_S = 2.0
 MAX_WAITING_SLOTS = 20_000
 """Slots that one run may wait for: each takes some 8 KiB of memory."""
 _FULL_RETRY_S = 5.0
+_CANCELLED = "the ask was cancelled"
 
 
 @dataclass(eq=False)
@@ -116,8 +118,9 @@ class Desk:
         self._slots_per_container = slots_per_container
         self._relay_url = relay_url
         self._asks: dict[tuple[str, str], OpenAsk] = {}
-        self._cancelled: dict[tuple[str, str], float] = {}
-        """When these were cancelled: an ask may arrive after its own cancellation, on another connection."""
+        self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """When these were cancelled, the oldest first: an ask may arrive after its own cancellation, on another
+        connection."""
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
@@ -168,7 +171,7 @@ class Desk:
             return known
         opened = OpenAsk(ask, run, client, by, now, now)
         if key in self._cancelled:
-            opened.refuse(LeaseLostError("the ask was cancelled"), now)
+            opened.refuse(LeaseLostError(_CANCELLED), now)
             return opened
         self._asks[key] = opened
         if (refused := self._never(opened, cap)) is not None:
@@ -231,7 +234,7 @@ class Desk:
                 self._keep(opened, lease)
             self._grant(opened)
             return True
-        reason = "the ask was cancelled" if cancelled else "another lease of its group was lost"  # all or none
+        reason = _CANCELLED if cancelled else "another lease of its group was lost"  # all or none
         for lease in kept:
             self.end(lease.id, LeaseLostError(reason))
         return False
@@ -395,14 +398,15 @@ class Desk:
     def cancel(self, request_id: str, run: str) -> bool:
         """Withdraw an ask; its leases end if it was granted. False: there is no such ask; one that arrives later is
         refused."""
-        self._cancelled.pop((run, request_id), None)  # it becomes the newest
-        self._cancelled[run, request_id] = self._clock()
-        opened = self._asks.pop((run, request_id), None)
+        key = (run, request_id)
+        self._cancelled[key] = self._clock()
+        self._cancelled.move_to_end(key)
+        opened = self._asks.pop(key, None)
         if opened is None:
             return False
         self._withdraw(opened)
         for lease in tuple(opened.held):
-            self.end(lease, LeaseLostError("the ask was cancelled"))
+            self.end(lease, LeaseLostError(_CANCELLED))
         return True
 
     def end(self, lease_id: int, error: AgentEnvError | None, by: str = BY_FARM) -> bool:
@@ -452,7 +456,7 @@ class Desk:
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
         while self._cancelled and now - next(iter(self._cancelled.values())) > _REMEMBERED_S:
-            self._cancelled.pop(next(iter(self._cancelled)))
+            self._cancelled.popitem(last=False)
         for ticket in self.line.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
             self.fail(ticket, error)
