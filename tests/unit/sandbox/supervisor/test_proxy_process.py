@@ -48,6 +48,11 @@ def answering(control: socket.socket, answer: Callable[[int], Answer] = Answer) 
         control.send(encode_answer(answer(parse_request(packet).serial)))
 
 
+def children() -> set[str]:
+    """The ids of this process's children, zombies among them."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
 def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
@@ -71,13 +76,13 @@ async def test_a_process_that_breaks_the_contract_is_ended_and_the_slot_gets_no_
 ) -> None:
     monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 0.2 if "Timeout" in said else 60.0)
     standing_in(monkeypatch, serve)
+    before = children()
     proxy = ProxyProcess(SETUP, reaper)
     with pytest.raises(SandboxUnavailableError, match=said):
         await proxy.add(0, listener(), NONE)
     assert proxy.pid is None
     await proxy.aclose()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before  # this process may have others, that end when they like
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_answer_to_the_next(
