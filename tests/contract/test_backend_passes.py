@@ -60,7 +60,7 @@ async def test_each_route_admits_whom_the_table_names(container: Client, route: 
     bearer = _bearers(container.handle.token)[sender]
     headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
     method, path = route.split()
-    url = container.handle.base_url + path.format(call="c", field="stdin", slot=0)
+    url = container.handle.base_url + path.format(call="c", field="stdin", slot=0, checkpoint="0" * 32, layer=0)
     async with aiohttp.ClientSession() as http, http.request(method, url, headers=headers, data=b"{") as reply:
         if ROUTES[route] in ADMITTED[sender]:
             assert reply.status not in (401, 403), await reply.text()

@@ -13,6 +13,7 @@ from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.access import ROUTES, Who
 from agentenv.wire.calls import Batch, CallResult, Result, server_message
 from agentenv.wire.leases import LeaseKey, RenewRequest
+from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.contract.conftest import Client
@@ -59,16 +60,25 @@ async def _ask(method: str, path: str, thief: Client, key: LeaseKey) -> None:
         assert ErrorReply.model_validate_json(await answer.read()).error == "stale_lease", path
 
 
-_OF_NO_LEASE: Final = {"GET /v1/info"}
+_NO_CHECKPOINT: Final = "0" * 32
+_OF_NO_LEASE: Final = {"GET /v1/info", "GET /v1/checkpoints/{checkpoint}/layers/{layer}"}
+"""A checkpoint's name is a secret of its own: who knows it may read it."""
 _ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = {
     "POST /v1/batch": _batch,
     "GET /v1/stream": _stream,
     "POST /v1/leases/renew": _renew,
     "POST /v1/leases/seal": partial(_end, ContainerControl.seal),
     "POST /v1/leases/release": partial(_end, ContainerControl.release),
+    "POST /v1/leases/checkpoint": partial(_end, ContainerControl.checkpoint),
+    "POST /v1/leases/restore": partial(_end, partial(ContainerControl.restore, checkpoint=_NO_CHECKPOINT)),
+    "POST /v1/leases/drop": partial(_end, partial(ContainerControl.drop, checkpoint=_NO_CHECKPOINT)),
+    "POST /v1/leases/network": partial(_end, partial(ContainerControl.connect, network=NO_NETWORK)),
     "PUT /v1/attachments/{call}/{field}": partial(_ask, "PUT", "/v1/attachments/c/stdin"),
     "GET /v1/attachments/{call}/{field}": partial(_ask, "GET", "/v1/attachments/c/stdout"),
     "GET /v1/calls/{call}/output": partial(_ask, "GET", "/v1/calls/c/output"),
     "PUT /v1/slots/{slot}/transfer": partial(_ask, "PUT", "/v1/slots/{slot}/transfer?path=stolen"),
     "GET /v1/slots/{slot}/transfer": partial(_ask, "GET", "/v1/slots/{slot}/transfer?path=."),
+    "PUT /v1/slots/{slot}/tar": partial(_ask, "PUT", "/v1/slots/{slot}/tar?path=stolen"),
+    "GET /v1/slots/{slot}/tar": partial(_ask, "GET", "/v1/slots/{slot}/tar?path=."),
+    "GET /v1/slots/{slot}/connect": partial(_ask, "GET", "/v1/slots/{slot}/connect?port=80"),
 }
