@@ -23,13 +23,18 @@ from agentenv.store import Store
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "fcntl.flock"}
 
 
+def folders(store: Store) -> list[Path]:
+    """A store's directories, but for the 4,096 ranges of ids: they are always there, and each would be a step."""
+    return [path for path in sorted(store.layout.directory.iterdir()) if path != store.layout.ranges]
+
+
 def content(store: Store) -> dict[str, str]:
-    """Every file and directory of a store, but for the ranges of ids, which are always there."""
+    """Every file and directory of a store's folders."""
     top = store.layout.directory
     return {
         str(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in sorted(top.rglob("*"))
-        if store.layout.ranges not in (path, path.parent)
+        for folder in folders(store)
+        for path in (folder, *sorted(folder.rglob("*")))
     }
 
 
@@ -72,10 +77,9 @@ def main(what: str, directory: str, reference: str) -> None:
     pull(silently)
     whole = content(store)
     for step in itertools.count():
-        if what == "pull":  # as it was at first; its 4,096 ranges would be as many steps
-            for path in store.layout.directory.iterdir():
-                if path != store.layout.ranges:
-                    shutil.rmtree(path)
+        if what == "pull":  # as it was at first
+            for folder in folders(store):
+                shutil.rmtree(folder)
         if not killed_at(step, pull if what == "pull" else collect):
             break
         if what == "gc":

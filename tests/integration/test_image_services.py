@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from agentenv import AsyncFarm, AsyncSandbox
+from agentenv import AsyncSandbox
 from agentenv.config import cache_dir
-from agentenv.sdk.roots import ImageRoot, store_directory
+from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
 from agentenv.store.addition import Runtime
 from agentenv.wire.spec import MIB, SlotLimits
-from examples.base_image import PATH
+from examples.base_image import make_base
 from tests.debian_images import base_in_cache
 from tests.debian_packages import packages_above
 
@@ -42,17 +42,15 @@ async def box(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncSa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTENV_CACHE_DIR", str(cache))
         patch.setenv("AGENTENV_STATE_DIR", str(place / "state"))
-        (base,) = (cache / "image").glob("base-*.tar")
         store = Store.open(store_directory())
-        image = store.add(None, [base, packages_above(base, PACKAGES, kept)], Runtime(env={"PATH": PATH}))
+        base = make_base(store)
+        image = store.add(base, [packages_above(base.layers[0], PACKAGES, kept)], Runtime.of(base))
         store.name(NAME, image)
         limits = SlotLimits(memory_bytes=4096 * MIB)
-        async with AsyncFarm(slots=1, limits=limits) as farm:
-            root = ImageRoot(NAME, memory_mib=4096, storage_mib=2048)
-            async with farm.sandbox(root) as opened:
-                done = await opened.run(INSTALL, timeout_s=900)
-                assert done.exit_code == 0, (done.stdout + done.stderr)[-4000:]
-                yield opened
+        async with AsyncSandbox(image=NAME, memory_mib=4096, storage_mib=2048, limits=limits) as opened:
+            done = await opened.run(INSTALL, timeout_s=900)
+            assert done.exit_code == 0, (done.stdout + done.stderr)[-4000:]
+            yield opened
 
 
 AS_ROOT = [
