@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -96,7 +97,9 @@ async def test_a_list_is_held_back_until_it_changes(nodes: Nodes, layout: OciLay
     assert after.version != empty.version
 
 
-async def test_a_peer_is_asked_before_the_source(nodes: Nodes, layout: OciLayout) -> None:
+async def test_a_peer_is_asked_before_the_source(
+    nodes: Nodes, layout: OciLayout, caplog: pytest.LogCaptureFixture
+) -> None:
     first = await nodes.start("a")
     image = await _ready(first, wire.ImagesRequest(references=(f"oci:{layout.directory}",)))
     nowhere = wire.ImageRef(reference="oci:/nonexistent", digest=image.digest)
@@ -107,6 +110,7 @@ async def test_a_peer_is_asked_before_the_source(nodes: Nodes, layout: OciLayout
     assert tuple(path.read_bytes() for path in found.layers) == LAYERS
     assert found.env == first.keeper.store.images()[0].env
     assert b"agentenv_keeper_from_peers_total 1\n" in (await second.get("/metrics"))[1]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_peer_that_lies_is_found_and_not_asked_again(nodes: Nodes, layout: OciLayout) -> None:

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
@@ -123,18 +124,17 @@ async def _manifest(request: web.Request) -> web.Response:
 
 
 async def _layer(request: web.Request) -> web.StreamResponse:
-    """A layer, which nobody removes meanwhile."""
-    path = request.app[_KEEPER].store.layout.layer(_digest(request))
-    try:
-        descriptor = hold(path, shared=True)
-    except FileNotFoundError:
-        return web.Response(status=404)
-    try:
-        response = web.FileResponse(path, chunk_size=CHUNK_BYTES)
-        await response.prepare(request)
-        return response
-    finally:
-        os.close(descriptor)
+    return _LayerResponse(request.app[_KEEPER].store.layout.layer(_digest(request)), chunk_size=CHUNK_BYTES)
+
+
+class _LayerResponse(web.FileResponse):
+    """A layer, which nobody removes while it is sent; 404 if there is none."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(FileNotFoundError):
+                held.callback(os.close, hold(self._path, shared=True))
+            return await super().prepare(request)
 
 
 def _digest(request: web.Request) -> str:
