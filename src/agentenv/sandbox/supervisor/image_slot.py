@@ -113,7 +113,7 @@ class ImageSlot:
     @property
     def plan(self) -> CgroupPlan | None:
         """See SlotKind."""
-        return self._setup.plan(self._slot, self.limits, self._root.cpu_millis)
+        return self._setup.image_plan(self._slot, self.limits, self._root.cpu_millis)
 
     @property
     def view(self) -> SlotView:

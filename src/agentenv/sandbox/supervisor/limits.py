@@ -1,7 +1,7 @@
 """Plans the values of cgroup files, for cgroup v1 and v2. Pure: nothing here touches a file.
 
-A container's cgroups are ``agentenv/<container>/slot-K`` and ``agentenv/<container>/server`` below the cgroup it
-was started in, so the limits of that cgroup still apply.
+A container's cgroups are ``agentenv/<container>/slot-K``, ``image-K`` while slot K has an image, and ``server`` beside
+them, below the cgroup it was started in, so the limits of that cgroup still apply.
 """
 
 from __future__ import annotations
@@ -122,11 +122,12 @@ def own_directory_v2(mountinfo: str, self_cgroup: str) -> tuple[Path, Path] | No
     return None
 
 
-def slot_plan(layout: CgroupLayout, container: str, slot: int, limits: SlotLimits, cpu_millis: int = 0) -> CgroupPlan:
-    """The cgroup of one slot. ``cpu_millis``: the most CPU time that it gets, in thousandths of a core; 0: no limit."""
-    plan = _plan(layout, container, f"slot-{slot}", limits.processes + OWN_PROCESSES, limits, limits.cpu_weight)
+def slot_plan(layout: CgroupLayout, container: str, name: str, limits: SlotLimits, cpu_millis: int = 0) -> CgroupPlan:
+    """The cgroup ``name`` of one slot. ``cpu_millis``: the most CPU time that it gets, in thousandths of a core; 0: no
+    limit."""
+    plan = _plan(layout, container, name, limits.processes + OWN_PROCESSES, limits, limits.cpu_weight)
     if cpu_millis and "cpu" in layout.parents:
-        directory = layout.parents["cpu"] / _ROOT_NAME / container / f"slot-{slot}"
+        directory = layout.parents["cpu"] / _ROOT_NAME / container / name
         plan = replace(plan, settings=(*plan.settings, *_cpu_most(layout.version, directory, cpu_millis)))
     return plan
 

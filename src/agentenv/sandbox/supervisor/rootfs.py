@@ -25,6 +25,7 @@ class Tree:
 
     root: Path
     workspaces: Path
+    image_roots: Path
     terminals: Path
     """An empty directory for each slot, where its ``/dev/pts`` is mounted while it starts."""
     jail: Path
@@ -39,6 +40,10 @@ class Tree:
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
         return self.workspaces / str(slot)
+
+    def image_root(self, slot: int) -> Path:
+        """The mount point of what the root of one slot's image is made from: a plain slot may wait in its workspace."""
+        return self.image_roots / str(slot)
 
     def slot_terminals(self, slot: int) -> Path:
         """The mount point of one slot's ``/dev/pts`` while it starts."""
@@ -55,6 +60,7 @@ def build(
     tree = Tree(
         private / "root",
         private / "ws",
+        private / "roots",
         private / "pts",
         private / "jail",
         private / "empty",
@@ -82,10 +88,12 @@ def build(
     for index, bind in enumerate(binds):
         _bind(tree, bind, f"binds[{index}]")
     tree.workspaces.mkdir()
+    tree.image_roots.mkdir()
     tree.terminals.mkdir()
     tree.jail.mkdir()
     for slot in range(slots):
         tree.workspace(slot).mkdir()
+        tree.image_root(slot).mkdir()
         tree.slot_terminals(slot).mkdir()
     return tree
 

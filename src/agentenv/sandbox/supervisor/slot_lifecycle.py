@@ -80,6 +80,14 @@ class SlotServices:
     """For image slots, each of which has its lease's."""
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A plain slot in which nothing has run yet: it waits while its place is taken by an image slot."""
+
+    process: SlotProcess
+    network: NetworkProcess | None
+
+
 @dataclass
 class CrashLoop:
     """Distinguishes a crash from a crash loop: ``limit`` crashes within ``within_s``."""
@@ -111,6 +119,7 @@ class SlotLifecycle:
         self.reason = ""
         self.process: SlotProcess | None = None
         self._network: NetworkProcess | None = None
+        self._waiting: _Waiting | None = None
         self._policy: SlotNetwork | None = None
         self._services = services
         self._plain = PlainSlot(services.setup, number, services.reaper)
@@ -150,7 +159,7 @@ class SlotLifecycle:
         """Make it an image slot until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
-            place = setup.tree.workspace(self.number)
+            place = setup.tree.image_root(self.number)
             try:
                 layers = setup.layers_of(root)
             except (AgentEnvError, OSError) as error:
@@ -247,11 +256,12 @@ class SlotLifecycle:
         if self._limits is not None:
             self._limits.begin()
         try:
-            await self._end()
-            if self._checkpoint:
-                await self._freeze()
-            elif not keep:
-                await self._discard()
+            if not self._set_aside():
+                await self._end()
+                if self._checkpoint:
+                    await self._freeze()
+                elif not keep:
+                    await self._discard()
         except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
             return
@@ -259,6 +269,29 @@ class SlotLifecycle:
             self.kind, self._next = self._next, None
         self._move(SlotPhase.starting)
         await self._bring_up(keep=keep)
+
+    def _set_aside(self) -> bool:
+        """Let an unused plain slot wait for the end of an image slot, instead of ending it and starting it anew."""
+        if self.process is None or self.kind is not self._plain or not isinstance(self._next, ImageSlot):
+            return False
+        if not self.process.untouched:
+            return False
+        self._waiting = _Waiting(self.process, self._network)
+        self.process = self._network = None
+        return True
+
+    async def _take_back(self) -> bool:
+        """Whether a plain slot has waited, and is as it was; one that is not is ended. Raises OSError: it cannot be."""
+        waited, self._waiting = self._waiting, None
+        if waited is None:
+            return False
+        self.process, self._network = waited.process, waited.network
+        if self.process.untouched and (self._network is None or not self._network.exited.done()):
+            return True
+        log.warning("slot %d: what waited for the end of its image was not untouched, and is made anew", self.number)
+        await self._end()
+        await self._discard()
+        return False
 
     async def _freeze(self) -> None:
         assert isinstance(self.kind, ImageSlot)
@@ -270,7 +303,9 @@ class SlotLifecycle:
             self._move(SlotPhase.starting)
         awaited = keep or self.kind is not self._plain
         try:
-            await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if awaited else math.inf)
+            waited = self.kind is self._plain and await self._take_back()
+            if not waited:
+                await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if awaited else math.inf)
         except SandboxUnavailableError as error:
             if keep:
                 self._give_up_seal(error)
@@ -282,7 +317,7 @@ class SlotLifecycle:
         except OSError as error:
             self._quarantine(f"a start that failed could not be undone: {error or type(error).__name__}")
         else:
-            self._arrive(kept=keep)
+            self._arrive(kept=keep, anew=not waited)
 
     def _give_up_seal(self, error: SandboxUnavailableError) -> None:
         """The workspace cannot be moved to new namespaces: its lease ends, and the slot is completely recreated."""
@@ -343,21 +378,25 @@ class SlotLifecycle:
         self._policy = SlotNetwork(services.networks, namespaces, lambda status: self._offline(process, status))
         await self._policy.apply(kind.policy)
 
-    def _arrive(self, *, kept: bool, tell: bool = True) -> None:
+    def _arrive(self, *, kept: bool, tell: bool = True, anew: bool = True) -> None:
+        """``anew``: its processes have just been started; else we are told of their end already."""
         assert self.process is not None
         self._move(SlotPhase.ready)
         self.kept = kept
         self._sealing, self._checkpoint = False, ""
         self._watch_limits(self.process)
-        process = self.process
-        process.exited.add_done_callback(lambda ended: self._ended(process, ended))
-        if self._network is not None:
-            self._network.exited.add_done_callback(lambda ended: self._went_offline(process, ended))
+        if anew:
+            self._watch_ends(self.process, self._network)
         if self._reset_after:
             self._reset_after = False
             self.reset()
         elif tell:
             self._services.reports.ready(self)
+
+    def _watch_ends(self, process: SlotProcess, network: NetworkProcess | None) -> None:
+        process.exited.add_done_callback(lambda ended: self._ended(process, ended))
+        if network is not None:
+            network.exited.add_done_callback(lambda ended: self._went_offline(process, ended))
 
     def _watch_limits(self, process: SlotProcess) -> None:
         if self._limits is not None:

@@ -54,11 +54,17 @@ class SlotSetup:
     disk: DiskLayers | None = None
     checkpoints: Checkpoints | None = None
 
-    def plan(self, slot: int, limits: SlotLimits | None = None, cpu_millis: int = 0) -> CgroupPlan | None:
-        """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
+    def plan(self, slot: int) -> CgroupPlan | None:
+        """The cgroup of a plain slot; None where cgroups are not available."""
         if self.layout is None:
             return None
-        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits, cpu_millis)
+        return slot_plan(self.layout, self.spec.container, f"slot-{slot}", self.spec.limits)
+
+    def image_plan(self, slot: int, limits: SlotLimits, cpu_millis: int) -> CgroupPlan | None:
+        """The cgroup of the slot while it has an image; None where cgroups are not available."""
+        if self.layout is None:
+            return None
+        return slot_plan(self.layout, self.spec.container, f"image-{slot}", limits, cpu_millis)
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
         """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when
@@ -135,6 +141,19 @@ class SlotProcess:
             except TimeoutError:
                 return False
         return True
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has ever run in it but its agent, by what the kernel says: no process is there, and none was
+        that the agent, to whom all fall, has waited for (``cminflt`` of proc_pid_stat(5): the faults of those). False
+        where that cannot be known."""
+        if self.plan is None or self.exited.done():
+            return False
+        try:
+            after_name = Path(f"/proc/{self.agent_pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return after_name[8] == "0" and cgroups.members(self.plan) == {self.bwrap_pid, self.agent_pid}
 
     def close(self) -> None:
         """Close the descriptors; kills nothing."""

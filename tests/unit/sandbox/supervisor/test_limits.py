@@ -56,7 +56,7 @@ def test_a_container_started_inside_another_s_cgroup_sits_beside_it() -> None:
 def test_v1_slot_plan() -> None:
     layout = limits.layout_v1(V1_MOUNTS, V1_SELF)
     assert layout is not None
-    plan = limits.slot_plan(layout, "c", 3, LIMITS)
+    plan = limits.slot_plan(layout, "c", "slot-3", LIMITS)
     values = {str(setting.file): setting.value for setting in plan.settings}
     memory = "/sys/fs/cgroup/memory/agentenv/c/slot-3"
     assert values == {
@@ -70,23 +70,27 @@ def test_v1_slot_plan() -> None:
 
 
 def test_the_most_cpu_time_of_a_slot() -> None:
-    two = limits.slot_plan(layout_two(), "c", 3, LIMITS, cpu_millis=1500)
+    two = limits.slot_plan(layout_two(), "c", "slot-3", LIMITS, cpu_millis=1500)
     assert [(each.file.name, each.value, each.required) for each in two.settings][-1] == (
         "cpu.max",
         "150000 100000",
         True,
     )
-    assert limits.slot_plan(layout_two(), "c", 3, LIMITS).settings == two.settings[:-1]
+    assert limits.slot_plan(layout_two(), "c", "slot-3", LIMITS).settings == two.settings[:-1]
     one = limits.CgroupLayout(1, {"cpu": Path("/cg/cpu")})
-    quota = [(each.file, each.value) for each in limits.slot_plan(one, "c", 3, LIMITS, cpu_millis=500).settings][-2:]
+    quota = [(each.file, each.value) for each in limits.slot_plan(one, "c", "slot-3", LIMITS, cpu_millis=500).settings][
+        -2:
+    ]
     at = Path("/cg/cpu/agentenv/c/slot-3")
     assert quota == [(at / "cpu.cfs_period_us", "100000"), (at / "cpu.cfs_quota_us", "50000")]
     without = limits.CgroupLayout(1, {"pids": Path("/cg/pids")})
-    assert limits.slot_plan(without, "c", 3, LIMITS, cpu_millis=500) == limits.slot_plan(without, "c", 3, LIMITS)
+    assert limits.slot_plan(without, "c", "slot-3", LIMITS, cpu_millis=500) == limits.slot_plan(
+        without, "c", "slot-3", LIMITS
+    )
 
 
 def test_v2_slot_plan() -> None:
-    plan = limits.slot_plan(layout_two(), "c", 3, LIMITS)
+    plan = limits.slot_plan(layout_two(), "c", "slot-3", LIMITS)
     at = Path("/cg/agentenv/c/slot-3")
     assert plan.directories == (at,)
     assert {setting.file.name: setting.value for setting in plan.settings} == {
@@ -129,7 +133,7 @@ def test_delegate_moves_everybody_out_and_enables_from_the_top(tmp_path: Path) -
 
 def test_a_required_file_that_is_missing_is_an_error_and_an_optional_one_is_not(tmp_path: Path) -> None:
     layout = limits.CgroupLayout(2, {"memory": tmp_path, "pids": tmp_path})
-    plan = limits.slot_plan(layout, "c", 0, LIMITS)
+    plan = limits.slot_plan(layout, "c", "slot-0", LIMITS)
     plan.directories[0].parent.mkdir(parents=True)
     with pytest.raises(FileNotFoundError):
         cgroups.make(plan)
