@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
-from agentenv.wire.spec import Bind, ContainerSpec, Isolation, SlotLimits
+from agentenv.wire.spec import Bind, ContainerSpec, ImageFormat, Isolation, SlotLimits
 
 Driver = Literal["docker", "raw_exec", "apptainer"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
@@ -57,6 +57,7 @@ class ContainerFields(TypedDict, total=False):
     env: Mapping[str, str]
     output_bytes: int
     spare_shells: bool
+    image_format: ImageFormat
 
 
 class ContainerSettings(Settings):
@@ -76,6 +77,7 @@ class ContainerSettings(Settings):
     env: dict[str, str] = Field(default_factory=dict)
     output_bytes: Annotated[int, _bounds("output_bytes")] = ContainerSpec.output_bytes
     spare_shells: bool = ContainerSpec.spare_shells
+    image_format: ImageFormat = ContainerSpec.image_format
 
     @model_validator(mode="after")
     def _possible(self) -> ContainerSettings:

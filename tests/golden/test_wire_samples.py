@@ -164,6 +164,8 @@ MODELS: tuple[WireModel, ...] = (
         weaker=("w",),
         proofs=(server.Proof(name="uid", holds=True, required=True),),
         allow_network=False,
+        image_format="erofs",
+        image_weaker=("i",),
     ),
     server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), heard_s=1.25),
     watch.WatchList(boot="0011223344556677", generation=4, slots=(_REPORT,)),

@@ -48,7 +48,11 @@ class Hello:
     generation: int = 0
     """The highest that a former server has told with Fence."""
     refused: dict[str, str] = field(default_factory=dict)
-    """The fields of a RootSpec that no slot here can have, each with the reason."""
+    """The fields of a RootSpec that no slot here can have, or not with a value (``writable=memory``), each with the
+    reason."""
+    image_format: str = ""
+    image_weaker: list[str] = field(default_factory=list)
+    """See ServerInfo."""
 
 
 @dataclass(frozen=True)

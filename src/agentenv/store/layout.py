@@ -8,6 +8,8 @@
     names/HASH.json              which image a reference meant when it was last pulled
     blobs/sha256-DIGEST.json     which layer a compressed blob held, so that it is not downloaded again
     pulls/HASH.part/             a download in progress, or one that was interrupted
+    trees/                       unpacked layers, where the kernel cannot mount images as they are
+    probe.idx                    the index of an image without files: whether the kernel can is tried with it
     ranges/NUMBER                an empty file, whose lock is a range of user ids (sandbox/supervisor/id_ranges.py)
 
 A file is written as ``NAME.part`` and renamed, so a process that is killed leaves nothing but parts. Whoever writes a
@@ -30,6 +32,8 @@ from typing import BinaryIO, Final
 
 from agentenv.errors import AgentEnvError, InfraError
 from agentenv.locks import hold
+from agentenv.store.erofs import index_of
+from agentenv.store.tree import Tree
 
 PART: Final = ".part"
 RANGES: Final = 4096
@@ -76,9 +80,24 @@ class Layout:
         """Create what is missing. Raises OSError."""
         for path in (self.layers, self.images, self.names, self.blobs, self.pulls, self.ranges):
             path.mkdir(parents=True, exist_ok=True)
+        if not self.trees.exists():
+            self.trees.mkdir(exist_ok=True)
+            self.trees.chmod(0o1777)  # its writers have ids of their own
+        if not self.probe.exists():
+            replace(self.probe, index_of(Tree().root, []))
         if not (self.ranges / str(RANGES - 1)).exists():
             for number in range(RANGES):
                 (self.ranges / str(number)).touch(mode=0o444)
+
+    @property
+    def trees(self) -> Path:
+        """Unpacked layers, where images cannot be mounted as they are."""
+        return self.directory / "trees"
+
+    @property
+    def probe(self) -> Path:
+        """The index of an image without files, for trying whether this kernel mounts one."""
+        return self.directory / "probe.idx"
 
     def layer(self, diff_id: str) -> Path:
         """A layer's tar."""

@@ -92,10 +92,12 @@ def shm_bytes(given_bytes: int, memory_bytes: int) -> int:
 
 def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> ConfigError | None:
     """Why a container cannot hold such a root; None if it can. ``limits`` are those of its slots, ``refused`` the
-    fields of a root that it cannot hold at all, each with the reason."""
+    fields of a root that it cannot hold at all, or with a value (``writable=memory``), each with the reason."""
     for name, reason in refused.items():
-        if getattr(root, name) != _UNASKED.get(name):
-            return ConfigError(f"root.{name}", reason)
+        field_name, _, value = name.partition("=")
+        asked = getattr(root, field_name)
+        if asked == value if value else asked != _UNASKED.get(field_name):
+            return ConfigError(f"root.{field_name}", reason)
     for name in ("memory_bytes", "processes"):
         wanted, most = getattr(root, name), getattr(limits, name)
         if wanted > most:

@@ -43,6 +43,10 @@ class ServerInfo(WireModel):
     """Where isolation is weaker than promised, one sentence each; empty if nowhere."""
     proofs: tuple[Proof, ...] = ()
     allow_network: bool = False
+    image_format: str = ""
+    """How images are shown to slots (``erofs``, ``tree``, ``shifted``); empty: there are plain slots only."""
+    image_weaker: tuple[str, ...] = ()
+    """What is less for image slots than elsewhere, one sentence each; or why there are none."""
 
 
 class SlotsReply(WireModel):

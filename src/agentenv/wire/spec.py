@@ -21,6 +21,7 @@ MEMORY_HEADROOM_BYTES = 64 * MIB
 """Minimum memory left for a slot's processes when all its file systems are full."""
 
 Isolation = Literal["auto", "full", "user"]
+ImageFormat = Literal["auto", "erofs", "tree", "shifted"]
 ATTACHED = "attached"
 """In :attr:`ContainerSpec.closed_networks`: all networks the container itself is attached to."""
 
@@ -95,6 +96,9 @@ class ContainerSpec:
     """Cap on each of stdout and stderr returned per call (head + tail kept)."""
     spare_shells: bool = True
     """Each slot keeps a bash ready for its next command."""
+    image_format: ImageFormat = "auto"
+    """How images are shown to slots. ``auto``: as the machine can do it best. When one is named, and not possible,
+    slots of images are refused."""
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
@@ -102,6 +106,7 @@ class ContainerSpec:
                 least, most = bounds["least"], bounds["most"]
                 self._check(setting.name, least <= getattr(self, setting.name) <= most, f"{least} to {most}")
         self._check("isolation", self.isolation in get_args(Isolation), ", ".join(get_args(Isolation)))
+        self._check("image_format", self.image_format in get_args(ImageFormat), ", ".join(get_args(ImageFormat)))
         networks = all(map(_is_network, self.closed_networks))
         self._check("closed_networks", networks, "IPv4 networks as 10.0.0.0/8, or attached")
 

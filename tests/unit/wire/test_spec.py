@@ -20,6 +20,7 @@ GIVEN = {
     "limits": SlotLimits(processes=7),
     "binds": (Bind("/a", "/b"),),
     "env": {"A": "b"},
+    "image_format": "tree",
 }
 
 

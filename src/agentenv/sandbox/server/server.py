@@ -122,6 +122,8 @@ class Server:
             weaker=tuple(hello.weaker),
             proofs=tuple(Proof.model_validate(proof) for proof in hello.proofs),
             allow_network=spec["allow_network"],
+            image_format=hello.image_format,
+            image_weaker=tuple(hello.image_weaker),
         )
         return SandboxApp(container, self.poller, info, hello.token, watch, watchers), container
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.locks import hold
-from agentenv.sandbox.supervisor.user_namespace import RANGES, IdRange
+from agentenv.sandbox.supervisor.user_namespace import TREES, IdRange
 
 
 class ClaimedRange:
@@ -36,12 +36,12 @@ class IdRanges:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         # Containers begin to look at different places: else each would ask for all ranges of the others.
-        self._next = secrets.randbelow(RANGES)
+        self._next = secrets.randbelow(TREES)
 
     def claim(self) -> ClaimedRange:
         """A range of its own. Raises SandboxUnavailableError when none is left on this node, or the store has none."""
-        for _ in range(RANGES):
-            number, self._next = self._next, (self._next + 1) % RANGES
+        for _ in range(TREES):
+            number, self._next = self._next, (self._next + 1) % TREES
             try:
                 lock = hold(self._directory / str(number), wait=False)
             except BlockingIOError:
@@ -53,5 +53,5 @@ class IdRanges:
                 ) from None
             return ClaimedRange(IdRange(number), lock)
         raise SandboxUnavailableError(
-            f"all {RANGES} ranges of ids of this node are in use", next_step="end slots of images, or use more nodes"
+            f"all {TREES} ranges of ids of this node are in use", next_step="end slots of images, or use more nodes"
         )

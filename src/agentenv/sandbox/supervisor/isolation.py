@@ -212,22 +212,25 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -
     return found
 
 
-def refused_roots(spec: SandboxSpec, identity: Identity, controllers: Iterable[str], disk: str) -> dict[str, str]:
-    """The fields of a RootSpec that no slot of the container can have, each with the reason. ``disk``: why slots cannot
-    write to the container's disk; empty if they can."""
+def refused_roots(spec: SandboxSpec, controllers: Iterable[str], images: str, memory: str, disk: str) -> dict[str, str]:
+    """The fields of a RootSpec that no slot of the container can have, or not with a value, each with the reason.
+    ``images``: why slots cannot have images at all; ``memory``, ``disk``: why what they write cannot lie there. Empty
+    if they can."""
     have = frozenset(controllers)
     refused: dict[str, str] = {}
     if not spec.store_dir:
         refused["image"] = "this container has plain slots only: it was started without an image store"
-    elif identity.mode == USER:
-        refused["image"] = "only a container that root has started can give an image's users ids of their own"
+    elif images:
+        refused["image"] = images
     elif lacking := sorted({"memory", "pids"} - have):
         # A limit for each process, or for each uid, is none for a slot of 65,536 uids.
         refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"
     if "cpu" not in have:
         refused["cpu_millis"] = "CPU time cannot be limited here: there is no cgroup of the cpu controller"
+    if memory:
+        refused["writable=memory"] = f"{memory} Ask for it: storage on disk (writable = disk)."
     if disk:
-        refused["writable"] = disk
+        refused["writable=disk"] = disk
     return refused
 
 

@@ -54,6 +54,7 @@ from agentenv.sandbox.supervisor import (
     child,
     disk_layers,
     events,
+    image_probes,
     isolation,
     mounts,
     rootfs,
@@ -63,6 +64,7 @@ from agentenv.sandbox.supervisor import (
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges
+from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport, decide, without_probes
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.layer_export import LayerExport
@@ -120,9 +122,18 @@ class Launch:
 class Supervisor:
     """The life of one container. Its ``ready``, ``failed`` and ``lost`` are called by the slots."""
 
-    def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        pid: int,
+        reaper: Reaper,
+        watch: LoopWatch,
+        stop: asyncio.Event,
+        support: ImageSupport = NO_STORE,
+    ) -> None:
         """``stop`` is set when the container is to end although nobody asked it to."""
         self._launch = launch
+        self._support = support
         self._stop = stop
         self._pid = pid
         self._watch = watch
@@ -262,6 +273,8 @@ class Supervisor:
                 isolation.SHELL_PATH if launch.shell else "",
                 self._generation,
                 self._refused_roots(),
+                self._support.format or "",
+                [*self._support.weaker, *filter(None, [self._support.refused])],
             )
         )
         self._greeted = True
@@ -278,7 +291,8 @@ class Supervisor:
         disk = disk_layers.refusal(
             Path("/proc/self/mountinfo").read_text(), str(launch.directory), launch.spec.isolation
         )
-        return isolation.refused_roots(launch.spec, launch.identity, controllers, disk)
+        support = self._support
+        return isolation.refused_roots(launch.spec, controllers, support.refused, support.no_memory, disk)
 
     async def _until_serving(self) -> None:
         self._greet()
@@ -436,6 +450,27 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     return setup, place
 
 
+def _refused_unprobed(identity: Identity) -> str:
+    return without_probes(identity, Path("/proc/self/uid_map").read_text(), Path("/proc/version").read_text())
+
+
+async def _support(launch: Launch, reaper: Reaper) -> ImageSupport:
+    """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
+    spec = launch.spec
+    if not spec.store_dir:
+        return NO_STORE
+    if refused := _refused_unprobed(launch.identity):
+        support = ImageSupport(None, refused=refused)
+    else:
+        found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
+        support = decide(found, spec.image_format)
+        if support.format not in (None, "erofs"):
+            support = ImageSupport(None, refused=f"images of the format {support.format} are not made yet")
+    said = [*support.weaker, *filter(None, [support.refused])]
+    log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
+    return support
+
+
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Standard input at EOF: the process that started us is gone, or closed it on purpose."""
 
@@ -466,7 +501,8 @@ async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
 
 async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> int:
     try:
-        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch, stop).run())
+        support = await _support(launch, reaper)
+        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch, stop, support).run())
     except OSError as error:
         return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
     except AgentEnvError as error:

@@ -20,6 +20,8 @@ FIRST_ID: Final = 0x7000_0000
 """Ids from here to 0x7FFFFFFF are for slots: above those of users, of systemd's containers (which end at 0x6FFF0000,
 https://systemd.io/UIDS-GIDS) and of newuidmap's common ranges, and below 2^31, which some programs take as negative."""
 RANGES: Final = (0x8000_0000 - FIRST_ID) // IDS
+TREES: Final = RANGES - 1
+"""The number of the range under which unpacked images lie in a store, which no slot gets unless all share it."""
 _SOCKET_FD: Final = 3
 _DEADLINE_S: Final = 10.0
 

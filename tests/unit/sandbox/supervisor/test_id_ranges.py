@@ -17,7 +17,7 @@ from agentenv.store.layout import RANGES as FILES
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of a node that has four ranges."""
-    monkeypatch.setattr(id_ranges, "RANGES", 4)
+    monkeypatch.setattr(id_ranges, "TREES", 4)
     for number in range(4):
         (tmp_path / str(number)).touch(mode=0o444)
     return tmp_path

@@ -306,13 +306,13 @@ def test_a_kernel_without_openat2_is_not_served_on(status: int, holds: bool, say
 def test_what_of_a_root_a_container_refuses() -> None:
     plain = SandboxSpec(container="c", token_file="/t", data_dir="/d")
     with_store = dataclasses.replace(plain, store_dir="/s")
-    root, user = ROOT, ORDINARY
     every = ("cpu", "memory", "pids")
 
-    assert isolation.refused_roots(with_store, root, every, "") == {}
-    assert isolation.refused_roots(with_store, root, every, "no disk") == {"writable": "no disk"}
-    assert "plain slots only" in isolation.refused_roots(plain, root, every, "")["image"]
-    assert "only a container that root has started" in isolation.refused_roots(with_store, user, every, "")["image"]
-    refused = isolation.refused_roots(with_store, root, (), "")
+    assert isolation.refused_roots(with_store, every, "", "", "") == {}
+    assert isolation.refused_roots(with_store, every, "", "", "no disk") == {"writable=disk": "no disk"}
+    assert "writable = disk" in isolation.refused_roots(with_store, every, "", "Disk only.", "")["writable=memory"]
+    assert "plain slots only" in isolation.refused_roots(plain, every, "", "", "")["image"]
+    assert isolation.refused_roots(with_store, every, "an old kernel", "", "") == {"image": "an old kernel"}
+    refused = isolation.refused_roots(with_store, (), "", "", "")
     assert "a slot's memory and pids cannot be limited here" in refused["image"]
     assert "CPU time cannot be limited here" in refused["cpu_millis"]

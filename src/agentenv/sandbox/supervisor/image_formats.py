@@ -1,0 +1,117 @@
+"""How a container shows images to its slots: decided once, at its start, from what this kernel and the store can.
+
+| format | an image is | needs |
+|---|---|---|
+| ``erofs`` | its index and its layers' tars, mounted as they are | Linux 6.12 |
+| ``tree`` | its layers, unpacked once for the node, shown to each slot under its own ids | overlays of those (5.19) |
+| ``shifted`` | the same, under one range of ids that all slots of the node share | overlays in user namespaces (5.11) |
+
+Pure: :mod:`~agentenv.sandbox.supervisor.image_probes` tries what these need, because distributions change kernels and
+versions prove little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from agentenv.sandbox.supervisor.isolation import USER, Identity
+from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, RANGES
+from agentenv.wire.roots import Writable
+from agentenv.wire.spec import ImageFormat
+
+Format = Literal["erofs", "tree", "shifted"]
+
+_ORDER: Final[tuple[Format, ...]] = ("erofs", "tree", "shifted")
+_NEEDS: Final[Mapping[Format, str]] = {
+    "erofs": "Linux 6.12 or newer, and the store on a disk's file system",
+    "tree": "Linux 5.19 or newer, and the store on ext4, xfs or btrfs",
+    "shifted": "Linux 5.11 or newer",
+}
+_GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+"""What gVisor's ``/proc/version`` says on every machine (pkg/sentry/syscalls/linux: ``LinuxVersion``)."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What was tried, each as the reason why it does not work; empty: it does."""
+
+    basics: str = ""
+    """Ids of their own for slots, and an overlay that the root of a user namespace puts together."""
+    formats: Mapping[Format, str] = field(default_factory=dict)
+    """Layers in each format, below such an overlay."""
+    memory: str = ""
+    """A writable layer in memory, with the attributes in which overlayfs keeps what was deleted and replaced."""
+
+
+@dataclass(frozen=True)
+class ImageSupport:
+    """What the slots of a container get."""
+
+    format: Format | None
+    """None: plain slots only, because of ``refused``."""
+    writable: tuple[Writable, ...] = ()
+    """Where what a slot writes may lie."""
+    weaker: tuple[str, ...] = ()
+    """What is less than with ``erofs`` and a layer in memory, one sentence each."""
+    refused: str = ""
+
+    @property
+    def no_memory(self) -> str:
+        """Why no writable layer may lie in memory; empty if it may."""
+        return "" if self.format is None or "memory" in self.writable else self.weaker[-1]
+
+
+NO_STORE: Final = ImageSupport(None)
+"""Of a container that has not been given a store; it says so itself."""
+
+
+def without_probes(identity: Identity, uid_map: str, version: str) -> str:
+    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``uid_map``
+    and ``version`` are the texts of /proc/self/uid_map and /proc/version."""
+    if _GVISOR in version:
+        return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
+    if identity.mode == USER:
+        return (
+            "only a container that root has started can give an image's users ids of their own: start it as root "
+            "(isolation = full)"
+        )
+    mapped = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
+    end = FIRST_ID + IDS * RANGES
+    if not any(first <= FIRST_ID and end <= first + count for first, count in mapped):
+        return (
+            f"the container's engine maps its ids (userns-remap), and slots of images need those from {FIRST_ID:#x} to "
+            f"{end - 1:#x}: start it with --userns=host"
+        )
+    return ""
+
+
+def decide(found: Probes, wanted: ImageFormat = "auto") -> ImageSupport:
+    """The format that asks least of disk and weakens least, among those that work; only ``wanted``, if one is named."""
+    if found.basics:
+        return ImageSupport(None, refused=found.basics)
+    order = _ORDER if wanted == "auto" else (wanted,)
+    works = next((one for one in order if not found.formats.get(one, "it was not tried")), None)
+    if works is None:
+        reasons = "; ".join(
+            f"{one} (needs {_NEEDS[one]}): {found.formats.get(one, 'it was not tried')}" for one in order
+        )
+        named = "" if wanted == "auto" else f"image_format = {wanted}, but "
+        return ImageSupport(None, refused=f"{named}images cannot be shown here: {reasons}")
+    because = "image_format asks for it" if wanted != "auto" else found.formats.get("erofs", "")
+    weaker = []
+    if works != "erofs":
+        weaker.append(
+            f"Images are unpacked on the node's disk ({because}): the first slot of an image waits for that, and each "
+            "file takes an inode."
+        )
+    if works == "shifted":
+        mapped = found.formats.get("tree", "") if wanted == "auto" else because
+        weaker.append(
+            f"All image slots of the node have the same user ids outside ({mapped}): namespaces alone keep them apart, "
+            "and they share the quotas of those users."
+        )
+    if found.memory:
+        weaker.append(f"What an image slot writes lies on the disk only ({found.memory}).")
+    return ImageSupport(works, ("disk",) if found.memory else ("memory", "disk"), tuple(weaker))

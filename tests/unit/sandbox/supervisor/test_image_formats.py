@@ -1,0 +1,108 @@
+"""Which format images have on which machine: a row of the table in docs/images.md each."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.sandbox.supervisor.image_formats import Format, Probes, decide, without_probes
+from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.wire.roots import RootSpec, unfit
+from agentenv.wire.spec import ImageFormat, SlotLimits
+
+ROOT, ORDINARY = Identity("full", 0, 0), Identity("user", 1000, 1000)
+ALL_IDS = "         0          0 4294967295\n"
+LINUX = "Linux version 6.12.0 (debian) #1 SMP PREEMPT_DYNAMIC Debian"
+NO_EROFS = "create erofs: Block device required"
+NO_MAPPED = "mount overlay on root: Invalid argument"
+NO_ATTRIBUTES = "Operation not supported"
+NO_TREES = "unpacked images need a store that is mounted writable here"
+
+
+def probes(erofs: str = "", tree: str = "", shifted: str = "", memory: str = "") -> Probes:
+    return Probes(formats={"erofs": erofs, "tree": tree, "shifted": shifted}, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "chosen", "writable", "said"),
+    [
+        ("6.12 and newer", probes(), "erofs", ("memory", "disk"), []),
+        ("6.6 to 6.11", probes(NO_EROFS), "tree", ("memory", "disk"), ["unpacked"]),
+        ("no store on a disk", probes("create erofs: Invalid argument"), "tree", ("memory", "disk"), ["unpacked"]),
+        ("5.19 to 6.5", probes(NO_EROFS, memory=NO_ATTRIBUTES), "tree", ("disk",), ["unpacked", "on the disk only"]),
+        (
+            "5.11 to 5.18",
+            probes(NO_EROFS, NO_MAPPED, memory=NO_ATTRIBUTES),
+            "shifted",
+            ("disk",),
+            ["unpacked", "same user ids", "on the disk only"],
+        ),
+    ],
+)
+def test_a_host_that_can(host: str, found: Probes, chosen: Format, writable: tuple[str, ...], said: list[str]) -> None:
+    support = decide(found)
+    assert (support.format, support.writable, support.refused) == (chosen, writable, ""), host
+    assert len(support.weaker) == len(said)
+    assert all(word in sentence for word, sentence in zip(said, support.weaker, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "said"),
+    [
+        ("before 5.11", Probes(basics="mount overlay on root: Operation not permitted"), "not permitted"),
+        ("a store that is read-only, before 6.12", probes(NO_EROFS, NO_TREES, NO_TREES), "mounted writable here"),
+    ],
+)
+def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> None:
+    support = decide(found)
+    assert support.format is None, host
+    assert said in support.refused
+    assert support.writable == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "identity", "uid_map", "version", "said"),
+    [
+        ("an ordinary user", ORDINARY, "1000 1000 1\n", LINUX, "start it as root"),
+        ("userns-remap", ROOT, "0 100000 65536\n", LINUX, "--userns=host"),
+        (
+            "gVisor",
+            ROOT,
+            ALL_IDS,
+            "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n",
+            "gVisor's kernel",
+        ),
+    ],
+)
+def test_a_host_that_need_not_be_tried_says_why(
+    host: str, identity: Identity, uid_map: str, version: str, said: str
+) -> None:
+    assert said in without_probes(identity, uid_map, version), host
+
+
+def test_root_with_all_ids_has_to_be_tried() -> None:
+    assert without_probes(ROOT, ALL_IDS, LINUX) == ""
+    assert without_probes(ROOT, "0 0 1000\n1000 1000 4294966295\n", LINUX) == ""
+
+
+@pytest.mark.parametrize("wanted", ["erofs", "tree", "shifted"])
+def test_a_format_that_is_named_is_taken_or_refused(wanted: ImageFormat) -> None:
+    assert decide(probes(), wanted).format == wanted
+    lacking = decide(probes(NO_EROFS, NO_MAPPED, NO_TREES), wanted)
+    assert lacking.format is None
+    assert lacking.refused.startswith(f"image_format = {wanted}, but")
+
+
+def test_a_layer_in_memory_is_refused_where_only_the_disk_has_room_for_attributes() -> None:
+    support = decide(probes(NO_EROFS, memory=NO_ATTRIBUTES))
+    assert "on the disk only" in support.no_memory
+    assert decide(probes()).no_memory == ""
+    refused = {"writable=memory": support.no_memory}
+    image = f"sha256:{'0' * 64}"
+    error = unfit(RootSpec(image), SlotLimits(), refused)
+    assert error is not None
+    assert "on the disk only" in error.message
+    assert unfit(RootSpec(image, writable="disk"), SlotLimits(), refused) is None
+
+
+def test_what_was_not_tried_does_not_work() -> None:
+    assert decide(Probes()).format is None
