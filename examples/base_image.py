@@ -17,6 +17,7 @@ from agentenv.locks import locked
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
+from examples.scripted import busy
 
 NAME: Final = "debian:bookworm-slim"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -40,12 +41,14 @@ def main() -> int:
         prog="python -m examples.base_image", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", nargs="?", default=NAME)
+    name = parser.parse_args().name
     try:
-        image = make_base(Store.open(store_directory()), parser.parse_args().name)
+        with busy(f"making {name} of Debian's packages with mmdebstrap: about a minute"):
+            image = make_base(Store.open(store_directory()), name)
     except AgentEnvError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    print(image.digest)
+    print(f"{name} is {image.digest} in this machine's image store")
     return 0
 
 

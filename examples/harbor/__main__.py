@@ -10,20 +10,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from examples.scripted import EXPECTED, Scores, play, report
+from agentenv.agent.transcript import GroupRecord
+from examples.scripted import EXPECTED, Table, play, report
 
 
-async def check(directory: Path, names: list[str], **fields: object) -> Scores:
-    """Play every task once with each of these agents. Raises: ConfigError and what the environment's setup raises."""
+async def check(directory: Path, table: Table, **fields: object) -> list[GroupRecord]:
+    """Play every task once with each of the table's agents. Raises: ConfigError and what the environment's setup
+    raises."""
     from examples.harbor import players
     from examples.harbor.env import HarborEnv
 
     return await play(
         directory,
         HarborEnv,
-        {"group_size": len(names), "tool_timeout_s": 3000.0, **fields},
+        {"group_size": len(table.names), "tool_timeout_s": 3000.0, **fields},
         lambda env: env.tasks,
-        lambda task: [getattr(players, name)(task) for name in names],
+        lambda task: [getattr(players, name)(task) for name in table.names],
+        table,
     )
 
 
@@ -39,7 +42,7 @@ def main() -> int:
         "allow_network": given.network,
         "verification": "sealed" if given.sealed else "live",
     }
-    return report(names, lambda directory: check(directory, names, **fields), given.out)
+    return report(names, lambda directory, table: check(directory, table, **fields), given.out)
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,41 +8,44 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agentenv.agent.transcript import GroupRecord
 from examples import scripted
-from examples.scripted import EXPECTED, Scores, report
+from examples.scripted import EXPECTED, Table, report
+
+if TYPE_CHECKING:
+    from agentenv import AgentEnv
 
 
-async def play(directory: Path, names: list[str], **fields: Any) -> Scores:
-    """Play every record once with each of these players; returns the scores by record, None without a score.
-
-    Raises: ConfigError and what SweEnv.setup raises.
-    """
-    from examples.swe import players
+async def play(directory: Path, table: Table, **fields: Any) -> list[GroupRecord]:
+    """Play every record once with each of the table's players. Raises: ConfigError and what SweEnv.setup raises."""
     from examples.swe.env import SweEnv
 
-    return await scripted.play(
-        directory,
-        SweEnv,
-        {"group_size": len(names), **fields},
-        lambda env: env.records,
-        lambda record: [getattr(players, name)(record) for name in names],
-    )
+    return await _played(SweEnv, directory, table, fields)
 
 
-async def play_on_images(directory: Path, names: list[str], **fields: Any) -> Scores:
+async def play_on_images(directory: Path, table: Table, **fields: Any) -> list[GroupRecord]:
     """As :func:`play`, with records that have images. Raises: ConfigError and what SweImageEnv.setup raises."""
-    from examples.swe import players
     from examples.swe.image_env import SweImageEnv
 
+    return await _played(SweImageEnv, directory, table, {"tool_timeout_s": 300.0, **fields})
+
+
+async def _played(
+    kind: type[AgentEnv[Any]], directory: Path, table: Table, fields: Mapping[str, Any]
+) -> list[GroupRecord]:
+    from examples.swe import players
+
     return await scripted.play(
         directory,
-        SweImageEnv,
-        {"group_size": len(names), "tool_timeout_s": 300.0, **fields},
+        kind,
+        {"group_size": len(table.names), **fields},
         lambda env: env.records,
-        lambda record: [getattr(players, name)(record) for name in names],
+        lambda record: [getattr(players, name)(record) for name in table.names],
+        table,
     )
 
 
@@ -53,7 +56,7 @@ def main() -> int:
     if given.images:
         chosen = {name: getattr(given, name) for name in ("only_repos", "only_instances", "max_records", "image")}
         fields = {"dataset_name": given.dataset, "dataset_split": given.split, "slot_memory_mib": 3072, **chosen}
-        return report(names, lambda directory: play_on_images(directory, names, **fields), given.out)
+        return report(names, lambda directory, table: play_on_images(directory, table, **fields), given.out)
     fields = {
         "dataset_name": given.dataset,
         "dataset_split": given.split,
@@ -68,7 +71,7 @@ def main() -> int:
         "tool_pool_mode": "fake" if given.fake else "local",
         "isolation": given.isolation,
     }
-    return report(names, lambda directory: play(directory, names, **fields), given.out)
+    return report(names, lambda directory, table: play(directory, table, **fields), given.out)
 
 
 def _arguments() -> argparse.Namespace:

@@ -26,8 +26,10 @@ from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.sdk.image_builds import BuildLimits, build_image
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
+from agentenv.store.dockerfile.build import Listeners
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.spec import SlotLimits
+from examples.scripted import busy
 from examples.swe.fresh_root import LOG
 from examples.swe.outcomes import outcomes
 from examples.swe.records import DEFAULT_WORKDIR, TestLog
@@ -128,7 +130,10 @@ async def _image(package: Package, patch: str, store: Store, out: Path, base: st
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "Dockerfile").write_text(dockerfile(package, patch, base))
     (directory / "prepare.sh").write_text(PREPARE)
-    built = await build_image(directory, store, limits=BuildLimits(network=NetworkPolicy("public")))
+    with busy(f"{package.source} {patch}: its image") as say:
+        listeners = Listeners(on_step=lambda step: say(f"{package.source} {patch}: its image: {step.place.text}"))
+        limits = BuildLimits(network=NetworkPolicy("public"))
+        built = await build_image(directory, store, limits=limits, listeners=listeners)
     return f"dockerfile:{directory.absolute()}", built.image
 
 
@@ -149,20 +154,26 @@ async def _patches(farm: AsyncFarm, package: Package, store: Store, out: Path, b
 async def _record(farm: AsyncFarm, package: Package, patch: str, store: Store, out: Path, base: str) -> dict[str, Any]:
     """Raises TaskError when no test tells the patch apart."""
     reference, _ = await _image(package, patch, store, out, base)
-    async with farm.sandbox(ImageRoot(reference, memory_mib=3072, workdir=DEFAULT_WORKDIR)) as box:
-        base_commit = (await _said(box, "git rev-parse HEAD")).strip()
-        text = await _said(box, f"cat '/usr/share/debian-of-testbed/patches/{patch}'")
-        await _said(box, f"patch -p1 --quiet --no-backup-if-mismatch < '/usr/share/debian-of-testbed/patches/{patch}'")
-        names = (await _said(box, "git add --all && git diff --cached --name-only HEAD")).split()
-        tests = [name for name in names if controls_tests(name)]
-        rest = [name for name in names if not controls_tests(name)]
-        gold, test_patch = [
-            await _said(box, f"git diff --cached --no-renames HEAD -- {' '.join(part)}") for part in (rest, tests)
-        ]
-        command = command_of(package, tests)
-        after = await _outcomes(box, package, command)
-        await _said(box, f"git reset -q --hard HEAD && git apply <<'END_OF_PATCH'\n{test_patch}\nEND_OF_PATCH")
-        before = await _outcomes(box, package, command)
+    root = ImageRoot(reference, memory_mib=3072, workdir=DEFAULT_WORKDIR)
+    with busy(f"{package.source} {patch}: its tests, with the patch and without"):
+        async with farm.sandbox(root) as box:
+            return await _told_apart(box, package, patch, reference)
+
+
+async def _told_apart(box: AsyncSandbox, package: Package, patch: str, reference: str) -> dict[str, Any]:
+    base_commit = (await _said(box, "git rev-parse HEAD")).strip()
+    text = await _said(box, f"cat '/usr/share/debian-of-testbed/patches/{patch}'")
+    await _said(box, f"patch -p1 --quiet --no-backup-if-mismatch < '/usr/share/debian-of-testbed/patches/{patch}'")
+    names = (await _said(box, "git add --all && git diff --cached --name-only HEAD")).split()
+    tests = [name for name in names if controls_tests(name)]
+    rest = [name for name in names if not controls_tests(name)]
+    gold, test_patch = [
+        await _said(box, f"git diff --cached --no-renames HEAD -- {' '.join(part)}") for part in (rest, tests)
+    ]
+    command = command_of(package, tests)
+    after = await _outcomes(box, package, command)
+    await _said(box, f"git reset -q --hard HEAD && git apply <<'END_OF_PATCH'\n{test_patch}\nEND_OF_PATCH")
+    before = await _outcomes(box, package, command)
     fail_to_pass = sorted(name for name, good in after.items() if good and not before.get(name, False))
     if not gold or not fail_to_pass:
         raise TaskError("no test fails before and passes after")
@@ -223,12 +234,14 @@ def _instance(package: Package, patch: str) -> str:
     return f"{package.repo.replace('/', '__')}-{''.join(c if c.isalnum() or c in '_.+-' else '-' for c in name)}"
 
 
-async def _main(given: argparse.Namespace) -> None:
+async def _main(given: argparse.Namespace) -> int:
+    """The number of records."""
     chosen = [PACKAGES[name] for name in given.package or PACKAGES]
     found = [await records_of(package, given.patch, given.out, given.base, given.most) for package in chosen]
-    (given.out / "records.jsonl").write_text(
-        "".join(json.dumps(record) + "\n" for records in found for record in records)
-    )
+    lines = [json.dumps(record) + "\n" for records in found for record in records]
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "records.jsonl").write_text("".join(lines))
+    return len(lines)
 
 
 def main() -> int:
@@ -241,12 +254,14 @@ def main() -> int:
     parser.add_argument("--patch", action="append", default=[], help="only this patch of one package; repeatable")
     parser.add_argument("--most", type=int, default=1000, help="at most so many records of a package")
     parser.add_argument("--base", default="debian:bookworm-slim", help="image to begin with")
+    given = parser.parse_args()
     try:
-        asyncio.run(_main(parser.parse_args()))
+        count = asyncio.run(_main(given))
     except AgentEnvError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return 0
+    print(f"{count} records in {given.out / 'records.jsonl'}")
+    return 0 if count else 1
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from examples.harbor import __main__ as command
 from examples.harbor.env import HarborConfig, HarborEnv
 from examples.scripted import play
 from tests.debian_images import base_in_cache
+from tests.integration.results import rows
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import settings
 
@@ -58,7 +59,10 @@ def test_the_oracle_scores_1_and_the_empty_agent_0(
     assert "    .venv/bin/python -m examples.harbor examples/harbor/tasks --network\n" in README.read_text()
     assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
-    assert capsys.readouterr().out.splitlines() == [f"ok  {task}: oracle 1.0, empty 0.0" for task in tasks]
+    assert rows(capsys.readouterr().out) == [
+        *(f"ok {task} 1 0 S" for task in tasks),
+        f"{len(tasks)} of {len(tasks)} ok",
+    ]
     for group in read_records(tmp_path / "rollouts.jsonl"):
         for member in group.trajectories:
             assert (member.fault, member.verification["exit code"]) == ("none", 0)
@@ -72,7 +76,7 @@ def test_one_agent_alone_and_a_task_that_is_not_solved_by_it(
     shutil.copytree(TASKS / "count-requests", tasks / "count-requests")
     (tasks / "count-requests/solution/solve.sh").write_text("echo '200 1 1' > /app/report.txt\n")
     assert run(monkeypatch, tasks, "--agent", "oracle") == 1
-    assert capsys.readouterr().out == "BAD count-requests: oracle 0.0\n"
+    assert rows(capsys.readouterr().out)[0].startswith("BAD count-requests 0 S oracle: ")
 
 
 @pytest.mark.parametrize(("sealed", "score"), [(False, 1.0), (True, 0.0)])
@@ -83,7 +87,7 @@ def test_processes_are_alive_for_the_verifier_unless_the_slot_is_sealed(
     task = TASKS / "keep-a-heartbeat"
     how = ["--sealed"] if sealed else []
     assert run(monkeypatch, task, "--agent", "oracle", *how) == int(score != 1)
-    assert capsys.readouterr().out.endswith(f"keep-a-heartbeat: oracle {score}\n")
+    assert f"keep-a-heartbeat {score:g} S" in rows(capsys.readouterr().out)[0]
 
 
 async def played(tmp_path: Path, commands: Sequence[str], **fields: Any) -> list[Any]:

@@ -15,9 +15,11 @@ from agentenv.agent.transcript import Transcript
 from agentenv.errors import ConfigError, TaskError
 from agentenv.report import read_records
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy
+from examples.scripted import Table
 from examples.swe import __main__ as command
 from examples.swe.__main__ import play
 from examples.swe.env import SweConfig, SweEnv
+from tests.integration.results import rows
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import server_of, settings
 from tests.unit.examples.swe_repos import dataset, smith
@@ -80,8 +82,9 @@ async def played(tmp_path: Path, players: Sequence[str], item: str = SLUGS, **ch
 async def test_the_gold_patch_scores_1_and_nothing_scores_0(tmp_path: Path, mode: str) -> None:
     file, repositories, _ = dataset(tmp_path)
     fields = {"dataset_name": str(file), "repositories": str(repositories), "clone_url": "", "tool_pool_mode": mode}
-    scores = await play(tmp_path, ["oracle", "empty"], **fields)
-    assert scores == {SLUGS: [1.0, 0.0], SPANS: [1.0, 0.0], TALLY: [1.0, 0.0]}
+    table = Table(["oracle", "empty"])
+    await play(tmp_path, table, **fields)
+    assert [(one.record, one.scores) for one in table.results] == [(name, (1.0, 0.0)) for name in (SLUGS, SPANS, TALLY)]
     for group in read_records(tmp_path / "rollouts.jsonl"):
         solved, idle = (member.verification for member in group.trajectories)
         assert (solved["resolved"], idle["resolved"]) == (True, False)
@@ -97,7 +100,8 @@ async def test_records_whose_tests_are_in_the_repository(tmp_path: Path, what: s
     file.write_text(json.dumps(row) + "\n")
     fields = {"dataset_name": str(file), "repositories": str(tmp_path / "repositories"), "clone_url": ""}
     fields |= {"patch_is": "bug" if what.startswith("a bug") else "fix", "tool_pool_mode": "local"}
-    assert await play(tmp_path, ["oracle", "empty"], **fields) == {"acme__smith-1": [1.0, 0.0]}
+    (group,) = await play(tmp_path, Table(["oracle", "empty"]), **fields)
+    assert [member.score for member in group.trajectories] == [1.0, 0.0]
     (tmp_path / "rollouts.jsonl").unlink()
     forged = "printf 'def test_space(): pass\\ndef test_lower(): pass\\n' | tee checks.py > tests/test_more.py"
     found = await played(tmp_path, [forged], "acme__smith-1", made=(file, tmp_path / "repositories"), **fields)
@@ -242,19 +246,20 @@ LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 def test_the_command_says_which_records_are_not_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, repositories, rows = dataset(tmp_path)
-    rows[2]["PASS_TO_PASS"].append("test/test_it.py::TallyTest::test_never_there")
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file, repositories, made = dataset(tmp_path)
+    made[2]["PASS_TO_PASS"].append("test/test_it.py::TallyTest::test_never_there")
+    file.write_text("".join(json.dumps(row) + "\n" for row in made))
     given = ["swe", str(file), "--repositories", str(repositories), "--fake", "--only-instances", f"{SLUGS},{TALLY}"]
     monkeypatch.setattr(sys, "argv", given)
     assert command.main() == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"ok  {SLUGS}: oracle 1.0, empty 0.0",
-        f"BAD {TALLY}: oracle 0.0, empty 0.0",
+    assert rows(capsys.readouterr().out) == [
+        f"ok {SLUGS} 1 0 S",
+        f"BAD {TALLY} 0 0 S oracle: newly broken: test/test_it.py::TallyTest::test_never_there",
+        "1 of 2 ok",
     ]
     monkeypatch.setattr(sys, "argv", [*given[:-1], SLUGS, "--oracle"])
     assert command.main() == 0
-    assert capsys.readouterr().out == f"ok  {SLUGS}: oracle 1.0\n"
+    assert rows(capsys.readouterr().out) == [f"ok {SLUGS} 1 S", "1 of 1 ok"]
     monkeypatch.setattr(sys, "argv", [*given[:-1], "nobody"])
     assert command.main() == 2
     assert "only_instances" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from examples.swe import __main__ as command
 from examples.swe import debian
 from examples.swe.image_env import SweImageEnv
 from tests.debian_images import base_in_cache
+from tests.integration.results import rows
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
@@ -88,7 +89,7 @@ def test_the_gold_patch_scores_1_and_nothing_scores_0(
         assert f"    .venv/bin/python -m {line}\n" in readme
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(records)])
     assert command.main() == 0
-    assert capsys.readouterr().out == f"ok  {RECORD}: oracle 1.0, empty 0.0\n"
+    assert rows(capsys.readouterr().out) == [f"ok {RECORD} 1 0 S", "1 of 1 ok"]
 
 
 async def test_a_solution_counts_whatever_the_machine_looks_like_and_nothing_else_does(
