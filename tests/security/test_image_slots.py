@@ -401,6 +401,18 @@ async def test_without_bash_the_containers_own_runs_calls_sessions_and_scripts(s
     assert await sh(one, "until [ -s /work/told ]; do sleep 0.05; done; cat /work/told") == "from a process\n"
 
 
+async def test_without_tmux_the_containers_own_draws_the_screen(slots: ImageSlots) -> None:
+    """It needs neither libraries nor a locale of the image, and what it needs itself its programs do not get."""
+    bare = slots.images.make(programs("sleep", python=False), files(member("work", type=tarfile.DIRTYPE, mode=0o777)))
+    one = await slots.open(bare)
+    asked = {"action": "start", "command": "echo ünder ${TMUX%%,*} ${LOCPATH-nothing}; sleep 600"}
+    assert (await one.call("tmux", asked, timeout_s=60)).fault == "none"
+    waited = await one.call("tmux", {"action": "wait", "until": "text", "text": "nothing"}, timeout_s=60)
+    assert waited.stdout == "ünder /tmp/tmux.agentenv nothing\n"
+    ended = await one.call("tmux", {"action": "stop"}, timeout_s=60)
+    assert ended.fault == "none", ended
+
+
 PING: Final = """
 import os, socket, struct
 def checksum(data):

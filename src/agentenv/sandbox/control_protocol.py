@@ -65,6 +65,8 @@ class SlotView:
     workdir: str
     shell: str
     """A bash to run scripts with; empty: the image's own."""
+    tmux: str
+    """Directory of a tmux to use (:attr:`SlotPaths.tmux`); empty: the image's own, if it has one."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Final
 
 WORKSPACE: Final = "/workspace"
 """Name of a slot's workspace in all interfaces, wherever it is."""
+TMUX_BUNDLE: Final = "/run/agentenv/tmux"
+"""A tmux with libraries and a locale of its own, for images without one: see :func:`bundled_tmux`."""
 _AS_USER: Final = "/run/agentenv/slotas"
 _ROOT: Final = frozenset({"", "root", "0", "root:root", "root:0", "0:0", "0:root"})
 
@@ -22,6 +24,13 @@ def as_user(user: str, argv: Sequence[str], program: str = "") -> list[str]:
     """The command that runs ``argv`` as this user of an image slot (``slotagent/as``); not for its root. If given,
     ``program`` is executed instead of ``argv[0]``."""
     return [_AS_USER, *(("-x", program) if program else ()), user, *argv]
+
+
+def bundled_tmux(directory: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs the tmux in ``directory``, without arguments, and the variables it needs. It is started by
+    its own dynamic linker: the image's, and the libraries that this finds, are of other versions or not there."""
+    linker = [f"{directory}/ld.so", "--library-path", f"{directory}/lib", "--argv0", "tmux"]
+    return [*linker, f"{directory}/tmux"], {"LOCPATH": f"{directory}/locale"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,8 @@ class SlotPaths:
     user: str = ""
     """Whose programs run in a slot with a root of its own, if a call names nobody else."""
     dial: str = "/run/agentenv/slotdial"
+    tmux: str = ""
+    """Directory of the tmux to use (:data:`TMUX_BUNDLE`); empty: the one that PATH leads to."""
 
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the

@@ -84,6 +84,14 @@ class Host(Protocol):
     def tmux_socket(self) -> str:
         """Path of the socket of the slot's own tmux server."""
 
+    @property
+    def tmux(self) -> Sequence[str]:
+        """The command that runs tmux, without arguments."""
+
+    @property
+    def tmux_env(self) -> Mapping[str, str]:
+        """Variables that this command needs, and programs in its panes must not have."""
+
     def start(self, program: Program, events: ProgramEvents) -> Started:
         """Start a program. Raises ValueError when argv and env are too large, or the slot has only one user and another
         is named."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from agentenv.sessions.host import Host, Program
 from agentenv.sessions.reader import Reader
 
 _MOST_BYTES = 64 * 1024
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class _Brief:
@@ -43,11 +47,11 @@ class _Brief:
             self.ended.set_result(exit_code)
 
 
-async def output_of(host: Host, *argv: str, longest_s: float) -> bytes | None:
-    """Its output; empty when it fails. None when it was killed after ``longest_s``: something in the slot may have
-    stopped it, and its output is unknown."""
+async def output_of(host: Host, *argv: str, longest_s: float, given: Mapping[str, str] = _NOTHING) -> bytes | None:
+    """Its output, run with the variables ``given``; empty when it fails. None when it was killed after ``longest_s``:
+    something in the slot may have stopped it, and its output is unknown."""
     brief = _Brief(host)
-    started = host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
+    started = host.start(Program(argv=argv, env=host.env, cwd=host.workspace, given=given), brief)
     try:
         done, _ = await asyncio.wait([brief.ended], timeout=longest_s)
     finally:

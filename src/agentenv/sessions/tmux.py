@@ -255,7 +255,14 @@ class Tmux:
             # In the session's directory, so that one that cannot be entered is refused as by the other tools:
             # tmux itself would start the program somewhere else, and not say so.
             self._client = self._host.start(
-                Program(self._argv(), self._host.env, self.setup.cwd, stdin=self._socket.questions), self
+                Program(
+                    self._argv(),
+                    self._host.env,
+                    self.setup.cwd,
+                    stdin=self._socket.questions,
+                    given=self._host.tmux_env,
+                ),
+                self,
             )
         except ValueError as error:
             self._socket.close()
@@ -265,7 +272,9 @@ class Tmux:
 
     def _argv(self) -> list[str]:
         setup = self.setup
-        argv = ["tmux", "-S", self._host.tmux_socket, "-u", "-f", "/dev/null", "-C", "start-server"]
+        argv = [*self._host.tmux, "-S", self._host.tmux_socket, "-u", "-f", "/dev/null", "-C", "start-server"]
+        for name in self._host.tmux_env:
+            argv += [";", "set-environment", "-gu", name]
         for name, value in _OPTIONS:
             argv += [";", "set-option", "-gq", name, value]
         argv += [";", "new-session", "-s", setup.name, "-x", str(setup.columns), "-y", str(setup.rows)]
@@ -319,7 +328,9 @@ class Tmux:
                     asked.set_result(event)
             case Answer(ok=ok):
                 self._begun += 1
-                self._attached = self._attached or self._begun == len(_OPTIONS) + _OTHER_COMMANDS
+                self._attached = (
+                    self._attached or self._begun == len(_OPTIONS) + len(self._host.tmux_env) + _OTHER_COMMANDS
+                )
                 self.start_error = self.start_error if ok else " ".join(event.lines)[:1_000]
             case Printed():
                 if self._pane in ("", event.pane):

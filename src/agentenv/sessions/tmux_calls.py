@@ -95,8 +95,8 @@ class TmuxCalls:
             tmux = await self._opened(setup)
         if tmux.start_error.startswith(_DUPLICATE):
             # Left by a sandbox server that died, or created by a program in the slot: it has no owner.
-            argv = ("tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
-            await output_of(self._host, *argv, longest_s=_STOP_S)
+            argv = (*self._host.tmux, "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
+            await output_of(self._host, *argv, longest_s=_STOP_S, given=self._host.tmux_env)
             tmux.close()
             tmux = await self._opened(setup)
         if tmux.start_error:

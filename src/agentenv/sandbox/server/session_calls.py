@@ -11,7 +11,7 @@ import struct
 import termios
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
@@ -21,6 +21,7 @@ from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fie
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo, command_of, memory_file
+from agentenv.sandbox.slot_paths import bundled_tmux
 from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage
 from agentenv.sessions.host import Program, ProgramEvents, set_size
 from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
@@ -38,6 +39,9 @@ class SlotHost:
         self.workspace = io.paths.workspace
         self.tmux_socket = io.paths.tmux_socket
         self.directory = io.paths.directory
+        self.tmux: Sequence[str]
+        self.tmux_env: Mapping[str, str]
+        self.tmux, self.tmux_env = bundled_tmux(io.paths.tmux) if io.paths.tmux else (("tmux",), {})
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

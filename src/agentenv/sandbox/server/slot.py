@@ -550,7 +550,7 @@ class Slot:
         if packet.view is not None:
             view = packet.view
             given, shell = image_env(view.env, self._context.given_env, view.user, view.shell), view.shell
-            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user)
+            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)

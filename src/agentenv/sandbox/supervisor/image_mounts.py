@@ -20,6 +20,7 @@ from agentenv.locks import hold
 from agentenv.sandbox.supervisor import syscalls
 
 _BASHES: Final = ("usr/bin/bash", "bin/bash")
+_TMUXES: Final = ("usr/bin/tmux", "bin/tmux", "usr/local/bin/tmux")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class ImageConfig:
     user: str = ""
     workdir: str = ""
     has_bash: bool = True
+    has_tmux: bool = True
 
 
 @dataclass
@@ -98,8 +100,13 @@ class ImageMounts:
         except BaseException:
             os.close(lock)
             raise
-        has_bash = any(os.path.lexists(place / path) for path in _BASHES)
-        config = ImageConfig(MappingProxyType(said["env"]), said["user"], said["workdir"], has_bash)
+        config = ImageConfig(
+            MappingProxyType(said["env"]),
+            said["user"],
+            said["workdir"],
+            has_bash=any(os.path.lexists(place / path) for path in _BASHES),
+            has_tmux=any(os.path.lexists(place / path) for path in _TMUXES),
+        )
         return _Mounted(place, config, lock)
 
 

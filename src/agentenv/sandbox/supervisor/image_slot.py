@@ -14,6 +14,7 @@ from typing import Final
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
+from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.id_ranges import ClaimedRange
@@ -125,6 +126,7 @@ class ImageSlot:
             user=self._root.user or config.user,
             workdir=posixpath.normpath(workdir),
             shell="" if config.has_bash else SHELL_PATH,
+            tmux=TMUX_BUNDLE if self._setup.tree.has_tmux and not config.has_tmux else "",
         )
 
     async def prepare(self) -> None:

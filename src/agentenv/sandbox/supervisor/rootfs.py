@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.slot_env import PATH, PROGRAMS
+from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import mounts
 from agentenv.sandbox.supervisor.isolation import ETC_COPIES, ROOT_DIRECTORIES, ROOT_LINKS
 from agentenv.wire.spec import Bind
@@ -36,6 +38,8 @@ class Tree:
     """What image slots have as ``/run/agentenv``."""
     image_etc: Path
     """Files that replace those of an image's /etc in image slots."""
+    has_tmux: bool
+    """Whether ``image_programs`` has a tmux with its libraries."""
 
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
@@ -51,9 +55,16 @@ class Tree:
 
 
 def build(
-    private: Path, *, etc: dict[str, str], programs: Mapping[str, Path], binds: Sequence[Bind], slots: int
+    private: Path,
+    *,
+    etc: dict[str, str],
+    programs: Mapping[str, Path],
+    tmux: Sequence[tuple[str, Path]] = (),
+    binds: Sequence[Bind],
+    slots: int,
 ) -> Tree:
-    """Fill ``private`` (our own tmpfs); ``programs`` by their names in ``/run/agentenv``.
+    """Fill ``private`` (our own tmpfs); ``programs`` by their names in ``/run/agentenv``, ``tmux`` the files of
+    :mod:`~agentenv.sandbox.supervisor.tmux_bundle`, for image slots.
 
     Raises ConfigError for a bind that fails, OSError when the machine has no ``/usr`` or memory for it.
     """
@@ -66,6 +77,7 @@ def build(
         private / "empty",
         private / "image-run",
         private / "image-etc",
+        has_tmux=bool(tmux),
     )
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
@@ -75,6 +87,11 @@ def build(
     _copy_programs(programs, tree.image_programs)
     # Nobody in an image slot may read the agent: the kernel then keeps its /proc files from the slot's root as well.
     (tree.image_programs / "slotagent").chmod(0o711)
+    for name, source in tmux:
+        copied = tree.image_programs / posixpath.basename(TMUX_BUNDLE) / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copied)
+        copied.chmod(0o755)
     link_programs(tree.root / PROGRAMS.lstrip("/"))
     tree.empty.mkdir()
     tree.image_etc.mkdir()

@@ -60,6 +60,7 @@ from agentenv.sandbox.supervisor import (
     rootfs,
     selftest,
     server_process,
+    tmux_bundle,
 )
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
@@ -428,7 +429,8 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial}
     if launch.shell is not None:
         programs["bash"] = launch.shell
-    tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
+    tmux = tmux_bundle.find() if spec.store_dir else []
+    tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
     if spec.store_dir and identity.mode != isolation.USER:
         mounts.mount_whole_sys(place / "sys")
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None

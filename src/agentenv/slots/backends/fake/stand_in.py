@@ -400,7 +400,7 @@ class StandIn:
     async def reroot(self, slot: StandInSlot) -> None:
         """Say that the slot has the root that was asked for, or that it cannot have one."""
         if self.takes_roots:
-            self._notify_ready(slot, kept=False, view=SlotView({}, "", "", ""))
+            self._notify_ready(slot, kept=False, view=SlotView({}, "", "", "", ""))
             return
         none = SandboxUnavailableError("the fake backend has no images", next_step="use another backend")
         self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
