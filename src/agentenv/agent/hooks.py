@@ -29,6 +29,12 @@ class Hooks(Protocol):
     def task_image(self, item: Any) -> Any:
         """The image that is the root of this item's slots; None: plain slots."""
 
+    def prepare(self, item: Any, *, exec_tool: Any) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
+        """Prepare what is the same for all rollouts of an item; the return value is passed to the verifier."""
+
+    def prepare_key(self, item: Any) -> str | Awaitable[str | None] | None:
+        """Name of what ``prepare`` makes of the item, equal where it makes the same; None: not to be shared."""
+
     def setup_trajectory_workspace(
         self, item: Any, *, trajectory_id: str, exec_tool: Any
     ) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
@@ -57,6 +63,8 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
     "score_trajectory": frozenset(),
     "build_agent_config": frozenset(),
     "task_image": frozenset(),
+    "prepare": frozenset({"exec_tool"}),
+    "prepare_key": frozenset(),
     "setup_trajectory_workspace": frozenset({"trajectory_id", "exec_tool"}),
     "verify_and_score_trajectory": frozenset({"trajectory_id", "exec_tool", "agent_result", "workspace_meta"}),
     "score_destroyed_slot": frozenset({"trajectory_id", "workspace_meta"}),

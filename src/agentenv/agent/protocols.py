@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentenv.errors import InfraError, SlotDestroyedError
+from agentenv.executor.session import Checkpoint
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
 
@@ -73,6 +74,10 @@ class Session(Protocol):
         """Name of the session's trajectory."""
 
     @property
+    def container_id(self) -> str:
+        """The container of its slot."""
+
+    @property
     def last_batch_wait_s(self) -> float:
         """How long the last call waited for its batch to be sent."""
 
@@ -85,15 +90,27 @@ class Session(Protocol):
     async def seal(self) -> None:
         """Kill every process of the slot and recreate its namespaces over the same workspace."""
 
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the slot's files, for slots of the same container that begin with them; everything running in it is
+        killed. Raises CheckpointError, InfraError."""
+
+    async def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint of the same container. Raises InfraError."""
+
 
 class SessionOpener(Protocol):
     """Opens sessions; entering the returned context leases a slot, leaving it releases the slot."""
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> AbstractAsyncContextManager[Session]:
-        """A session for this trajectory, to be entered; with ``root`` its slot is an image slot. Raises on entering:
-        AcquireTimeoutError."""
+        """A session for this trajectory, to be entered; with ``root`` its slot is an image slot, and ``container`` the
+        one that has the checkpoint of that root. Raises on entering: AcquireTimeoutError, CheckpointError."""
 
 
 class Handle(Protocol):

@@ -8,8 +8,10 @@ propagates, after the slot was released. What is retried: :mod:`agentenv.agent.c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +20,8 @@ from agentenv.agent.failure_log import FailureLog, same_kind
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop
+from agentenv.agent.preparation import Preparation, Preparations, fork_patience_s
+from agentenv.agent.prepared import Key, PreparedState
 from agentenv.agent.protocols import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings
@@ -27,7 +31,15 @@ from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
 from agentenv.agent.turns import Turns
 from agentenv.backoff import pause_s
-from agentenv.errors import AgentEnvError, LeaseReclaimedError, SlotDestroyedError, TaskError
+from agentenv.errors import (
+    AcquireTimeoutError,
+    AgentEnvError,
+    CheckpointError,
+    InfraError,
+    LeaseReclaimedError,
+    SlotDestroyedError,
+    TaskError,
+)
 from agentenv.wire.roots import RootSpec
 
 MAX_RETRY_DELAY_S = 30.0
@@ -58,6 +70,8 @@ class RolloutServices:
     failures: FailureLog = field(default_factory=FailureLog)
     root_of: Callable[[Any], Awaitable[RootSpec]] | None = None
     """Makes what ``task_image`` returned the root of a slot; the image is fetched if it is not there."""
+    preparations: Preparations | None = None
+    """Prepares once for all rollouts with the same key; None: every rollout prepares its own slot."""
     agent: AgentSettings = field(default_factory=AgentSettings)
     """For what the settings of a hook leave open."""
 
@@ -76,8 +90,19 @@ class Attempt:
     """Whether the model has been queried."""
     failure: BaseException | None = None
     """The failure that ended the work on the slot, whatever the release of the slot raised in addition."""
+    prepared: bool = False
+    """Whether ``prepare`` has run in the slot, or in the one that it was forked from."""
     sequences: list[TokenSequence] = field(default_factory=list)
     last_recordings: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What fails in the block ended the work on the slot."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError) as error:
+            self.failure = self.failure or error
+            raise
 
 
 class Rollout:
@@ -181,15 +206,13 @@ class Rollout:
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
         settings = expected("build_agent_config", settings, AgentSettings).completed(self._farm.agent)
         root = await self._root()
-        async with self._session(attempt, root) as session:
-            try:
-                await self._prepare(attempt, session)
+        async with AsyncExitStack() as stack:
+            session = await self._slot(attempt, root, stack)
+            with attempt.working():
+                await self._set_up(attempt, session)
                 await self._act(attempt, session, settings, task)
                 attempt.last_recordings = await last_recordings(session, attempt.agent.steps)
                 await self._verify(attempt, session)
-            except (Exception, asyncio.CancelledError) as error:
-                attempt.failure = error
-                raise
 
     async def _act(self, attempt: Attempt, session: Session, settings: AgentSettings, task: str) -> None:
         async with opened(self._farm.model_for(attempt.trajectory)) as model:
@@ -210,17 +233,79 @@ class Rollout:
         assert self._farm.root_of is not None
         return await self._farm.root_of(image)
 
+    async def _slot(self, attempt: Attempt, root: RootSpec | None, stack: AsyncExitStack) -> Session:
+        """A leased slot, within ``stack``. With preparations it is prepared, unless that cannot be shared."""
+        preparations, key = self._farm.preparations, await self._key(root)
+        if preparations is None or key is None:
+            return await stack.enter_async_context(self._session(attempt, root))
+        full: list[PreparedState] = []
+        while True:
+            with attempt.timeline.phase("prepare", "waiting"):
+                begun = await preparations.begin(key, full)
+            if begun is None:
+                return await stack.enter_async_context(self._session(attempt, root))
+            if isinstance(begun, Preparation):
+                with begun:
+                    session = await stack.enter_async_context(self._session(attempt, root))
+                    await self._prepare_for_all(attempt, session, begun)
+                return session
+            if (session_there := await self._fork(attempt, begun, preparations, stack)) is not None:
+                return session_there
+            full.append(begun)
+
+    async def _key(self, root: RootSpec | None) -> Key | None:
+        if self._farm.preparations is None:
+            return None
+        name = await call_hook("prepare_key", self._hooks.prepare_key, self._item)
+        if name is None:
+            return None
+        return expected("prepare_key", name, str), json.dumps(root.to_dict(), sort_keys=True) if root else ""
+
+    async def _prepare_for_all(self, attempt: Attempt, session: Session, preparation: Preparation) -> None:
+        timeline = attempt.timeline
+        with attempt.working(), timeline.phase("prepare", "for all"):
+            began_s = timeline.now()
+            await self._prepare(attempt, session)
+            await preparation.keep(session, deepcopy(attempt.workspace_meta), timeline.now() - began_s)
+
+    async def _fork(
+        self, attempt: Attempt, state: PreparedState, preparations: Preparations, stack: AsyncExitStack
+    ) -> Session | None:
+        """A slot that begins from the state; None if its container has none in time, or the state is gone."""
+        patience_s = fork_patience_s(state, self._farm.acquire_timeout_s)
+        async with AsyncExitStack() as trial:
+            trial.enter_context(preparations.standing_on(state))
+            opened_there = self._session(attempt, state.checkpoint.root, state.checkpoint.container, patience_s)
+            try:
+                session = await trial.enter_async_context(opened_there)
+            except AcquireTimeoutError:
+                return None
+            except CheckpointError:
+                preparations.lost(state)
+                return None
+            except InfraError:  # a new attempt is not to meet it again
+                preparations.lost(state)
+                raise
+            stack.push_async_exit(trial.pop_all())
+        preparations.reused()
+        attempt.workspace_meta, attempt.prepared = deepcopy(dict(state.meta)), True
+        return session
+
     @asynccontextmanager
-    async def _session(self, attempt: Attempt, root: RootSpec | None) -> AsyncIterator[Session]:
-        """A leased slot; waiting for it and releasing it are separate phases."""
+    async def _session(
+        self, attempt: Attempt, root: RootSpec | None, container: str = "", patience_s: float | None = None
+    ) -> AsyncIterator[Session]:
+        """A leased slot; waiting for it and releasing it are separate phases. With ``container`` it is one of that."""
         timeline = attempt.timeline
         kind: PhaseName = "slot_wait"
-        patience_s = self._farm.acquire_timeout_s
+        patience_s = patience_s or self._farm.acquire_timeout_s
         began_s = timeline.now()
         try:
             async with (
                 self._farm.turns.one(),
-                self._farm.sessions.open(attempt.trajectory, acquire_timeout_s=patience_s, root=root) as session,
+                self._farm.sessions.open(
+                    attempt.trajectory, acquire_timeout_s=patience_s, root=root, container=container
+                ) as session,
             ):
                 timeline.record("slot_wait", began_s)
                 try:
@@ -231,17 +316,25 @@ class Rollout:
             timeline.record(kind, began_s)
 
     async def _prepare(self, attempt: Attempt, session: Session) -> None:
-        handle = self._farm.handle_for(session)
+        await self._call_on_slot(attempt, session, "prepare", self._hooks.prepare)
+        attempt.prepared = True
+
+    async def _set_up(self, attempt: Attempt, session: Session) -> None:
         with attempt.timeline.phase("prepare"):
-            meta = await call_hook_on_slot(
-                handle,
-                "setup_trajectory_workspace",
-                self._hooks.setup_trajectory_workspace,
-                self._item,
-                trajectory_id=attempt.trajectory,
-                exec_tool=handle,
+            if not attempt.prepared:
+                await self._prepare(attempt, session)
+            hook = self._hooks.setup_trajectory_workspace
+            await self._call_on_slot(
+                attempt, session, "setup_trajectory_workspace", hook, trajectory_id=attempt.trajectory
             )
-        attempt.workspace_meta = expected("setup_trajectory_workspace", {} if meta is None else meta, dict)
+
+    async def _call_on_slot(
+        self, attempt: Attempt, session: Session, name: str, hook: Callable[..., Any], **more: Any
+    ) -> None:
+        """A hook that prepares; what it returns is added to the rollout's ``workspace_meta``."""
+        handle = self._farm.handle_for(session)
+        meta = await call_hook_on_slot(handle, name, hook, self._item, exec_tool=handle, **more)
+        attempt.workspace_meta |= expected(name, {} if meta is None else meta, dict)
 
     async def _verify(self, attempt: Attempt, session: Session) -> None:
         with attempt.timeline.phase("verify"):

@@ -217,6 +217,10 @@ class AgentFields(FarmFields):
     send_trajectory_id: bool = Field(
         default=False, description="Send the trajectory's name as `user` in model requests"
     )
+    prepare: Literal["each", "once"] = Field(
+        default="each",
+        description="once: prepare() runs in one slot of those with the same prepare_key(); others fork it",
+    )
     # Failures
     verification: Literal["live", "sealed"] = Field(
         default="live", description="sealed: every process of the policy is killed before the verifier runs"

@@ -27,7 +27,7 @@ from typing_extensions import TypeVar
 
 from agentenv.agent.alone import run_alone
 from agentenv.agent.datasets import load_items
-from agentenv.agent.failure_log import authors_traceback
+from agentenv.agent.failure_log import FailureLog, authors_traceback
 from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
 from agentenv.agent.hooks import (
@@ -39,6 +39,7 @@ from agentenv.agent.hooks import (
     watched,
 )
 from agentenv.agent.jsonable import item_id
+from agentenv.agent.preparation import Preparations
 from agentenv.agent.protocols import Model, ToolDefinition
 from agentenv.agent.result import AgentResult
 from agentenv.agent.rollout import Rollout, RolloutServices
@@ -148,6 +149,17 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self._items = itertools.cycle(await asyncio.to_thread(load_items, name, split))
         return next(self._items)
 
+    def prepare(self, item: Any, *, exec_tool: ToolContext) -> Any:  # noqa: ARG002
+        """Make the files that all rollouts of an item begin with; a dict returned here is part of the verifier's
+        ``workspace_meta``. Called in every slot, or with ``prepare = "once"`` in one, from which the others are forked:
+        then no process that it started is left."""
+        return {}
+
+    def prepare_key(self, item: Any) -> Awaitable[str | None] | str | None:
+        """Names what ``prepare`` makes of this item, for ``prepare = "once"``: slots of one key (and one image, with
+        the same limits) begin alike. By default the item's id. None: every rollout of this item prepares its own."""
+        return item_id(item)
+
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: ToolContext) -> Any:  # noqa: ARG002
         """Prepare the trajectory's slot; a dict returned here is passed to the verifier as ``workspace_meta``."""
         return {}
@@ -243,6 +255,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self._env_tools = EnvTools(config)
         if type(self).build_tools is AgentEnv.build_tools:  # another may know more names
             self._env_tools.check_names()
+        if config.prepare == "once" and type(self).prepare is AgentEnv.prepare:
+            raise ConfigError("prepare", "'once', but there is no prepare()", next_step="write it, or leave this out")
         self._warn_of_differences(config)
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         kind = server_type_of(configs, config.tool_call_parser)
@@ -313,6 +327,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             if url := await stack.enter_async_context(meter.serving(pool, executor)):
                 logger.info("metrics are at %s", url)
             logger.info("slots are available: %r", pool)
+            failures = FailureLog()
             self._farm = RolloutServices(
                 sessions=executor,
                 tools=tuple(catalog.openai_tools()),
@@ -324,6 +339,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
                 root_of=RootsOf(StoredImages(pool)),
+                failures=failures,
+                preparations=Preparations(failures, self.counts) if config.prepare == "once" else None,
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)

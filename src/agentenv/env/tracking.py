@@ -82,7 +82,7 @@ class WandbReporting:
         """Log also the counts of rollouts, retries and faults since the start, and the rates and the errors of tool
         calls since the last report."""
         ours = {**self.counts, **self.rollout_metrics.drain()}
-        named = {f"agentenv/{name}": number for name, number in ours.items()}
+        named = {f"{_section(name)}/{name}": number for name, number in ours.items()}
         errors = {f"train/{name}": value for name, value in self.tool_errors.drain().items()}
         await super().wandb_log({**(wandb_metrics or {}), **named, **errors})  # type: ignore[misc]
 
@@ -95,6 +95,10 @@ class WandbReporting:
         if rows and self.config.use_wandb:
             wandb_metrics["train/rollouts"] = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=rows)
         return wandb_metrics
+
+
+def _section(name: str) -> str:
+    return "train" if name.startswith("prepared_") else "agentenv"
 
 
 @contextmanager

@@ -193,6 +193,11 @@ class ToolSession:
         return self._lease
 
     @property
+    def container_id(self) -> str:
+        """The container of its slot. Raises PoolClosedError before the session is entered."""
+        return self.lease.container.id
+
+    @property
     def last_batch_wait_s(self) -> float:
         """How long the call that returned last had waited for its batch to be sent."""
         return self.last_timing.batch_wait_s if self.last_timing else 0.0

@@ -222,7 +222,12 @@ class GroupSessions:
     kind: RunKind = "train"
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> ToolSession:
         """As ``ToolExecutor.open``, with the group's name and item."""
         return self.executor.open(
@@ -232,4 +237,5 @@ class GroupSessions:
             item=self.item,
             kind=self.kind,
             root=root,
+            container=container,
         )

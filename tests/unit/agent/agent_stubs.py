@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import Turns
+from agentenv.errors import CheckpointError
+from agentenv.executor.session import Checkpoint
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
+
+ROOT = RootSpec("sha256:" + "a" * 64)
 
 Behaviour = Callable[[str, str, Any], CallResult]
 """(trajectory, tool, arguments) → result; may raise."""
@@ -36,6 +40,12 @@ class StubSession:
     last_batch_wait_s: float = 0.5
     calls: list[tuple[str, Any, float | None]] = field(default_factory=list)
     sealed_after: int | None = None
+    root: RootSpec | None = None
+    container_id: str = "c0"
+    unkept: CheckpointError | None = None
+    """What :meth:`checkpoint` raises."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    dropped: list[Checkpoint] = field(default_factory=list)
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
@@ -47,6 +57,17 @@ class StubSession:
     async def seal(self) -> None:
         self.sealed_after = len(self.calls)
 
+    async def checkpoint(self) -> Checkpoint:
+        await asyncio.sleep(0)
+        if self.unkept is not None:
+            raise self.unkept
+        name = f"{self.trajectory}@{len(self.checkpoints)}"
+        self.checkpoints.append(Checkpoint(self.container_id, replace(self.root or ROOT, checkpoint=name)))
+        return self.checkpoints[-1]
+
+    async def drop(self, checkpoint: Checkpoint) -> None:
+        self.dropped.append(checkpoint)
+
 
 class StubSessions:
     """Counts what is leased; ``opened`` keeps every session ever made."""
@@ -57,19 +78,28 @@ class StubSessions:
         self.roots: list[RootSpec | None] = []
         self.opened: list[StubSession] = []
         self.refuse: Callable[[str], Exception | None] = lambda _: None
+        self.refuse_root: Callable[[RootSpec | None], Exception | None] = lambda _: None
+        self.container_id = "c0"
+        self.unkept: CheckpointError | None = None
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> AbstractAsyncContextManager[StubSession]:
         self.roots.append(root)
-        return self._session(trajectory)
+        return self._session(trajectory, root, container)
 
     @asynccontextmanager
-    async def _session(self, trajectory: str) -> AsyncIterator[StubSession]:
+    async def _session(self, trajectory: str, root: RootSpec | None, container: str) -> AsyncIterator[StubSession]:
         await asyncio.sleep(0)
-        if (refusal := self.refuse(trajectory)) is not None:
+        if (refusal := self.refuse(trajectory) or self.refuse_root(root)) is not None:
             raise refusal
-        session = StubSession(trajectory, self.behaviour)
+        session = StubSession(trajectory, self.behaviour, root=root, container_id=container or self.container_id)
+        session.unkept = self.unkept
         self.opened.append(session)
         self.leased += 1
         try:
@@ -135,6 +165,12 @@ class StubHooks:
 
     def build_agent_config(self, item: Any) -> AgentSettings:
         return AgentSettings(max_steps=4)
+
+    def prepare(self, item: Any, *, exec_tool: Any) -> Any:
+        return {}
+
+    def prepare_key(self, item: Any) -> str | None:
+        return str(item)
 
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: Any) -> Any:
         return {"prepared": True}

@@ -128,7 +128,12 @@ class Opening(StubSessions):
         self.kind, self.after = kind, after
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        root: RootSpec | None = None,
+        container: str = "",
     ) -> AbstractAsyncContextManager[StubSession]:
         @asynccontextmanager
         async def session() -> Any:

@@ -28,6 +28,7 @@ MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -81,6 +82,13 @@ def die_with_parent(signal: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PDEATHSIG)")
 
 
+def parent_death_signal() -> int:
+    """The signal of :func:`die_with_parent`; 0 if there is none."""
+    number = ctypes.c_int()
+    _check(_libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0), "prctl(GET_PDEATHSIG)")
+    return number.value
+
+
 def set_no_new_privileges() -> None:
     """No exec gains privileges from now on, for this process and all its descendants."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
@@ -105,6 +113,7 @@ def clear_capabilities() -> None:
 def file_access_as(uid: int) -> Iterator[None]:
     """Let the calling thread use files as ``uid``, of the group with the same number, does (needs CAP_SETUID and
     CAP_SETGID unless they are our own)."""
+    death_signal = parent_death_signal()
     group_before = _libc.setfsgid(uid)
     before = _libc.setfsuid(uid)
     try:
@@ -112,6 +121,8 @@ def file_access_as(uid: int) -> Iterator[None]:
     finally:
         _libc.setfsuid(before)
         _libc.setfsgid(group_before)
+        if death_signal:  # the kernel forgets it with each of these changes
+            die_with_parent(death_signal)
 
 
 def setns(fd: int, kind: int) -> None:
