@@ -17,10 +17,10 @@ from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
-from agentenv.sandbox.supervisor.id_ranges import ClaimedRange
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
+from agentenv.sandbox.supervisor.ready_namespaces import Namespace
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.user_namespace import IdRange, make_user_namespace
@@ -69,12 +69,11 @@ class ImageSlot:
         self._slot = slot
         self._reaper = reaper
         self._root = root
-        self._range: ClaimedRange | None = None
         self._place = place
         self._layers = layers
         self.policy = root.network
         """The network of its lease at present."""
-        self._namespace = -1
+        self._namespace: Namespace | None = None
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
@@ -90,12 +89,16 @@ class ImageSlot:
     @property
     def namespace_fd(self) -> int:
         """Its user namespace."""
+        return self._own.fd
+
+    @property
+    def _own(self) -> Namespace:
+        assert self._namespace is not None, "it is prepared"
         return self._namespace
 
     @property
     def _ids(self) -> IdRange:
-        assert self._range is not None, "it is prepared"
-        return self._range.ids
+        return self._own.range.ids
 
     @property
     def limits(self) -> SlotLimits:
@@ -131,10 +134,10 @@ class ImageSlot:
 
     async def prepare(self) -> None:
         """Mount the writable layer and the image, its ids mapped to this slot's."""
-        images, ranges = self._setup.images, self._setup.ranges
-        if images is None or ranges is None:
+        images, namespaces = self._setup.images, self._setup.namespaces
+        if images is None or namespaces is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
-        self._range = ranges.claim()
+        self._namespace = await namespaces.take(nested=self._root.nested_namespaces)
         self._image, self._config = images.take(self._root.image)
         if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
             raise SandboxUnavailableError(
@@ -152,27 +155,26 @@ class ImageSlot:
         with syscalls.file_access_as(self._ids.first):
             for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
-        self._namespace = await make_user_namespace(
-            self._setup.root_launcher, self._ids, self._reaper, nested=self._root.nested_namespaces
-        )
-        for name, layer in zip(self._lowers, self._layers, strict=False):
-            await self._show_layer(layer, self._place / name)
-        self._show(self._image, self._place / self._lowers[-1], self._namespace)
+        await self._show_layers()
+        self._show(self._image, self._place / self._lowers[-1], self._own.fd)
 
     @property
     def _lowers(self) -> list[str]:
         """The directories that the root is made from, the upmost first."""
         return [*(f"l{number}" for number in range(len(self._layers))), "image"]
 
-    async def _show_layer(self, layer: Frozen, target: Path) -> None:
-        if layer.ids == self._ids:
-            return self._show(layer.files, target, None)
+    async def _show_layers(self) -> None:
+        """The frozen layers; those written under the same ids are shown by one mapping."""
         program = self._setup.root_launcher
-        namespace = await make_user_namespace(program, self._ids, self._reaper, shown=layer.ids)
+        mappings: dict[IdRange, int] = {}
         try:
-            self._show(layer.files, target, namespace)
+            for name, layer in zip(self._lowers, self._layers, strict=False):
+                if layer.ids != self._ids and layer.ids not in mappings:
+                    mappings[layer.ids] = await make_user_namespace(program, self._ids, self._reaper, shown=layer.ids)
+                self._show(layer.files, self._place / name, mappings.get(layer.ids))
         finally:
-            os.close(namespace)
+            for mapping in mappings.values():
+                os.close(mapping)
 
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
@@ -237,9 +239,9 @@ class ImageSlot:
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
-        if self._range is not None:
-            self._range.release()
-            self._range = None
+        if self._namespace is not None:
+            self._namespace.close()
+            self._namespace = None
         if self._holding and self._setup.checkpoints is not None:
             self._holding = False
             self._setup.checkpoints.give_back(self._layers)
@@ -249,9 +251,6 @@ class ImageSlot:
         while len(self._mounted) > 1:
             syscalls.umount(str(self._mounted[-1]))
             self._mounted.pop()
-        if self._namespace >= 0:
-            os.close(self._namespace)
-            self._namespace = -1
 
     async def start(self) -> SlotProcess:
         """Start slotroot, and see from outside that the slot is what it must be."""
@@ -261,6 +260,8 @@ class ImageSlot:
         except BaseException:
             await running.kill()
             raise
+        if self._setup.namespaces is not None:
+            self._setup.namespaces.refill()  # only now: this slot does not wait for it
         return running
 
     def _attest(self, running: SlotProcess) -> None:
@@ -299,6 +300,6 @@ class ImageSlot:
                 *(("-f",) if "net_raw" in self._root.capabilities else ()),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
-            {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},
+            {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._own.fd},
             error_fd,
         )

@@ -19,10 +19,10 @@ from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
-from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
+from agentenv.sandbox.supervisor.ready_namespaces import ReadyNamespaces
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
 from agentenv.sandbox.supervisor.rootfs import Tree
 from agentenv.wire.roots import RootSpec
@@ -50,7 +50,7 @@ class SlotSetup:
     root_launcher: Path
     images: ImageMounts | None = None
     """None: this container has plain slots only."""
-    ranges: IdRanges | None = None
+    namespaces: ReadyNamespaces | None = None
     disk: DiskLayers | None = None
     checkpoints: Checkpoints | None = None
 

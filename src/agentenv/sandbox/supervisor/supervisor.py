@@ -71,6 +71,7 @@ from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
 from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
+from agentenv.sandbox.supervisor.ready_namespaces import ReadyNamespaces
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
@@ -144,7 +145,7 @@ class Supervisor:
         self._generation = 0
         self._server_broke = ""
         self._proofs: list[dict[str, object]] = []
-        setup, self._private = _prepare_setup(launch)
+        setup, self._private = _prepare_setup(launch, reaper)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
         networks = None
         if setup.images is not None:
@@ -404,7 +405,7 @@ def _view(slot: SlotLifecycle) -> SlotView | None:
     return view and dataclasses.replace(view, env={**view.env, **slot.network_env})
 
 
-def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
+def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
     """Create the container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
@@ -434,7 +435,9 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     if spec.store_dir and identity.mode != isolation.USER:
         mounts.mount_whole_sys(place / "sys")
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
-    ranges = IdRanges(Path(spec.store_dir) / "ranges") if spec.store_dir else None
+    namespaces = None
+    if spec.store_dir:
+        namespaces = ReadyNamespaces(launch.root_launcher, IdRanges(Path(spec.store_dir) / "ranges"), reaper)
     checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
     setup = SlotSetup(
         spec,
@@ -445,7 +448,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         launch.launcher,
         launch.root_launcher,
         images=images,
-        ranges=ranges,
+        namespaces=namespaces,
         disk=DiskLayers(launch.directory / disk_layers.NAME),
         checkpoints=checkpoints,
     )
