@@ -16,10 +16,10 @@ PASSWD = "root:x:0:0:root:/root:/bin/bash\nbroken line\napp:x:1234:1234:An app:/
 GROUP = "root:x:0:\napp:x:1234:\nextra:x:777:other,app\nstaff:x:50:\n"
 
 
-def small_image(directory: Path, *, user: str = "") -> str:
-    """A reference to the image, whose layout is made in ``directory``."""
+def small_image(directory: Path, *above: bytes, user: str = "") -> str:
+    """A reference to the image, whose layout is made in ``directory``; ``above``: more layers."""
     config = {"User": user} if user else {}
-    oci_layout(directory, _layer(), tag="small", config=config)
+    oci_layout(directory, _layer(), *above, tag="small", config=config)
     return f"oci:{directory}:small"
 
 

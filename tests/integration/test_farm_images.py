@@ -119,6 +119,27 @@ async def test_an_image_that_no_node_can_have_is_told_and_others_go_on(pool: Far
         await waiting
 
 
+async def test_a_farm_that_has_no_container_starts_one_to_fetch_an_image(stores: Stores) -> None:
+    keepers = Keepers(TOKEN, lambda handle: stores.urls[handle.node])
+    none = PoolSettings(min_containers=0, max_containers=1)
+    backend = FakeBackend(TWO_SLOTS, nodes=NODES)
+    async with served(backend, none, containers=TWO_SLOTS, keepers=keepers) as farm, farm.pool() as pool:
+        image = await pool.images.resolve(f"oci:{stores.layout.directory}")
+        async with await pool.lease("t", root=RootSpec(image.digest)):
+            assert stores.having(image.digest) == ["a"]
+
+
+async def test_a_keeper_that_is_restarted_is_waited_for(stores: Stores) -> None:
+    keepers = Keepers(TOKEN, lambda _: "http://127.0.0.1:9")
+    backend = FakeBackend(TWO_SLOTS, nodes=NODES)
+    async with served(backend, ALL, containers=TWO_SLOTS, keepers=keepers) as farm, farm.pool() as pool:
+        resolving = asyncio.create_task(pool.images.resolve(f"oci:{stores.layout.directory}"))
+        await until(lambda: len(keepers._urls) == len(NODES))
+        assert not resolving.done()
+        keepers._urls.update(stores.urls)
+        assert stores.having((await resolving).digest)
+
+
 async def test_a_reference_that_means_nothing_is_told(pool: FarmPool, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no"):
         await pool.images.resolve(f"oci:{tmp_path}/none")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class ContainerHandle:
     """Address of one running sandbox server. ``index`` orders containers for packing; ``node`` names the machine whose
-    image store it sees, empty where that is the store of whoever leases its slots."""
+    image store it sees, empty where there is none."""
 
     id: str
     index: int

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Iterable
 from typing import Final
 
-from agentenv.errors import AgentEnvError, FarmUnreachableError, TooManyRequestsError, from_wire
+from agentenv.errors import AgentEnvError, ConfigError, FarmUnreachableError, TooManyRequestsError, from_wire
 from agentenv.slots.farm_asks import retries
 from agentenv.slots.farm_client import FarmClient
+from agentenv.store.reference import located, parse
 from agentenv.tasks import TaskSet
 from agentenv.wire import images as wire
 
@@ -31,27 +33,30 @@ class FarmImages:
         """The image that a reference means in this run; the first time, a node of the farm fetches it.
 
         It takes as long as the fetch; a farm that is away is waited for. Raises what the fetch failed with:
-        BadImageError, ImageUnavailableError, ConfigError.
+        BadImageError, ImageUnavailableError, ConfigError, also for an image that only this machine could have.
         """
+        reference = for_nodes(reference)
         while (known := self._resolved.get(reference)) is None:
             task = self._resolving.get(reference)
             if task is None:
                 task = asyncio.create_task(self._resolve(reference), name=f"resolve {reference}")
                 self._resolving[reference] = task
-                task.add_done_callback(lambda _: self._resolving.pop(reference, None))
+                task.add_done_callback(functools.partial(self._over, reference))
             await asyncio.shield(task)
         return known
 
     def prefetch(self, references: Iterable[str]) -> None:
         """These images are wanted soon: they are resolved, and fetched to some nodes, in the background. What fails is
         told to whoever resolves it."""
-        missing = [one for one in references if one not in self._resolved and one not in self._resolving]
-        for reference in dict.fromkeys(missing):
+        for reference in dict.fromkeys(references):
             self._tasks.start("images", self._ahead(reference), f"prefetch of {reference}")
 
     async def _ahead(self, reference: str) -> None:
         try:
-            image = await self.resolve(reference)
+            named = for_nodes(reference)
+            if named in self._resolved or named in self._resolving:
+                return
+            image = await self.resolve(named)
             await self._client.want_images(wire.ImagesRequest(images=(image,)))
         except AgentEnvError as error:
             logger.debug("%s is not prefetched: %s", reference, error)
@@ -72,8 +77,27 @@ class FarmImages:
                 self._resolved[reference] = state.image
                 return
 
+    def _over(self, reference: str, task: asyncio.Task[None]) -> None:
+        del self._resolving[reference]
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; nobody may be left
+
     async def aclose(self) -> None:
         """End what goes on."""
         for task in list(self._resolving.values()):
             task.cancel()
         await asyncio.gather(*self._resolving.values(), return_exceptions=True)
+
+
+def for_nodes(reference: str) -> str:
+    """A reference as the nodes of a farm understand it: a path is absolute, and means the same on every node. Raises
+    ConfigError for what only this machine could have."""
+    wanted = located(parse(reference))
+    if wanted.kind in ("dockerfile", "docker-daemon"):
+        raise ConfigError(
+            "image",
+            f"{wanted} is of this machine only, and the nodes of this farm fetch their images",
+            next_step="push the built image to a registry and name that; or copy it as oci:DIR to a disk that every "
+            "node reads (agentenv images serve --allow-path)",
+        )
+    return str(wanted)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -56,6 +58,7 @@ class Keepers:
         """By digest: a reference that means the image."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._session: aiohttp.ClientSession | None = None
+        self._known = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._session = open_session()
@@ -70,6 +73,7 @@ class Keepers:
     async def follow(self, handle: ContainerHandle, images: Callable[[str, Iterable[str]], None]) -> None:
         """See :class:`agentenv.slots.yard.ImageStores`."""
         self._urls[handle.node] = self._url_of(handle)
+        self._known.set()
         async with self._turns[handle.node]:  # one of a node's containers is enough; another takes over
             version, backoff = "", Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
             while True:
@@ -110,9 +114,31 @@ class Keepers:
             if state.image is not None:
                 return
 
+    async def known(self, wait_s: float) -> bool:
+        """Whether there is a node that could be asked; waits so long for the first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._known.wait()
+        return self._known.is_set()
+
     async def resolve(self, reference: str, wait_s: float, stored: Callable[[str, str], None]) -> wire.ImageState:
         """What a reference means: one keeper fetches it, the same for whoever asks, so a tag means the same for all.
-        ``stored`` is told the node and the image that it has then."""
+        ``stored`` is told the node and the image that it has then. Keepers that do not answer are asked again for
+        ``wait_s``: they may be restarting."""
+        until_s, backoff = time.monotonic() + wait_s, Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
+        while (state := await self._resolved(reference, wait_s, stored)) is None:
+            if time.monotonic() >= until_s:
+                raise ImageUnavailableError(
+                    "no node's image keeper can be reached",
+                    next_step="see that one runs on every node (agentenv images serve), at the farm's keeper_port",
+                )
+            await asyncio.sleep(backoff.next_s())
+        return state
+
+    async def _resolved(
+        self, reference: str, wait_s: float, stored: Callable[[str, str], None]
+    ) -> wire.ImageState | None:
+        """What the first keeper says that answers; None if none does."""
         request = wire.ImagesRequest(references=(reference,), wait_s=wait_s)
         order = sorted(self._urls, key=lambda node: rendezvous(reference, node), reverse=True)
         for node in order:
@@ -125,10 +151,7 @@ class Keepers:
                 self.remember(state.image)
                 stored(node, state.image.digest)
             return state
-        raise ImageUnavailableError(
-            "no node's image keeper can be reached",
-            next_step="see that keepers run (agentenv images serve) and that the farm has a container",
-        )
+        return None
 
     def remember(self, image: wire.ImageRef) -> None:
         """Where an image comes from, for nodes whose peers do not have it."""

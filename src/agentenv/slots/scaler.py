@@ -34,6 +34,7 @@ class Scaler:
         self._changed_at = now
         self._sent: int | None = None
         self._lowest_untold: int | None = None
+        self._one_until = now
         self.goal = settings.min_containers
         self.slots_per_container = _UNKNOWN_SLOTS
 
@@ -53,6 +54,10 @@ class Scaler:
             ledger.drain_from(wanted)  # before a slot of a container that is to be removed can be leased
         await self._send_goal()
 
+    def want_one(self, until: float) -> None:
+        """Until then there should be a container, though nobody waits for its slots: its node is needed."""
+        self._one_until = max(self._one_until, until)
+
     def decide(self, ledger: Ledger, now: float) -> int:
         """The number of containers there should be now."""
         load = ledger.load(now)
@@ -64,7 +69,7 @@ class Scaler:
             changed_at=self._changed_at,
             peak=self._peak.add(load.demand, now),
         )
-        return self._policy.decide(state, now)
+        return self._policy.decide(state, now) or int(now < self._one_until)
 
     def _move(self, wanted: int, now: float) -> None:
         if wanted < self.goal:

@@ -372,6 +372,11 @@ class Yard:
         """These images are wanted soon."""
         self.perform(self.ledger.prefetch(images, self._clock()))
 
+    def want_node(self) -> None:
+        """A node is needed soon, to fetch an image: until it is idle there should be a container."""
+        self._scaler.want_one(self._clock() + self.settings.start_timeout_s)
+        self._wake.set()
+
     def hopeless(self) -> StartFailed | None:
         """Why no container can ever serve; None while there is hope."""
         failed = self.start_failed

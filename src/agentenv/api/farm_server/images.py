@@ -6,6 +6,7 @@ import asyncio
 
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.slots.keepers import Keepers
+from agentenv.slots.pool_errors import unavailable_error
 from agentenv.slots.yard import Yard
 from agentenv.wire import images as wire
 from agentenv.wire.server import ErrorReply
@@ -39,9 +40,23 @@ class FarmImages:
 
     async def _resolved(self, keepers: Keepers, reference: str, wait_s: float) -> wire.ImageState:
         try:
+            if not await self._has_node(keepers, wait_s):
+                return wire.ImageState(wanted=reference, state="fetching", step="wait for a node")
             return await keepers.resolve(reference, wait_s, self._yard.stored)
         except AgentEnvError as error:
             return wire.ImageState(wanted=reference, state="failed", error=ErrorReply.of(error))
+
+    async def _has_node(self, keepers: Keepers, wait_s: float) -> bool:
+        """Whether a node is there to be asked; the farm starts a container to have one, even if it has scaled to none.
+        Raises SandboxUnavailableError when it can have none."""
+        if await keepers.known(0):
+            return True
+        self._yard.want_node()
+        if await keepers.known(wait_s):
+            return True
+        if (failed := self._yard.hopeless()) is not None:
+            raise unavailable_error(failed)
+        return False
 
     def _ahead(self, image: wire.ImageRef) -> wire.ImageState:
         there = any(image.digest in stored for _, stored, _ in self._yard.ledger.placement.nodes())

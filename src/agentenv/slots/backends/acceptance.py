@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ def local_handle(
         base_url=f"http://127.0.0.1:{ready['port']}",
         token=token,
         slots=settings.slots_per_container,
+        node=socket.gethostname(),
     )
 
 

@@ -1,0 +1,180 @@
+"""Sandboxes with images on a farm service: the service, its containers and the keeper of their node are processes of
+their own, and the slots are real. As root: image slots have ids of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentenv import AsyncFarm, AsyncSandbox
+from agentenv.dev.agent import Ports
+from agentenv.errors import AgentEnvError, BadImageError, ConfigError, ForbiddenError, ImageUnavailableError
+from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_client import FarmClient
+from agentenv.slots.farm_pool import FarmPool
+from agentenv.wire import images as wire
+from tests.farm_process import COMMAND, SETTINGS, FarmProcess
+from tests.image_sources import member, oci_layout, tar_of
+from tests.small_image import small_image
+from tests.waiting import START_S, eventually
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give image slots their ids"),
+]
+
+
+class KeeperProcess:
+    """`agentenv images serve` over the store that the containers of this machine see."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = Ports.free().http
+        self.token_file = directory / "keeper.token"
+        self.token_file.write_text(secrets.token_hex(32))
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Returns when it listens."""
+        self._process = await asyncio.create_subprocess_exec(
+            *COMMAND, "images", "serve", "--json", "--token-file", str(self.token_file), "--port", str(self.port),
+            "--allow-path", str(self._directory / "images"), "--patience", "1", stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert json.loads(await asyncio.wait_for(self._process.stdout.readline(), START_S))["event"] == "ready"
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.communicate()  # its pipe is closed with it
+
+
+class Shared:
+    """The farm, the keeper, and who asks."""
+
+    def __init__(self, directory: Path, farm: FarmProcess, keeper: KeeperProcess, token: str) -> None:
+        self.directory = directory
+        self.farm = farm
+        self.keeper = keeper
+        self._token = token
+
+    @property
+    def access(self) -> FarmAccess:
+        return FarmAccess((self.farm.url,), self._token)
+
+    def image(self, name: str) -> str:
+        """A reference to an image that has the name in /etc/issue, in a directory that the keeper reads."""
+        return small_image(self.directory / "images" / name, tar_of(member("etc/issue", name.encode(), mode=0o644)))
+
+    def box(self, image: str) -> AsyncSandbox:
+        return AsyncSandbox(
+            "farm", farm=self.access, image=image, memory_mib=256, storage_mib=64, start_timeout_s=START_S
+        )
+
+    async def where(self) -> list[wire.NodeImages]:
+        async with FarmClient(self.access.urls, self._token) as client:
+            return list((await client.image_map()).nodes)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
+    directory = tmp_path_factory.mktemp("farm")
+    (directory / "images").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(directory / "cache"))
+        keeper = KeeperProcess(directory)
+        told = f'[images]\nkeeper_token_file = "{keeper.token_file}"\nkeeper_port = {keeper.port}\n'
+        farm = FarmProcess(directory, told, settings=SETTINGS.replace("max_containers = 2", "max_containers = 1"))
+        async with AsyncExitStack() as stack:
+            await keeper.start()
+            stack.push_async_callback(keeper.kill)
+            await farm.start()
+            stack.push_async_callback(farm.end)
+            yield Shared(directory, farm, keeper, await farm.token("tests"))
+
+
+async def test_a_sandbox_is_root_in_an_image_that_the_node_fetched(shared: Shared) -> None:
+    async with shared.box(shared.image("first")) as box:
+        told = await box.run("id -u; cat /etc/issue; echo mine > /etc/issue; cat /etc/issue; ls -d /work")
+        assert told.stdout.split() == ["0", "firstmine"]
+        assert (await box.exec(["id", "-un"], user="app")).stdout == "app\n"
+        await box.write_file("/opt/f", "data")
+        assert await box.read_file("/opt/f") == "data"
+
+
+async def test_slots_of_one_container_have_different_images_and_are_wiped(shared: Shared) -> None:
+    one, two = shared.image("one"), shared.image("two")
+    async with AsyncFarm("farm", farm=shared.access, start_timeout_s=START_S) as farm:
+        async with farm.sandbox(one) as first, farm.sandbox(two) as second:
+            await first.run("echo changed > /etc/issue; echo own > /opt/own")
+            assert (await second.run("cat /etc/issue; ls /opt")).stdout == "two"
+            containers = {box._session.lease.container.id for box in (first, second)}
+            assert len(containers) == 1
+        async with farm.sandbox(one) as again, farm.sandbox() as plain:
+            assert (await again.run("cat /etc/issue; ls /opt")).stdout == "one"
+            assert (await plain.run("id -u")).stdout != "0\n"
+
+
+async def test_what_is_prefetched_is_on_the_node_before_anybody_leases(shared: Shared) -> None:
+    image = shared.image("ahead")
+    async with FarmPool(shared.access) as pool:
+        pool.images.prefetch([image])
+        digest = (await pool.images.resolve(image)).digest
+
+    async def there() -> bool:
+        (node,) = await shared.where()
+        return digest in node.stored
+
+    await eventually(there)
+
+
+async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: Shared) -> None:
+    images = shared.directory / "images"
+    oci_layout(images / "broken", b"this is no tar" * 100, how="")
+    (images / "empty").mkdir()
+    elsewhere = small_image(shared.directory / "elsewhere")
+    wrong: list[tuple[str, type[AgentEnvError], str]] = [
+        (f"oci:{images}/none", ConfigError, "there is no"),
+        (f"oci:{images}/empty", BadImageError, "no index.json"),
+        (f"oci:{images}/broken", BadImageError, "the layer's tar is broken at byte 0"),
+        (elsewhere, ForbiddenError, "not below a directory that keepers read"),
+        ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
+        ("Not A Name", ConfigError, "white space"),
+    ]
+    async with AsyncFarm("farm", farm=shared.access) as farm:
+        for reference, kind, said in wrong:
+            with pytest.raises(kind, match=said):
+                await farm.sandbox(reference).open()
+
+
+@pytest.mark.parametrize("reference", ["dockerfile:.", "docker-daemon:task:1"])
+async def test_what_only_this_machine_could_have_is_refused_with_what_to_do(shared: Shared, reference: str) -> None:
+    with pytest.raises(ConfigError, match="the nodes of this farm fetch their images") as told:
+        await shared.box(reference).open()
+    assert "registry" in told.value.next_step
+
+
+async def test_slots_outlive_the_farm_and_images_the_keeper(shared: Shared) -> None:
+    kept, late = shared.image("kept"), shared.image("late")
+    async with AsyncFarm("farm", farm=shared.access, start_timeout_s=START_S) as farm, farm.sandbox(kept) as box:
+        await box.run("echo mine > /opt/own")
+        await shared.keeper.kill()
+        async with farm.sandbox(kept) as other:  # the node has it, and nobody is asked
+            assert (await other.run("cat /etc/issue")).stdout == "kept"
+        await shared.farm.kill(signal.SIGKILL)
+        await shared.farm.start()
+        assert (await box.run("cat /opt/own")).stdout == "mine\n"
+        opening = asyncio.create_task(farm.sandbox(late).open())
+        await shared.keeper.start()
+        async with await opening as other:
+            assert (await other.run("cat /etc/issue")).stdout == "late"
+        assert (await box.run("cat /opt/own")).stdout == "mine\n"
