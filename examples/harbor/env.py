@@ -24,7 +24,6 @@ from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
 from examples.harbor.task_file import HarborTask, read_tasks
 from examples.harbor.verifier import judged
-from examples.slot_control import controlled
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +149,7 @@ class HarborEnv(AgentEnv):
         """Run the task's verifier, with the network of its phase."""
         task = self.tasks[item["task_id"]]
         if self.config.allow_network and task.verifier.network != task.agent.network:
-            async with controlled(exec_tool) as (control, key):
-                await control.connect(key, task.verifier.network)
+            await exec_tool.set_network(task.verifier.network)
         found = await judged(exec_tool, task)
         return found.score, {**found.told(), "model faults": agent_result.model_faults}
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agentenv import ToolContext
+from agentenv import Checkpoint, ToolContext
 from agentenv.errors import PolicyRefusalError, TaskError, ToolCallError
-from examples.slot_control import controlled
 from examples.swe.outcomes import outcomes
 from examples.swe.records import SweRecord, TestLog
 from examples.swe.scoring import MAX_NAMED_FILES, MAX_TAKEN_BYTES, controls_tests
@@ -79,7 +78,7 @@ class Tried:
 class Beginning:
     """What a slot began with: all its files as a checkpoint, and the repository's as a tree of git's."""
 
-    checkpoint: str
+    checkpoint: Checkpoint
     tree: str
 
 
@@ -90,8 +89,7 @@ async def begun(exec_tool: ToolContext, record: SweRecord) -> Beginning:
     if found.exit_code or found.timed_out:
         said = found.stderr.strip()[-300:]
         raise TaskError(f"{record.instance_id}: {record.workdir} of its image has no {record.base_commit}: {said}")
-    async with controlled(exec_tool) as (control, key):
-        return Beginning(await control.checkpoint(key), found.stdout.strip())
+    return Beginning(await exec_tool.checkpoint(), found.stdout.strip())
 
 
 async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning, timeout_s: float) -> Tried:
@@ -104,8 +102,7 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
         patch = await _change(exec_tool, record, beginning.tree)
     except (OSError, ToolCallError, PolicyRefusalError, ValueError) as error:
         return Tried(None, f"its change cannot be read: {error}")
-    async with controlled(exec_tool) as (control, key):
-        await control.restore(key, beginning.checkpoint)
+    await exec_tool.restore(beginning.checkpoint)
     changed = tuple(dict.fromkeys(name for pair in _PATHS.findall(patch) for name in pair))
     put_back = tuple(path for path in changed if controls_tests(path))
     if patch and not await _apply(exec_tool, record, patch, put_back):

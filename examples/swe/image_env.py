@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -115,7 +115,7 @@ class SweImageEnv(AgentEnv):
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
         """Keep the files as they are, for the verifier."""
-        return asdict(await begun(exec_tool, self.records[item["instance_id"]]))
+        return vars(await begun(exec_tool, self.records[item["instance_id"]]))
 
     async def verify_and_score_trajectory(
         self,

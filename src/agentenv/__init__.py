@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from agentenv.tools.catalog import ToolCatalog
     from agentenv.tools.spec import ToolSpec
     from agentenv.wire.calls import CallResult
+    from agentenv.wire.network import NetworkPolicy
     from agentenv.wire.spec import Bind, SlotLimits
 
 _HOMES: Final = {
@@ -80,6 +81,7 @@ _HOMES: Final = {
     "InvalidArgumentsError": "agentenv.errors",
     "LocalBackend": "agentenv.slots.backends.local",
     "ModelServerError": "agentenv.errors",
+    "NetworkPolicy": "agentenv.wire.network",
     "NomadBackend": "agentenv.slots.backends.nomad.backend",
     "NomadSettings": "agentenv.config",
     "PolicyRefusalError": "agentenv.errors",
@@ -129,6 +131,7 @@ __all__ = [
     "InvalidArgumentsError",
     "LocalBackend",
     "ModelServerError",
+    "NetworkPolicy",
     "NomadBackend",
     "NomadSettings",
     "PolicyRefusalError",

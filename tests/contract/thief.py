@@ -72,7 +72,7 @@ _ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = 
     "POST /v1/leases/checkpoint": partial(_end, ContainerControl.checkpoint),
     "POST /v1/leases/restore": partial(_end, partial(ContainerControl.restore, checkpoint=_NO_CHECKPOINT)),
     "POST /v1/leases/drop": partial(_end, partial(ContainerControl.drop, checkpoint=_NO_CHECKPOINT)),
-    "POST /v1/leases/network": partial(_end, partial(ContainerControl.connect, network=NO_NETWORK)),
+    "POST /v1/leases/network": partial(_end, partial(ContainerControl.set_network, network=NO_NETWORK)),
     "PUT /v1/attachments/{call}/{field}": partial(_ask, "PUT", "/v1/attachments/c/stdin"),
     "GET /v1/attachments/{call}/{field}": partial(_ask, "GET", "/v1/attachments/c/stdout"),
     "GET /v1/calls/{call}/output": partial(_ask, "GET", "/v1/calls/c/output"),

@@ -8,6 +8,7 @@ import itertools
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AcquireTimeoutError, LeaseLostError
 from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 
 
@@ -21,6 +22,7 @@ class StubLease:
         self.sealed = 0
         self.checkpoints: list[str] = []
         self.restored: list[str] = []
+        self.networks: list[NetworkPolicy] = []
         self._lost = asyncio.Event()
 
     def lose(self, error: LeaseLostError) -> None:
@@ -44,6 +46,9 @@ class StubLease:
 
     async def drop(self, checkpoint: str) -> None:
         self.checkpoints.remove(checkpoint)
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        self.networks.append(network)
 
     async def release(self) -> None:
         await asyncio.sleep(0)

@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agentenv import AsyncSandbox
-from agentenv.errors import CheckpointError, InvalidArgumentsError
+from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, ToolContext
+from agentenv.errors import (
+    CheckpointError,
+    ConfigError,
+    InvalidArgumentsError,
+    PoolClosedError,
+    SandboxUnavailableError,
+)
+from agentenv.sdk.processes import ExecResult
 from tests.small_image import small_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
@@ -123,6 +130,80 @@ async def test_checkpoints_and_forks_are_files_and_no_processes(box: AsyncSandbo
     (again,) = await box.fork()
     assert await again.read_file("/opt/f") == "one\n", "what it stands on is there, though it was dropped"
     await again.close()
+
+
+async def test_a_network_is_changed_while_it_runs(images: dict[str, str]) -> None:
+    def seen(box: AsyncSandbox) -> Awaitable[ExecResult]:
+        return box.exec(["bash", "-c", "cat /proc/net/dev; echo proxy=$http_proxy"])
+
+    async with AsyncSandbox(image=images[""], memory_mib=512, network=["example.org"], forks=1) as box:
+        sleeping = await box.start("sleep 1000")
+        allowed = await seen(box)
+        assert "tap0" not in allowed.stdout
+        assert "proxy=http://127.0.0.1:" in allowed.stdout
+        await box.set_network("public")
+        opened = await seen(box)
+        assert "tap0" in opened.stdout
+        assert opened.stdout.endswith("proxy=\n")
+        await box.set_network("none")
+        assert "tap0" not in (await seen(box)).stdout
+        assert (await sleeping.state()).state == "running"
+        await box.set_network(["*.example.org"])
+        (fork,) = await box.fork()
+        assert "proxy=http" in (await seen(fork)).stdout, "a fork begins with the network of that time"
+        started = await fork.start("echo proxy=$http_proxy")
+        assert b"".join([piece async for piece in started.output()]).startswith(b"proxy=http")
+        await fork.set_network("none")
+        assert (await fork.terminal("echo proxy=$http_proxy")).stdout == "proxy=\n"
+
+
+async def test_a_container_without_a_network_has_none_to_give(images: dict[str, str]) -> None:
+    async with AsyncSandbox(image=images[""], memory_mib=512) as box:
+        with pytest.raises(SandboxUnavailableError, match="allow_network"):
+            await box.set_network("public")
+        assert (await box.run("echo still here")).stdout == "still here\n"
+
+
+async def test_a_lone_sandbox_has_the_limits_it_asks_for(images: dict[str, str]) -> None:
+    async with AsyncSandbox(image=images[""], memory_mib=3072, storage_mib=2048, cpus=0.5) as box:
+        assert (await box.run("head -c 1500000000 /dev/zero > /opt/large; stat -c %s /opt/large")).exit_code == 0
+        assert (await box.run("head -c 1000000000 /dev/zero > /opt/more")).exit_code != 0
+    async with AsyncSandbox(memory_mib=3072, storage_mib=2048) as plain:
+        assert (await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large")).stdout == "1500000000\n"
+
+
+async def test_an_image_is_made_of_what_was_written(images: dict[str, str]) -> None:
+    async with AsyncFarm(slots=2) as farm:
+        async with farm.sandbox(ImageRoot(images["app"], memory_mib=512)) as box:
+            await box.run("echo kept > /opt/state; rm /etc/group", user="root")
+            digest = await box.commit("prepared:1")
+            await box.run("echo later > /opt/state", user="root")
+            with pytest.raises(ConfigError, match="name"):
+                await box.commit("oci:/tmp/x")
+        for image in (digest, "prepared:1"):
+            async with AsyncSandbox(image=image, pool=farm, memory_mib=512) as again:
+                assert (await again.run("cat /opt/state; id -un; ls /etc/group")).stdout == "kept\napp\n"
+
+
+async def test_a_hook_has_checkpoints_and_forks_which_end_with_it(images: dict[str, str]) -> None:
+    async with AsyncFarm(slots=3) as farm, farm.sandbox(ImageRoot(images[""], memory_mib=512)) as box:
+        async with box.slot_session() as session:
+            hook = ToolContext(session)
+        await hook.write_file("/opt/f", "one")
+        checkpoint = await hook.checkpoint()
+        await hook.write_file("/opt/f", "two")
+        one, other = await hook.fork(2)
+        async with one:
+            await one.write_file("/opt/f", "changed")
+        assert await other.read_file("/opt/f") == "two"
+        await hook.restore(checkpoint)
+        assert await hook.read_file("/opt/f") == "one"
+        await hook.cleanup()
+        for ended in (one, other):
+            with pytest.raises(PoolClosedError):
+                await ended.read_file("/opt/f")
+        async with farm.sandbox(), farm.sandbox():
+            pass  # their slots are free again
 
 
 async def test_plain_slots_have_one_user_and_no_checkpoints() -> None:

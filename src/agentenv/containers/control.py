@@ -117,7 +117,7 @@ class ContainerControl:
         request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
 
-    async def connect(
+    async def set_network(
         self, key: LeaseKey, network: NetworkPolicy, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> ReleaseReply:
         """Change what an image slot may reach. Raises StaleLeaseError; SandboxUnavailableError: it has no network."""

@@ -17,6 +17,7 @@ from agentenv.containers.live_output import LiveView, OnOutput
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ConfigError,
     ContainerLostError,
     InvalidArgumentsError,
     PolicyRefusalError,
@@ -32,6 +33,7 @@ from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.toolserver import CallScope
 
@@ -67,6 +69,9 @@ class SessionLease(Protocol):
 
     async def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint of the slot's container."""
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        """Change what the slot may reach."""
 
     async def release(self) -> None:
         """Release the slot. Repeatable."""
@@ -161,7 +166,7 @@ class ToolSession:
         self.container = container
         """The only container that can have its slot; empty: any."""
         self.root = root
-        """What its slot is made from; None: it is a plain slot."""
+        """What its slot is made from, with the network it has now; None: it is a plain slot."""
         self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
         """What the lease is for."""
         self.last_timing: CallTiming | None = None
@@ -313,6 +318,23 @@ class ToolSession:
         self._usable()
         self._check_here(checkpoint)
         await self.lease.drop(checkpoint.root.checkpoint)
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        """Change what the slot may reach from now on; its processes go on. Connections that are no longer allowed are
+        closed when this returns; under an allow list, new commands are told the proxy's address. Forks begin with the
+        network that the slot has then; a checkpoint's files are restored under the one it has now.
+
+        Raises: ConfigError: the slot has no image, and so the network of its container. SandboxUnavailableError: the
+        container gives its slots no network, or it failed; the slot then has none. InfraError.
+        """
+        self._usable()
+        if self.root is None:
+            raise ConfigError(
+                "network", "a slot without an image has its container's network", next_step="lease one with an image"
+            )
+        root = replace(self.root, network=network)  # raises where the slot's capabilities forbid it
+        await self.lease.set_network(network)
+        self.root = root
 
     async def fork(self, n: int = 1) -> list[ToolSession]:
         """Open n sessions on slots that begin with this one's files, and no process: everything running in this slot is

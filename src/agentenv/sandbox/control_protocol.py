@@ -67,6 +67,8 @@ class SlotView:
     """A bash to run scripts with; empty: the image's own."""
     tmux: str
     """Directory of a tmux to use (:attr:`SlotPaths.tmux`); empty: the image's own, if it has one."""
+    network_env: dict[str, str] = field(default_factory=dict)
+    """Of the environment, what goes with the present network."""
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,25 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack, cast
 
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
-from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConfigError, PoolClosedError
-from agentenv.executor.session import Checkpoint, ToolSession
+from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.loop_thread import forked_error
-from agentenv.sdk.roots import ImageRoot, stored
+from agentenv.sdk.roots import (
+    ImageRoot,
+    RootFields,
+    SandboxFields,
+    container_for,
+    plain_container_for,
+    stored,
+)
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
@@ -41,7 +47,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import Tags
-from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.roots import RootSpec
 
 T = TypeVar("T")
 
@@ -196,11 +202,17 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager: a farm of one slot. The arguments
     are those of :class:`AsyncFarm`, and
 
-    - ``image``: the sandbox's root, in which it is root: ``debian:trixie``, ``oci:DIR`` and what else
-      docs/images.md names; it is fetched if this machine does not have it. Without one, the sandbox has this machine's
-      programs, read-only;
-    - with an image: ``cpus`` (cores), ``memory_mib``, ``storage_mib`` (what it may write, in ``storage``: ``memory`` or
-      ``disk``), ``user`` and ``workdir`` in place of the image's; ``forks``: how many forks it may have at once.
+    - ``image``: the sandbox's root, in which it is root: ``debian:trixie``, ``dockerfile:DIR``, ``oci:DIR`` and what
+      else docs/images.md names; it is fetched or built if this machine does not have it. Without one, the sandbox has
+      this machine's programs, read-only;
+    - ``memory_mib`` and ``storage_mib``, what it may write (and with an image where: ``storage`` is ``memory`` or
+      ``disk``). Its container gets the limits that this needs;
+    - ``network``: ``none``, ``public``, or with an image a list of hosts, or a NetworkPolicy, which
+      :meth:`set_network` changes. By default what ``allow_network`` says, with an image ``none``;
+    - with an image: ``cpus`` (cores), ``user`` and ``workdir`` in place of the image's, ``capabilities``,
+      ``nested_namespaces`` (:class:`ImageRoot`); ``forks``: how many forks it may have at once;
+    - ``pool``: a farm that is open. The sandbox is one of its slots, as :meth:`AsyncFarm.sandbox` gives them; backend,
+      timeouts and the container's settings are the farm's.
 
     A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
     failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
@@ -217,22 +229,30 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         start_timeout_s: float = 60.0,
         farm: FarmAccess | None = None,
         image: str | None = None,
-        cpus: float | None = None,
-        memory_mib: int | None = None,
-        storage_mib: int | None = None,
-        storage: Writable = "memory",
-        user: str = "",
-        workdir: str = "",
         forks: int = 0,
-        **fields: Unpack[ContainerFields],
+        pool: AsyncFarm | None = None,
+        **fields: Unpack[SandboxFields],
     ) -> None:
-        root = None
-        if image is not None:
-            root = ImageRoot(image, cpus, memory_mib, storage_mib, storage, user, workdir)
-        elif given := [name for name, value in limits_of(cpus, memory_mib, storage_mib, user, workdir, forks) if value]:
-            raise ConfigError(given[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
-        if settings is None and isinstance(backend, str) and backend != "farm":
-            fields.setdefault("slots_per_container", 1 + forks)  # all of them in one container
+        asked, container = _split(fields)
+        root = None if image is None else ImageRoot(image, **asked)
+        if pool is not None:
+            given = (
+                backend != "local" or settings or farm or forks or container or (timeout_s, start_timeout_s) != (60, 60)
+            )
+            if given or (root is None and asked):
+                raise ConfigError("pool", "has backend, settings and limits", next_step="give them to the farm")
+            self._enlist(pool, root, owned=False)
+            return
+        if forks and root is None:
+            raise ConfigError("forks", "is for sandboxes with an image", next_step="name an image, or leave it out")
+        if isinstance(backend, str) and backend != "farm":
+            if settings is None:
+                container.setdefault("slots_per_container", 1 + forks)  # all of them in one container
+            made = ContainerSettings.made(settings, container)
+            settings = plain_container_for(asked, made) if root is None else container_for(root, made)
+            container = {}
+        elif root is None and asked:
+            raise ConfigError(next(iter(asked)), "is the backend's to say", next_step="name an image, or leave it out")
         alone = AsyncFarm(
             backend,
             slots=1 + forks,
@@ -240,7 +260,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
             farm=farm,
-            **fields,
+            **container,
         )
         self._enlist(alone, root, owned=True)
 
@@ -303,46 +323,12 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         """Call any tool by its name."""
         return await self._usable().call_tool(tool, arguments, timeout_s=timeout_s)
 
-    async def seal(self) -> None:
-        """Kill everything running in the sandbox; its files stay."""
-        self._usable()
-        await self._session.seal()
+    def slot_session(self) -> AbstractAsyncContextManager[ToolSession]:
+        """See :class:`SlotTools`."""
+        return self._usable().slot_session()
 
-    # -- checkpoints -------------------------------------------------------------------------------
-
-    async def checkpoint(self) -> Checkpoint:
-        """Keep the sandbox's files, and no process: everything running in it is killed. It goes on with its files.
-
-        For sandboxes with an image. The checkpoint lives in the sandbox's container, and as long as that, or until
-        :meth:`drop`. Raises CheckpointError when there is no image, or no room to keep the files.
-        """
-        self._usable()
-        return await self._session.checkpoint()
-
-    async def restore(self, checkpoint: Checkpoint) -> None:
-        """Give the sandbox the files of a checkpoint in place of its own, and no process: everything running in it is
-        killed. Raises CheckpointError when the checkpoint is another image's, or in another container."""
-        self._usable()
-        await self._session.restore(checkpoint)
-
-    async def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint, and free its memory. Sandboxes that began with it keep its files."""
-        self._usable()
-        await self._session.drop(checkpoint)
-
-    async def fork(self, n: int = 1) -> list[AsyncSandbox]:
-        """Open n sandboxes that begin with this one's files, and no process: everything running in this one is killed.
-
-        They are independent of it and of each other, and to be closed each; they end with the farm, that of a lone
-        sandbox with the sandbox. They need as many free slots in the same container: of a lone sandbox, its ``forks``;
-        in a farm they are waited for up to ``start_timeout_s``. All are opened, or none. Raises CheckpointError,
-        AcquireTimeoutError, InfraError.
-        """
-        self._usable()
-        return [self._with_session(session) for session in await self._session.fork(n)]
-
-    def _with_session(self, session: ToolSession) -> AsyncSandbox:
-        box = AsyncSandbox.__new__(AsyncSandbox)
+    def _over(self, session: ToolSession) -> Self:
+        box = type(self).__new__(type(self))
         box._enlist(self._farm, self._root, owned=False)
         box._stack = AsyncExitStack()
         box._stack.push_async_callback(session.aclose)
@@ -350,14 +336,12 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         box._opened = ToolContext(session)
         return box
 
-    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
-        """See :class:`SlotTools`."""
-        return self._usable().lease_for_transfer()
 
-
-def limits_of(*values: object) -> Iterator[tuple[str, object]]:
-    """What is for image slots, by name."""
-    return zip(("cpus", "memory_mib", "storage_mib", "user", "workdir", "forks"), values, strict=True)
+def _split(fields: SandboxFields) -> tuple[RootFields, ContainerFields]:
+    """What is the sandbox's, and what its container's."""
+    asked = {name: value for name, value in fields.items() if name in RootFields.__annotations__}
+    rest = {name: value for name, value in fields.items() if name not in asked}
+    return cast("RootFields", asked), cast("ContainerFields", rest)
 
 
 def already_open(what: str, *, open_now: bool) -> PoolClosedError:

@@ -15,14 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
-import aiohttp
-
-from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
-from agentenv.containers.layers import download_layers
 from agentenv.containers.tars import get_tar, put_tar
 from agentenv.errors import ConfigError
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
+from agentenv.sdk.commits import image_above
 from agentenv.store.addition import Runtime
 from agentenv.store.dockerfile.image_config import ImageConfig
 from agentenv.store.dockerfile.machine import BaseImage, Machine, Seen, Start
@@ -30,8 +26,6 @@ from agentenv.store.manifest import StoredImage
 from agentenv.store.store import Store
 from agentenv.wire.roots import RootSpec
 
-_EMPTY_TAR_BYTES: Final = 1024
-"""A layer in which nothing is."""
 _LOOK: Final = r"""
 path=$1 rest=
 while [ ! -e "$path" ] && [ ! -L "$path" ] && [ "$path" != / ]; do
@@ -89,18 +83,17 @@ class SlotMachines:
         else:
             image = found
         root = replace(self._root, image=image.digest, user="0")
-        async with self._farm.sandbox(root) as box, open_session() as session:
-            yield SlotMachine(box, self._store, image, session)
+        async with self._farm.sandbox(root) as box:
+            yield SlotMachine(box, self._store, image)
 
 
 class SlotMachine:
     """Implements :class:`agentenv.store.dockerfile.machine.Machine`."""
 
-    def __init__(self, box: AsyncSandbox, store: Store, image: StoredImage, session: aiohttp.ClientSession) -> None:
+    def __init__(self, box: AsyncSandbox, store: Store, image: StoredImage) -> None:
         self._box = box
         self._store = store
         self._image = image
-        self._http = session
         self._layers = 0
         """Layers of this slot that are in ``image``."""
 
@@ -161,14 +154,13 @@ class SlotMachine:
 
     async def _stored(self, runtime: Runtime) -> StoredImage:
         """The image of all that has been written."""
+        name = (await self._box.checkpoint()).root.checkpoint
         async with self._box.lease_for_transfer() as lease:
-            control = ContainerControl(lease.container, self._http)
-            name = await control.checkpoint(lease.key)
-            with tempfile.TemporaryDirectory(prefix="agentenv-layers-") as directory:
-                tars = await download_layers(self._http, lease.container, name, Path(directory), first=self._layers)
-                self._layers += len(tars)
-                written = [tar for tar in tars if tar.stat().st_size > _EMPTY_TAR_BYTES]
-                return await asyncio.to_thread(self._store.add, self._image, written, runtime)
+            image, layers = await image_above(
+                self._store, self._image, lease.container, name, runtime, first=self._layers
+            )
+        self._layers += layers
+        return image
 
     async def _script(self, script: str, argument: str) -> str:
         result = await self._box.exec(["bash", "-c", script, "bash", argument], user="0")

@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypedDict
 
-from agentenv.config import cache_dir
+from agentenv.config import ContainerFields, ContainerSettings, cache_dir
 from agentenv.errors import ConfigError
 from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.farm_pool import FarmPool
-from agentenv.store.reference import parse
+from agentenv.store.reference import is_digest, parse
 from agentenv.store.store import Store
-from agentenv.wire.network import NO_NETWORK, NetworkPolicy
-from agentenv.wire.roots import RootSpec, Writable
-from agentenv.wire.spec import MIB
+from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.roots import Capability, RootSpec, Writable
+from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, SlotLimits
 
+Network = Literal["none", "public"] | Sequence[str] | NetworkPolicy
+"""What a sandbox may reach: nothing; everything but this machine and closed networks; or only these hosts
+(``example.org``, ``*.example.org``, ``10.0.0.0/8``, each also with ``:PORT``), through a proxy."""
 _MILLIS: Final = 1000
+_ROOM_BYTES: Final = 1024 * MIB
+"""Memory for the programs of a sandbox that asks for storage in memory and does not say how much memory."""
+_NO_IMAGE: Final = "sha256:" + 64 * "0"
+_OF_PLAIN: Final = ("memory_mib", "storage_mib", "network")
+"""What a sandbox without an image may be given too."""
+
+
+class RootFields(TypedDict, total=False):
+    """:class:`ImageRoot` as keyword arguments, without its image and its environment."""
+
+    cpus: float | None
+    memory_mib: int | None
+    storage_mib: int | None
+    storage: Writable
+    user: str
+    workdir: str
+    network: Network
+    capabilities: Sequence[Capability]
+    nested_namespaces: bool
+
+
+class SandboxFields(RootFields, ContainerFields, total=False):
+    """What a sandbox and its container may be given by name."""
+
+
+def network_policy(given: Network) -> NetworkPolicy:
+    """The policy that somebody wrote. Raises ConfigError (``network``)."""
+    if isinstance(given, NetworkPolicy):
+        return given
+    if given in ("none", "public"):
+        return NetworkPolicy(given)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigError(
+            "network",
+            f"got {given!r}",
+            next_step="allowed: 'none', 'public', or a list of hosts: ['example.org', '*.example.org', '10.0.0.0/8']",
+        )
+    return NetworkPolicy("allow", tuple(given)) if given else NetworkPolicy()
 
 
 @dataclass(frozen=True)
@@ -26,7 +67,9 @@ class ImageRoot:
     """The image of a sandbox and its limits: ``cpus`` in cores, None where the container's own limits hold.
 
     ``storage_mib`` bounds what the sandbox may write: in memory (it counts as the sandbox's memory) or on disk.
-    ``user`` and ``workdir`` replace those of the image.
+    ``user`` and ``workdir`` replace those of the image. ``network``: what it may reach, which the container has to
+    allow (``allow_network``). ``capabilities`` are over the sandbox's own namespaces, beyond those that its root has;
+    with ``nested_namespaces`` its programs may make user namespaces, as browsers do for their sandboxes.
     """
 
     image: str
@@ -37,13 +80,13 @@ class ImageRoot:
     user: str = ""
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    network: NetworkPolicy = NO_NETWORK
+    network: Network = "none"
+    capabilities: Sequence[Capability] = ()
+    nested_namespaces: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("cpus", "memory_mib", "storage_mib"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(name, f"got {value!r}", next_step="allowed: more than 0")
+        network_policy(self.network)
+        _check_positive(cpus=self.cpus, memory_mib=self.memory_mib, storage_mib=self.storage_mib)
 
     def spec(self, digest: str) -> RootSpec:
         """The root with the image of that digest."""
@@ -61,8 +104,65 @@ class ImageRoot:
             user=self.user,
             workdir=self.workdir,
             env=dict(self.env),
-            network=self.network,
+            network=network_policy(self.network),
+            capabilities=tuple(self.capabilities),
+            nested_namespaces=self.nested_namespaces,
         )
+
+
+def container_for(root: ImageRoot, settings: ContainerSettings) -> ContainerSettings:
+    """The settings of a container for such a sandbox alone: its slots have at least the memory that the root asks for,
+    and a network if it asks for one. Pure."""
+    asked = root.spec(_NO_IMAGE)
+    memory_bytes = asked.memory_bytes
+    if not memory_bytes and root.storage_mib is not None and asked.writable == "memory":
+        memory_bytes = asked.writable_bytes + _ROOM_BYTES
+    limits = replace(settings.limits, memory_bytes=max(settings.limits.memory_bytes, memory_bytes))
+    return _with(settings, limits, asked.network)
+
+
+def plain_container_for(fields: RootFields, settings: ContainerSettings) -> ContainerSettings:
+    """The settings of the container of a sandbox without an image: memory and storage are its slots' own limits. Pure.
+    Raises ConfigError for what only sandboxes with an image can have."""
+    network = network_policy(fields.get("network", "none"))
+    if network.kind == "allow":
+        raise ConfigError(
+            "network", "an allow list is for sandboxes with an image", next_step="name an image, or give 'public'"
+        )
+    for_images = [name for name, value in fields.items() if value and name not in _OF_PLAIN and value != "memory"]
+    if for_images:
+        raise ConfigError(for_images[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
+    memory_mib, storage_mib = fields.get("memory_mib"), fields.get("storage_mib")
+    _check_positive(memory_mib=memory_mib, storage_mib=storage_mib)
+    return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
+
+
+def _plain_limits(limits: SlotLimits, memory_mib: int | None, storage_mib: int | None) -> SlotLimits:
+    """All three file systems are in memory: in less of it they are smaller, and for more storage there is more of it,
+    unless the other is given too."""
+    if memory_mib is None:
+        files_bytes = limits.workspace_bytes if storage_mib is None else storage_mib * MIB
+        least_bytes = files_bytes + limits.tmp_bytes + limits.shm_bytes + MEMORY_HEADROOM_BYTES
+        return replace(limits, workspace_bytes=files_bytes, memory_bytes=max(limits.memory_bytes, least_bytes))
+    memory_bytes = memory_mib * MIB
+    return replace(
+        limits,
+        memory_bytes=memory_bytes,
+        workspace_bytes=min(limits.workspace_bytes, memory_bytes // 2) if storage_mib is None else storage_mib * MIB,
+        tmp_bytes=min(limits.tmp_bytes, memory_bytes // 8),
+        shm_bytes=min(limits.shm_bytes, memory_bytes // 16),
+    )
+
+
+def _with(settings: ContainerSettings, limits: SlotLimits, network: NetworkPolicy) -> ContainerSettings:
+    allow = settings.allow_network or network.kind != "none"
+    return settings.model_copy(update={"limits": limits, "allow_network": allow})
+
+
+def _check_positive(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise ConfigError(name, f"got {value!r}", next_step="allowed: more than 0")
 
 
 def store_directory() -> Path:
@@ -101,6 +201,8 @@ def farm_images(pool: object) -> FarmImages | None:
 
 
 async def _digest_of(image: str, pool: object) -> str:
+    if is_digest(image):  # of an image that was built, committed or fetched before
+        return image
     wanted, farm = parse(image), farm_images(pool)
     if farm is not None:
         return (await farm.resolve(image)).digest

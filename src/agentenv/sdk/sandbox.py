@@ -27,12 +27,12 @@ from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import ExecResult, Signal, SlotProcess
-from agentenv.sdk.roots import ImageRoot
+from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
-from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
@@ -130,15 +130,11 @@ class Sandbox(_Opened):
         start_timeout_s: float = 60.0,
         farm: FarmAccess | None = None,
         image: str | None = None,
-        cpus: float | None = None,
-        memory_mib: int | None = None,
-        storage_mib: int | None = None,
-        storage: Writable = "memory",
-        user: str = "",
-        workdir: str = "",
         forks: int = 0,
-        **fields: Unpack[ContainerFields],
+        pool: Farm | None = None,
+        **fields: Unpack[SandboxFields],
     ) -> None:
+        self._kept = pool
         self._box = AsyncSandbox(
             backend,
             settings=settings,
@@ -146,16 +142,11 @@ class Sandbox(_Opened):
             start_timeout_s=start_timeout_s,
             farm=farm,
             image=image,
-            cpus=cpus,
-            memory_mib=memory_mib,
-            storage_mib=storage_mib,
-            storage=storage,
-            user=user,
-            workdir=workdir,
             forks=forks,
+            pool=None if pool is None else pool._farm,
             **fields,
         )
-        self._drive(self._box, LoopThread())
+        self._drive(self._box, LoopThread() if pool is None else pool._loop, owned=pool is None)
 
     @classmethod
     def _of(cls, box: AsyncSandbox, loop: LoopThread, kept: Farm | Sandbox) -> Sandbox:
@@ -263,6 +254,14 @@ class Sandbox(_Opened):
     def fork(self, n: int = 1) -> list[Sandbox]:
         """Open n sandboxes that begin with this one's files; see :meth:`agentenv.AsyncSandbox.fork`."""
         return [Sandbox._of(box, self._loop, self) for box in self._loop.run(self._box.fork(n))]
+
+    def commit(self, name: str = "") -> str:
+        """Make an image of the sandbox's files; returns its digest. See :meth:`agentenv.AsyncSandbox.commit`."""
+        return self._loop.run(self._box.commit(name))
+
+    def set_network(self, network: Network) -> None:
+        """Change what the sandbox may reach; see :meth:`agentenv.AsyncSandbox.set_network`."""
+        self._loop.run(self._box.set_network(network))
 
     # -- files -------------------------------------------------------------------------------------
 

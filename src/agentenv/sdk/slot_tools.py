@@ -1,4 +1,5 @@
-"""The tools of one slot as typed methods: files, search, patches, transfers. For hooks and for scripts alike.
+"""The tools of one slot as typed methods, and what is done with the slot as a whole: checkpoints, forks, its network.
+For hooks and for scripts alike.
 
 A failing *file* operation raises ``OSError`` with the slot's errno (``FileNotFoundError`` and so on).
 """
@@ -11,14 +12,17 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Self, overload
 
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.executor.session import Checkpoint, ToolSession
+from agentenv.sdk.commits import committed
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
+from agentenv.sdk.roots import Network, network_policy
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
@@ -48,8 +52,81 @@ class SlotTools(ABC):
         """
 
     @abstractmethod
-    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
+    def slot_session(self) -> AbstractAsyncContextManager[ToolSession]:
+        """The slot's session, for one use."""
+
+    @abstractmethod
+    def _over(self, session: ToolSession) -> Self:
+        """The same kind of thing over the session of a fork, which ends with it."""
+
+    @asynccontextmanager
+    async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
         """The lease to transfer files under, for one transfer."""
+        async with self.slot_session() as session:
+            yield session.lease
+
+    # -- the slot as a whole -----------------------------------------------------------------------
+
+    async def seal(self) -> None:
+        """Kill everything running in the slot; its files stay."""
+        async with self.slot_session() as session:
+            await session.seal()
+
+    async def checkpoint(self) -> Checkpoint:
+        """Keep the slot's files, and no process: everything running in it is killed. It goes on with its files.
+
+        For slots with an image. The checkpoint lives in the slot's container, and as long as that, or until
+        :meth:`drop`. Raises CheckpointError when there is no image, or no room to keep the files.
+        """
+        async with self.slot_session() as session:
+            return await session.checkpoint()
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the slot the files of a checkpoint in place of its own, and no process: everything running in it is
+        killed. Raises CheckpointError when the checkpoint is another image's, or in another container."""
+        async with self.slot_session() as session:
+            await session.restore(checkpoint)
+
+    async def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint, and free its memory. Slots that began with it keep its files."""
+        async with self.slot_session() as session:
+            await session.drop(checkpoint)
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """Open n slots that begin with this one's files, and no process: everything running in this one is killed.
+
+        They are independent of it and of each other, and to be closed each; they end with the farm, that of a lone
+        sandbox with the sandbox, that of a hook with the hook. They need as many free slots in the same container: of a
+        lone sandbox, its ``forks``; else they are waited for as long as for a slot. All are opened, or none. Raises
+        CheckpointError, AcquireTimeoutError, InfraError.
+        """
+        async with self.slot_session() as session:
+            return [self._over(fork) for fork in await session.fork(n)]
+
+    async def commit(self, name: str = "") -> str:
+        """Make an image of the slot's files, with the user, environment and directory of the image that it has, in this
+        machine's store; returns its digest, which ``image=`` takes. ``name``: what else it is called, such as
+        ``prepared:1``. Everything running in the slot is killed; it goes on with its files.
+
+        Raises: CheckpointError when there is no image, or no room; ConfigError when the name is malformed, or the
+        slot's own image is not in this machine's store; ImageUnavailableError when the disk is full; InfraError.
+        """
+        async with self.slot_session() as session:
+            return await committed(session, name)
+
+    async def set_network(self, network: Network) -> None:
+        """Change what the slot may reach: ``"none"``, ``"public"``, a list of hosts, or a NetworkPolicy. Its processes
+        go on; connections that are no longer allowed are closed when this returns.
+
+        For slots with an image whose container gives its slots a network (``allow_network``; a lone sandbox that was
+        opened with one). Raises ConfigError when the network is malformed, or there is no image;
+        SandboxUnavailableError when it cannot be had: then there is none.
+        """
+        policy = network_policy(network)
+        async with self.slot_session() as session:
+            await session.set_network(policy)
+
+    # -- programs ----------------------------------------------------------------------------------
 
     async def exec(
         self,
@@ -113,6 +190,8 @@ class SlotTools(ABC):
         reply = ProcessReply.model_validate((await self.call_tool("process", without_none(given))).content)
         assert reply.process is not None  # it was started, or the call had raised
         return SlotProcess(self, reply.process.process)
+
+    # -- files -------------------------------------------------------------------------------------
 
     @overload
     async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...

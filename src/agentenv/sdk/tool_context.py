@@ -13,15 +13,16 @@ errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedEr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal, overload
+from types import TracebackType
+from typing import Any, Final, Literal, Self, overload
 
 from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
 from agentenv.agent.tool_call import ToolCall, ToolResult, one_shot
 from agentenv.containers.live_output import OnOutput
-from agentenv.containers.transfer import TransferLease
 from agentenv.errors import (
     InfraError,
     InvalidArgumentsError,
@@ -32,6 +33,7 @@ from agentenv.errors import (
     UnknownToolError,
     from_wire,
 )
+from agentenv.executor.session import ToolSession
 from agentenv.sdk.slot_tools import SlotTools, without_none
 from agentenv.tools.toolsets import EXTERNAL
 from agentenv.wire.calls import CallResult
@@ -40,10 +42,16 @@ _NOT_SERVED: Final = '{tool} runs on a tool server, and none that has it is set:
 
 
 class ToolContext(SlotTools):
-    """Calls tools on one slot until :meth:`cleanup`."""
+    """Calls tools on one slot until :meth:`cleanup`.
 
-    def __init__(self, session: Session) -> None:
+    A fork has a context of its own; ``async with`` it, or :meth:`cleanup`, ends it with its slot.
+    """
+
+    def __init__(self, session: Session, origin: ToolContext | None = None) -> None:
         self._session = session
+        self._origin = origin
+        """Of what it is a fork."""
+        self._forks: list[ToolContext] = []
         self._open = True
         self.infra_error: InfraError | SlotDestroyedError | None = None
         """The first infrastructure failure of a call through this context, or the destruction of the slot."""
@@ -190,17 +198,34 @@ class ToolContext(SlotTools):
         return await self.call_tool("browser_screenshot", {})
 
     async def cleanup(self) -> None:
-        """End the use of this context; the slot itself belongs to the rollout. Repeatable."""
+        """End the use of this context, and its forks; the slot itself belongs to the rollout, that of a fork ends too.
+        Repeatable."""
         self._open = False
+        forks, self._forks = self._forks, []
+        await asyncio.gather(*(fork.cleanup() for fork in forks))
+        if self._origin is not None and isinstance(self._session, ToolSession):
+            await self._session.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cleanup()
 
     @asynccontextmanager
-    async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
-        """See :class:`SlotTools`. Raises InvalidArgumentsError when the session has none."""
-        lease: TransferLease | None = getattr(self._session, "lease", None)
+    async def slot_session(self) -> AsyncIterator[ToolSession]:
+        """See :class:`SlotTools`. Raises InvalidArgumentsError when it is another kind of session."""
         async with self._watched():
-            if lease is None:
-                raise InvalidArgumentsError("this session has no lease to transfer files under")
-            yield lease
+            if not isinstance(self._session, ToolSession):
+                raise InvalidArgumentsError("this session calls tools, and has no slot of its own")
+            yield self._session
+
+    def _over(self, session: ToolSession) -> Self:
+        fork = type(self)(session, self)
+        self._forks.append(fork)
+        return fork
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -210,8 +235,13 @@ class ToolContext(SlotTools):
         try:
             yield
         except (InfraError, SlotDestroyedError) as error:
-            self.infra_error = self.infra_error or error
+            self._failed(error)
             raise
+
+    def _failed(self, error: InfraError | SlotDestroyedError) -> None:
+        self.infra_error = self.infra_error or error
+        if self._origin is not None:  # no score may hide the failure of a fork either
+            self._origin._failed(error)
 
 
 def _closed() -> PoolClosedError:

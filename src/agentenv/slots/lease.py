@@ -11,6 +11,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.wire.leases import LeaseKey
+from agentenv.wire.network import NetworkPolicy
 
 T = TypeVar("T")
 _RECREATED_S: Final = 75.0
@@ -89,6 +90,11 @@ class SlotLease:
         """Forget a checkpoint of the slot's container. Slots that began with it keep its files. Raises as
         :meth:`seal`."""
         await self._ask(lambda control: control.drop(self.key, checkpoint))
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        """Change what an image slot may reach; its processes go on. Raises as :meth:`seal`, and
+        SandboxUnavailableError when it cannot be had: then the slot has no network."""
+        await self._ask(lambda control: control.set_network(self.key, network, timeout_s=_RECREATED_S))
 
     async def _ask(self, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
         if self.lost is not None:

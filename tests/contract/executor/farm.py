@@ -20,6 +20,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
@@ -101,6 +102,9 @@ class ProxiedLease:
 
     async def drop(self, checkpoint: str) -> None:
         await self._lease.drop(checkpoint)
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        await self._lease.set_network(network)
 
     async def release(self) -> None:
         await self._lease.release()

@@ -179,9 +179,9 @@ async def test_without_a_tool_server_the_error_says_how_to_have_one() -> None:
 
 async def test_transfers_need_a_lease() -> None:
     exec_tool, _ = context(ok())
-    with pytest.raises(InvalidArgumentsError, match="no lease"):
+    with pytest.raises(InvalidArgumentsError, match="no slot of its own"):
         await exec_tool.upload("x", "y")
-    with pytest.raises(InvalidArgumentsError, match="no lease"):
+    with pytest.raises(InvalidArgumentsError, match="no slot of its own"):
         await exec_tool.download("x", "y")
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from agentenv.config import ExecutorSettings
-from agentenv.errors import AcquireTimeoutError, CheckpointError
+from agentenv.errors import AcquireTimeoutError, CheckpointError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from tests.faults.stub_pool import StubPool
 from tests.faults.wire_server import WireServer
@@ -81,3 +82,23 @@ async def test_what_cannot_be_restored_is_refused(executor: ToolExecutor, pool: 
         with pytest.raises(CheckpointError, match="another container, far"):
             await session.drop(replace(checkpoint, container="far"))
         assert pool.leases[1].restored == []
+
+
+async def test_a_change_of_network_holds_for_forks_too(executor: ToolExecutor, pool: StubPool) -> None:
+    allowed = NetworkPolicy("allow", ("example.org",))
+    async with executor.open("plain") as plain, executor.open("t", root=ROOT) as session:
+        with pytest.raises(ConfigError, match="container's network"):
+            await plain.set_network(NO_NETWORK)
+        await session.set_network(allowed)
+        assert pool.leases[1].networks == [allowed]
+        await session.fork()
+        assert [root.network for root, _ in pool.asked if root is not None] == [NO_NETWORK, allowed]
+
+
+async def test_a_network_that_the_slots_capabilities_forbid_is_not_asked_for(
+    executor: ToolExecutor, pool: StubPool
+) -> None:
+    async with executor.open("t", root=replace(ROOT, capabilities=("net_admin",))) as session:
+        with pytest.raises(ConfigError, match="net_admin"):
+            await session.set_network(NetworkPolicy("public"))
+        assert pool.leases[0].networks == []

@@ -6,8 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from agentenv import ContainerSettings
 from agentenv.errors import ConfigError
-from agentenv.sdk.roots import ImageRoot, StoredImages
+from agentenv.sdk.roots import (
+    ImageRoot,
+    Network,
+    RootFields,
+    StoredImages,
+    container_for,
+    network_policy,
+    plain_container_for,
+    stored,
+)
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+from agentenv.wire.roots import RootSpec, unfit
+from agentenv.wire.spec import MIB, SlotLimits
 from tests.image_sources import member, oci_layout, tar_of
 
 LAYER = tar_of(member("a", b"a"))
@@ -31,3 +44,90 @@ async def test_what_failed_is_looked_for_again(tmp_path: Path, monkeypatch: pyte
         await images.root(ImageRoot(image))
     oci_layout(tmp_path / "oci", LAYER)
     assert (await images.root(ImageRoot(image))).image.startswith("sha256:")
+
+
+async def test_a_digest_means_the_image_that_has_it() -> None:
+    digest = "sha256:" + "a" * 64
+    assert (await stored(ImageRoot(digest))).image == digest
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("none", NO_NETWORK),
+        ([], NO_NETWORK),
+        ("public", NetworkPolicy("public")),
+        (["Example.org", "*.pypi.org:443"], NetworkPolicy("allow", ("example.org", "*.pypi.org:443"))),
+        (NetworkPolicy("public"), NetworkPolicy("public")),
+    ],
+)
+def test_a_network_is_a_word_or_a_list_of_hosts(written: Network, meant: NetworkPolicy) -> None:
+    assert network_policy(written) == meant
+    assert ImageRoot("debian", network=written).spec("sha256:" + "a" * 64).network == meant
+
+
+@pytest.mark.parametrize("wrong", ["example.org", "", ["exa mple.org"], 5, None, b"none"])
+def test_a_network_that_is_none_is_refused(wrong: Network) -> None:
+    with pytest.raises(ConfigError, match="network"):
+        ImageRoot("debian", network=wrong)
+
+
+ROOTS = [
+    ImageRoot("debian"),
+    ImageRoot("debian", memory_mib=128),
+    ImageRoot("debian", memory_mib=16384, cpus=0.5),
+    ImageRoot("debian", storage_mib=8192),
+    ImageRoot("debian", memory_mib=8192, storage_mib=4096),
+    ImageRoot("debian", memory_mib=8192, storage_mib=100_000, storage="disk"),
+]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_container_of_ones_own_has_what_the_root_asks_for(root: ImageRoot) -> None:
+    spec = root.spec("sha256:" + "a" * 64)
+    made = container_for(root, ContainerSettings())
+    assert unfit(spec, made.limits, {}) is None
+    assert made.limits.memory_bytes >= SlotLimits().memory_bytes, "nor less than it would have"
+    assert not made.allow_network
+    assert container_for(ImageRoot("debian", network="public"), ContainerSettings()).allow_network
+
+
+def test_what_a_plain_sandbox_asks_for_are_its_slots_limits() -> None:
+    def limits(**fields: int) -> SlotLimits:
+        given: RootFields = fields  # type: ignore[assignment]
+        return plain_container_for(given, ContainerSettings()).limits
+
+    default = SlotLimits()
+    assert limits() == default
+    assert limits(memory_mib=4096).memory_bytes == 4096 * MIB
+    assert limits(memory_mib=4096).workspace_bytes == default.workspace_bytes
+    small = limits(memory_mib=256)
+    assert (small.memory_bytes, small.workspace_bytes) == (256 * MIB, 128 * MIB)
+    large = limits(storage_mib=4096)
+    assert large.workspace_bytes == 4096 * MIB < large.memory_bytes
+    with pytest.raises(ConfigError, match="memory_bytes"):
+        limits(memory_mib=512, storage_mib=1024)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"cpus": 1.0}, "cpus"),
+        ({"user": "app"}, "user"),
+        ({"storage": "disk"}, "storage"),
+        ({"capabilities": ["net_raw"]}, "capabilities"),
+        ({"network": ["example.org"]}, "network"),
+        ({"memory_mib": 0}, "memory_mib"),
+        ({"storage_mib": -1}, "storage_mib"),
+    ],
+)
+def test_a_plain_sandbox_cannot_have_everything(given: RootFields, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        plain_container_for(given, ContainerSettings())
+    assert plain_container_for({"network": "public"}, ContainerSettings()).allow_network
+
+
+def test_capabilities_and_namespaces_reach_the_root() -> None:
+    spec = ImageRoot("debian", capabilities=["net_raw"], nested_namespaces=True).spec("sha256:" + "a" * 64)
+    assert (spec.capabilities, spec.nested_namespaces) == (("net_raw",), True)
+    assert RootSpec.parse(spec.to_dict()) == spec

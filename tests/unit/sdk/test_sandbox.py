@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import typing
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -28,7 +29,8 @@ from agentenv.wire.spec import Bind
 
 AWAITED: dict[object, object] = {
     AsyncSandbox: Sandbox,
-    list[AsyncSandbox]: list[Sandbox],
+    list[Self]: list[Sandbox],  # type: ignore[misc]  # what a fork is
+    AsyncFarm | None: Farm | None,
     SlotProcess: Process,
     AsyncIterator[bytes]: Iterator[bytes],
 }
@@ -39,10 +41,15 @@ def public(kind: type) -> dict[str, object]:
     return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
+def parameters(of: Callable[..., object]) -> list[tuple[str, object, object]]:
+    """Their types are in its hints."""
+    return [(each.name, each.kind, each.default) for each in inspect.signature(of).parameters.values()]
+
+
 @pytest.mark.parametrize(
     ("plain", "awaited", "without"),
     [
-        (Sandbox, AsyncSandbox, {"connect", "lease_for_transfer"}),
+        (Sandbox, AsyncSandbox, {"connect", "lease_for_transfer", "slot_session"}),
         (Farm, AsyncFarm, {"session"}),
         (Process, SlotProcess, set()),
     ],
@@ -55,7 +62,7 @@ def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: ty
         here, there = getattr(plain, name), getattr(awaited, name)
         hints = {hint: AWAITED.get(found, found) for hint, found in typing.get_type_hints(there).items()}
         assert typing.get_type_hints(here) == hints, name
-        assert [*inspect.signature(here).parameters.values()] == [*inspect.signature(there).parameters.values()], name
+        assert parameters(here) == parameters(there), name
         waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(there)
         assert waits == (name not in ("__init__", "sandbox")), name
 
@@ -130,6 +137,32 @@ def test_the_sandboxes_of_a_farm_share_containers() -> None:
         boxes[1].run("true")
     boxes[1].close()
     assert "agentenv sandbox" not in threads()
+
+
+def test_a_farm_is_a_pool_of_sandboxes() -> None:
+    backend = FakeBackend(ContainerSettings(slots_per_container=10))
+    with Farm(backend, slots=20) as farm:
+        boxes = [Sandbox(pool=farm).open() for _ in range(12)]
+        assert len({box.run("pwd").stdout for box in boxes}) == 12
+        assert len(backend.containers) == 2
+        boxes[0].close()
+        assert boxes[1].run("true").exit_code == 0, "the farm goes on"
+        for wrong in (
+            {"backend": "fake"},
+            {"isolation": "user"},
+            {"memory_mib": 100},
+            {"timeout_s": 5.0},
+            {"forks": 1},
+        ):
+            with pytest.raises(ConfigError, match="pool"):
+                Sandbox(pool=farm, **wrong)
+    with pytest.raises(PoolClosedError, match="not open"):
+        Sandbox(pool=Farm("fake")).open()
+
+
+async def test_a_farm_is_a_pool_of_awaited_sandboxes() -> None:
+    async with AsyncFarm("fake", slots=2) as farm, AsyncSandbox(pool=farm) as one, AsyncSandbox(pool=farm) as other:
+        assert (await one.run("pwd")).stdout != (await other.run("pwd")).stdout
 
 
 async def test_a_farm_without_a_free_slot_says_what_to_raise() -> None:

@@ -17,6 +17,7 @@ from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import LeaseKey, RenewRequest
+from agentenv.wire.network import NetworkPolicy
 
 ENVIRONMENT: Final = "plain"
 """Tag of these leases."""
@@ -65,6 +66,10 @@ class DeskLease:
     async def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint of the slot's container."""
         await self.link.control.drop(self.key, checkpoint)
+
+    async def set_network(self, network: NetworkPolicy) -> None:
+        """Change what the slot may reach."""
+        await self.link.control.set_network(self.key, network)
 
     async def release(self) -> None:
         """End it, unless the farm is ending: then it stays for the next one."""

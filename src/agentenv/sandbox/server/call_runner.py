@@ -53,13 +53,14 @@ class CallRunner:
         self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
         self._current: CallInFlight | None = None
 
-    def change_env(self, former: Iterable[str], env: Mapping[str, str]) -> None:
-        """Commands started from now on have ``env`` in place of the variables ``former``."""
+    def change_env(self, former: Iterable[str], env: Mapping[str, str]) -> Mapping[str, str]:
+        """Commands started from now on have ``env`` in place of the variables ``former``. Returns all they have."""
         kept = {name: value for name, value in self._context.env.items() if name not in former}
         self._context = replace(self._context, env={**kept, **env})
         context = self._context
         self._shells.dismiss_spare()
         self._shells = Shells(self._io, context.env, context.output_bytes, context.spare_shells, context.shell)
+        return context.env
 
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""

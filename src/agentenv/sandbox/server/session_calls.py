@@ -178,6 +178,7 @@ class SessionCalls:
         self._waiting: deque[CallInFlight] = deque()
         self._running: set[CallInFlight] = set()
         self._sessions: SlotSessions | None = None
+        self._host: SlotHost | None = None
         self._limits: LimitWatch | None = None
 
     def __len__(self) -> int:
@@ -196,7 +197,13 @@ class SessionCalls:
     def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
         """The slot is usable (again), with this environment and without sessions."""
         self._limits = io.limits
-        self._sessions = SlotSessions(SlotHost(io, env), self._context.output_bytes)
+        self._host = SlotHost(io, env)
+        self._sessions = SlotSessions(self._host, self._context.output_bytes)
+
+    def change_env(self, env: Mapping[str, str]) -> None:
+        """Sessions and processes started from now on have this environment."""
+        if self._host is not None:
+            self._host.env = env
 
     def close(self) -> None:
         """The slot's agent is released; every session ends with it. Repeatable."""

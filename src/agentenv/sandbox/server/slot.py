@@ -312,7 +312,7 @@ class Slot:
             return
         self._connecting.popleft().set_result(reason)
         if self._runner is not None:
-            self._runner.change_env(self._network_env, env)
+            self._session_calls.change_env(self._runner.change_env(self._network_env, env))
         self._network_env = env
 
     def _check_recreatable(self, key: LeaseKey) -> None:
@@ -549,7 +549,8 @@ class Slot:
         given, shell, paths = self._context.env, self._context.shell, packet.paths
         if packet.view is not None:
             view = packet.view
-            given, shell = image_env(view.env, self._context.given_env, view.user, view.shell), view.shell
+            self._network_env, shell = view.network_env, view.shell
+            given = image_env({**view.env, **view.network_env}, self._context.given_env, view.user, shell)
             paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)

@@ -199,7 +199,7 @@ class SlotLifecycle:
         try:
             await network.apply(policy)
         except SandboxUnavailableError as error:
-            reason = error.message
+            reason = str(error)  # with the cure
         if network is self._policy and self.phase is SlotPhase.ready:
             self._services.reports.connected(self, dict(network.env), reason)
 

@@ -402,7 +402,7 @@ class Supervisor:
 
 def _view(slot: SlotLifecycle) -> SlotView | None:
     view = slot.kind.view
-    return view and dataclasses.replace(view, env={**view.env, **slot.network_env})
+    return view and dataclasses.replace(view, network_env=dict(slot.network_env))
 
 
 def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
