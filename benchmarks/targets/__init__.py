@@ -16,6 +16,7 @@ from benchmarks.targets.images import i1_lease, i4_neighbours, i5_fork, i6_depth
 from benchmarks.targets.killed import f5_killed, f6_away, f14_successor
 from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
+from benchmarks.targets.once import f13_once
 from benchmarks.targets.output import t6_output
 from benchmarks.targets.relay import f8_relay
 from benchmarks.targets.runs import f3_real, f11_neighbour_run
@@ -46,6 +47,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F9": f9_size,
     "F10": f10_pick,
     "F11": f11_neighbour_run,
+    "F13": f13_once,
     "F14": f14_successor,
     "I1": i1_lease,
     "I4": i4_neighbours,

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from agentenv.env.environment import AgentEnvConfig
-from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
+from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
 from examples.repair.packages import fetch_runner
+from tests.integration.test_env_prepared import LOCAL
+from tests.small_image import small_image
+from tests.unit.env.env_stubs import environment
 from tests.unit.examples.swe_repos import git
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/recipes.md").read_text()
@@ -58,6 +61,23 @@ def test_a_repository_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     real = {"https://git.example.com/acme/slugs.git": f"file://{tmp_path}/remote"}
     run("A repository cache", **real, **{"/srv/repositories": f"{tmp_path}/repositories"})
     assert capsys.readouterr().out == "mine\ntheirs\n\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
+async def test_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
+    image = small_image(tmp_path / "layout")
+    built = run("Prepare once", **{"registry.example.com/slugs:17": image})["Built"]
+
+    def player(turn: Turn) -> Reply:
+        look = Reply("", (Call("bash", {"command": "cat /build/log"}),))
+        return look if turn.step == 0 else Reply("17" if "17 warnings" in turn.last_output else "none")
+
+    async with environment(built, tmp_path, {"slugs": [player]}, **LOCAL, prepare="once") as env:
+        group, _ = await env.collect_trajectories(await env.get_next_item())
+        assert group is not None
+        assert group["scores"] == [1.0] * 4
+        assert (env.counts["prepared_count"], env.counts["prepared_reused"]) == (1, 3)
 
 
 def test_many_sandboxes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -11,13 +12,25 @@ from agentenv.config import cache_dir
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
+from agentenv.store.layout import Layout
+
+logger = logging.getLogger(__name__)
 
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 
 
 def local_store() -> str:
-    """The image store of this machine, if containers may have image slots here: only root can give them ids."""
-    return str(cache_dir() / "store") if os.geteuid() == 0 else ""
+    """The image store of this machine, if containers may have image slots here: only root can give them ids. It is made
+    if it is missing: a container finds out at its start what it can show of a store. Blocks."""
+    if os.geteuid() != 0:
+        return ""
+    directory = cache_dir() / "store"
+    try:
+        Layout(directory).create()
+    except OSError as error:  # plain slots need none
+        logger.warning("the image store cannot be made in %s, so there are no slots with images: %s", directory, error)
+        return ""
+    return str(directory)
 
 
 def write_private(texts: Mapping[Path, str]) -> None:
