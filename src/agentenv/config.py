@@ -58,6 +58,7 @@ class ContainerFields(TypedDict, total=False):
     output_bytes: int
     spare_shells: bool
     image_format: ImageFormat
+    checkpoint_bytes: int
 
 
 class ContainerSettings(Settings):
@@ -78,6 +79,7 @@ class ContainerSettings(Settings):
     output_bytes: Annotated[int, _bounds("output_bytes")] = ContainerSpec.output_bytes
     spare_shells: bool = ContainerSpec.spare_shells
     image_format: ImageFormat = ContainerSpec.image_format
+    checkpoint_bytes: Annotated[int, _bounds("checkpoint_bytes")] = ContainerSpec.checkpoint_bytes
 
     @model_validator(mode="after")
     def _possible(self) -> ContainerSettings:

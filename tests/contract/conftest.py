@@ -30,6 +30,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.slots.yard import Yard
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, Tags
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.farm_service import WatchingPool, served
@@ -193,10 +194,16 @@ class Client:
         return _Opening(handle)
 
     async def lease(
-        self, slot: int = 0, ttl_s: float = 60.0, trajectory: str = "t", tags: Tags | None = None
+        self,
+        slot: int = 0,
+        ttl_s: float = 60.0,
+        trajectory: str = "t",
+        tags: Tags | None = None,
+        checkpoint: str = "",
     ) -> LeaseKey:
+        root = RootSpec("", checkpoint) if checkpoint else None
         request = LeaseRequest(
-            slot=slot, trajectory=trajectory, ttl_s=ttl_s, request_id=uuid4().hex, tags=tags or Tags()
+            slot=slot, trajectory=trajectory, ttl_s=ttl_s, request_id=uuid4().hex, tags=tags or Tags(), root=root
         )
         return (await self.control.lease(request)).key
 

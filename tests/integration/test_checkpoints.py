@@ -136,9 +136,13 @@ async def test_what_is_not_there_cannot_be_restored(slots: ImageSlots) -> None:
         await slots.open(checkpoint="1" * 32)
 
 
-async def test_a_plain_slot_has_none(slots: ImageSlots) -> None:
-    session = await slots.open_plain()
-    await _run(session, "echo kept > file")
-    with pytest.raises(CheckpointError, match="only image slots"):
-        await _checkpoint(session)
-    assert await _run(session, "cat file") == "kept"
+async def test_plain_slots_and_image_slots_have_each_their_own(slots: ImageSlots) -> None:
+    plain, imaged = await slots.open_plain(), await slots.open()
+    await _run(plain, "echo kept > file")
+    of_plain, of_image = await _checkpoint(plain), await _checkpoint(imaged)
+    with pytest.raises(CheckpointError, match="without an image"):
+        await slots.open(checkpoint=of_plain)
+    with pytest.raises(CheckpointError, match="one of image sha256"):
+        await _restore(plain, of_image)
+    with pytest.raises(CheckpointError, match="without an image"):
+        await _restore(imaged, of_plain)

@@ -106,14 +106,14 @@ class ContainerControl:
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", request, timeout_s))
 
     async def checkpoint(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> str:
-        """Keep the files of an image slot as a checkpoint; returns its name. Everything running in it is killed.
+        """Keep the files of the slot as a checkpoint; returns its name. Everything running in it is killed.
         Raises StaleLeaseError, CheckpointError."""
         request = CheckpointRequest(**key.model_dump(), request_id=secrets.token_hex(8))
         reply = await self._insist("POST", "/v1/leases/checkpoint", request, timeout_s)
         return self._parse(CheckpointReply, reply).checkpoint
 
     async def restore(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
-        """Give an image slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
+        """Give the slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
         request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
 

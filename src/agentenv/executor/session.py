@@ -135,8 +135,8 @@ class SessionHost(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of an image slot at one moment; no process, and no memory of one. It lives in the slot's container, and
-    as long as that, or until it is dropped."""
+    """The files of a slot at one moment; no process, and no memory of one. Of a slot without an image: those of its
+    workspace. It lives in the slot's container, and as long as that, or until it is dropped."""
 
     container: str
     root: RootSpec
@@ -166,7 +166,7 @@ class ToolSession:
         self.container = container
         """The only container that can have its slot; empty: any."""
         self.root = root
-        """What its slot is made from, with the network it has now; None: it is a plain slot."""
+        """What its slot is made from, with the network it has now; None: a plain slot with an empty workspace."""
         self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
         """What the lease is for."""
         self.last_timing: CallTiming | None = None
@@ -289,24 +289,22 @@ class ToolSession:
         """Keep the slot's files, and no process: everything running in it is killed, and a running call cancelled. The
         slot goes on with the same files.
 
-        Raises: CheckpointError: the slot has no image, or there is no room. InfraError.
+        Raises: CheckpointError: there is no room to keep them. InfraError.
         """
         self._usable()
-        if self.root is None:
-            raise CheckpointError("a slot without an image has no checkpoints", next_step="lease one with an image")
         await self._end_outside()
         name = await self.lease.checkpoint()
-        return Checkpoint(self.lease.container.id, replace(self.root, checkpoint=name))
+        return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Give the slot the files of a checkpoint in place of its own, and no process: everything running in it is
         killed, and a running call cancelled.
 
-        Raises: CheckpointError: it is another container's, or of another image. InfraError; when the checkpoint was
-        dropped, the slot is lost.
+        Raises: CheckpointError: it is another container's, or of another image, or of none. InfraError; when the
+        checkpoint was dropped, the slot is lost.
         """
         self._usable()
-        if self.root is None or checkpoint.root.image != self.root.image:
+        if checkpoint.root.image != (self.root.image if self.root else ""):
             raise CheckpointError("the checkpoint is not of this slot's image")
         self._check_here(checkpoint)
         await self._end_outside()
@@ -328,7 +326,7 @@ class ToolSession:
         container gives its slots no network, or it failed; the slot then has none. InfraError.
         """
         self._usable()
-        if self.root is None:
+        if self.root is None or not self.root.image:
             raise ConfigError(
                 "network", "a slot without an image has its container's network", next_step="lease one with an image"
             )
@@ -341,8 +339,8 @@ class ToolSession:
         killed, and a running call cancelled.
 
         They are slots of the same container, waited for as long as for this one, and independent of it and each other.
-        All are opened, or none. Raises: CheckpointError: the slot has no image, or there is no room to keep its files.
-        AcquireTimeoutError, InfraError.
+        All are opened, or none. Raises: CheckpointError: there is no room to keep its files. AcquireTimeoutError,
+        InfraError.
         """
         checkpoint = await self.checkpoint()
         forks = [self._fork_of(checkpoint) for _ in range(n)]

@@ -107,11 +107,13 @@ class SlotRefused:
 
 @dataclass(frozen=True)
 class NotFrozen:
-    """The checkpoint that was asked for was not made; the slot is as it was."""
+    """The checkpoint that was asked for was not made; the slot is as it was. ``ended``: but its processes have ended,
+    and a SlotReady of the same epoch with ``kept`` will follow, SlotLost or SlotFailed."""
 
     slot: int
     epoch: int
     reason: str
+    ended: bool
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ class Seal:
 
 @dataclass(frozen=True)
 class Reroot:
-    """Request an image slot with this root (a RootSpec's dict), in place of an unused plain one. The answer is
-    SlotReady of the same epoch, SlotRefused or SlotFailed."""
+    """Request a slot with this root (a RootSpec's dict) and nothing of what it is now. The answer is SlotReady of the
+    same epoch, SlotRefused or SlotFailed."""
 
     slot: int
     epoch: int
@@ -199,8 +201,8 @@ class Reroot:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Request a checkpoint of this name of an image slot: its processes end, what they wrote is kept, and the slot goes
-    on above it. The answer is SlotReady of the same epoch with ``kept``, NotFrozen, SlotLost or SlotFailed."""
+    """Request a checkpoint of this name: the slot's processes end, what they wrote is kept, and the slot goes on with
+    it. The answer is SlotReady of the same epoch with ``kept``, NotFrozen, SlotLost or SlotFailed."""
 
     slot: int
     epoch: int

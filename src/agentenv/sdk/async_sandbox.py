@@ -210,7 +210,8 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     - ``network``: ``none``, ``public``, or with an image a list of hosts, or a NetworkPolicy, which
       :meth:`set_network` changes. By default what ``allow_network`` says, with an image ``none``;
     - with an image: ``cpus`` (cores), ``user`` and ``workdir`` in place of the image's, ``capabilities``,
-      ``nested_namespaces`` (:class:`ImageRoot`); ``forks``: how many forks it may have at once;
+      ``nested_namespaces`` (:class:`ImageRoot`);
+    - ``forks``: how many forks it may have at once;
     - ``pool``: a farm that is open. The sandbox is one of its slots, as :meth:`AsyncFarm.sandbox` gives them; backend,
       timeouts and the container's settings are the farm's.
 
@@ -243,8 +244,6 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
                 raise ConfigError("pool", "has backend, settings and limits", next_step="give them to the farm")
             self._enlist(pool, root, owned=False)
             return
-        if forks and root is None:
-            raise ConfigError("forks", "is for sandboxes with an image", next_step="name an image, or leave it out")
         if isinstance(backend, str) and backend != "farm":
             if settings is None:
                 container.setdefault("slots_per_container", 1 + forks)  # all of them in one container

@@ -38,7 +38,7 @@ async def committed(session: ToolSession, name: str) -> str:
     """See :meth:`agentenv.sdk.slot_tools.SlotTools.commit`."""
     if name and parse(name).kind != "docker":
         raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1")
-    if session.root is None:
+    if session.root is None or not session.root.image:
         raise CheckpointError("a slot without an image cannot become one", next_step="lease one with an image")
     store = await asyncio.to_thread(Store.open, store_directory())
     base = await asyncio.to_thread(store.find, session.root.image)

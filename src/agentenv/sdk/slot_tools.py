@@ -75,8 +75,8 @@ class SlotTools(ABC):
     async def checkpoint(self) -> Checkpoint:
         """Keep the slot's files, and no process: everything running in it is killed. It goes on with its files.
 
-        For slots with an image. The checkpoint lives in the slot's container, and as long as that, or until
-        :meth:`drop`. Raises CheckpointError when there is no image, or no room to keep the files.
+        Without an image: those of the workspace. The checkpoint lives in the slot's container, and as long as that, or
+        until :meth:`drop`. Raises CheckpointError when there is no room to keep the files.
         """
         async with self.slot_session() as session:
             return await session.checkpoint()

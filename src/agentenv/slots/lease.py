@@ -77,7 +77,7 @@ class SlotLease:
         """Keep the slot's files, and no process: everything running in it is killed. The checkpoint's name is good for
         :meth:`restore`, and for leases of the same container whose root names it.
 
-        Raises as :meth:`seal`, and CheckpointError when the files cannot be kept (a plain slot, no room).
+        Raises as :meth:`seal`, and CheckpointError when there is no room for the files.
         """
         return await self._ask(lambda control: control.checkpoint(self.key, timeout_s=_RECREATED_S))
 

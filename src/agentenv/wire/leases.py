@@ -82,7 +82,7 @@ Root = Annotated[
 
 class LeaseRequest(WireModel):
     """``POST /v1/leases``. Repeating a ``request_id`` returns the same lease (its reply was lost). With a ``root`` the
-    slot becomes an image slot first; it is answered when it is one, or cannot be (then the lease has ended)."""
+    slot is made from that first; it is answered when it is, or cannot be (then the lease has ended)."""
 
     slot: SlotIndex
     trajectory: TrajectoryName
@@ -93,8 +93,8 @@ class LeaseRequest(WireModel):
 
 
 class CheckpointRequest(SealRequest):
-    """``POST /v1/leases/checkpoint``: keep the files of an image slot. Its processes end; it goes on above them.
-    Repeating a ``request_id`` returns the same checkpoint."""
+    """``POST /v1/leases/checkpoint``: keep the slot's files. Its processes end; it goes on with the files. Repeating a
+    ``request_id`` returns the same checkpoint."""
 
 
 LAYERS_HEADER = "X-Agentenv-Layers"
@@ -109,8 +109,7 @@ class CheckpointReply(WireModel):
 
 
 class RestoreRequest(LeaseKey):
-    """``POST /v1/leases/restore``: give an image slot the files of a checkpoint in place of its own. Its processes
-    end."""
+    """``POST /v1/leases/restore``: give the slot the files of a checkpoint in place of its own. Its processes end."""
 
     checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 

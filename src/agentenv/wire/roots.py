@@ -1,4 +1,4 @@
-"""What an image slot is made from, as a part of a lease. Standard library only: the privileged supervisor reads it."""
+"""What a slot is made from, as a part of a lease. Standard library only: the privileged supervisor reads it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_reso
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_ENV: Final = 500
-_UNASKED: Final = {"cpu_millis": 0, "writable": "memory"}
+_UNASKED: Final = {"image": "", "cpu_millis": 0, "writable": "memory"}
 """The values of fields with which nothing is asked for."""
 
 
 @dataclass(frozen=True)
 class RootSpec:
-    """The root of an image slot, and its limits. A limit of 0 is the container's own."""
+    """The root of an image slot, and its limits. A limit of 0 is the container's own. Without an image: what a plain
+    slot begins with, and no other field is given."""
 
     image: str
-    """Digest of an image in the node's store, ``sha256:…``."""
+    """Digest of an image in the node's store, ``sha256:…``. Empty: a plain slot with the workspace of a checkpoint."""
     checkpoint: str = ""
-    """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's."""
+    """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's, or of
+    an empty workspace."""
     writable: Writable = "memory"
     """Where what the slot writes is kept: in memory (it counts as the slot's), or on the node's disk, where so far only
     the disk itself bounds it: containers of ``isolation = full`` refuse that."""
@@ -52,6 +54,11 @@ class RootSpec:
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
 
     def __post_init__(self) -> None:
+        if not self.image and self.checkpoint:
+            for one in dataclasses.fields(self)[2:]:
+                default = one.default_factory() if callable(one.default_factory) else one.default
+                self._check(one.name, getattr(self, one.name) == default, "only with an image")
+            return
         self._check("image", bool(_DIGEST.fullmatch(self.image)), "sha256: and 64 hexadecimal digits")
         self._check("writable", self.writable in get_args(Writable), ", ".join(get_args(Writable)))
         self._check("writable_bytes", self.writable_bytes >= MIB, "1 MiB or more")
@@ -102,6 +109,8 @@ def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> Con
         wanted, most = getattr(root, name), getattr(limits, name)
         if wanted > most:
             return ConfigError(f"root.{name}", f"{wanted} is more than a slot here has ({most})")
+    if not root.image:
+        return None
     memory_bytes = root.memory_bytes or limits.memory_bytes
     if root.writable == "memory" and root.writable_bytes + shm_bytes(limits.shm_bytes, memory_bytes) > memory_bytes:
         return ConfigError(

@@ -99,6 +99,8 @@ class ContainerSpec:
     image_format: ImageFormat = "auto"
     """How images are shown to slots. ``auto``: as the machine can do it best. When one is named, and not possible,
     slots of images are refused."""
+    checkpoint_bytes: int = field(default=4096 * MIB, metadata=_within(0, 2**50))
+    """Memory that all checkpoints of the container may take together, beside that of the slots. 0: there are none."""
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
@@ -146,8 +148,6 @@ class SandboxSpec(ContainerSpec):
     its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
     store_dir: str = ""
     """The image store of this node, for image slots. Empty: there are plain slots only."""
-    checkpoint_bytes: int = field(default=4096 * MIB, metadata=_within(0, 2**50))
-    """Memory that all checkpoints of image slots may take together."""
     unattended_after_s: int = field(default=0, metadata=_within(0, 31_536_000))
     """The container ends itself after so long without an authenticated request or a lease. 0: never."""
 

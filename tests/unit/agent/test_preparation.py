@@ -22,7 +22,7 @@ from tests.unit.agent.agent_stubs import ROOT, StubHooks, StubSession, StubSessi
 from tests.waiting import loop_turns
 
 FULL = CheckpointError("no checkpoint was made: checkpoint_bytes: 9 bytes more would be kept, beside 9 of at most 10")
-IMAGELESS = CheckpointError("a slot without an image has no checkpoints")
+UNKEPT = CheckpointError("no checkpoint was made: the workspace could not be copied")
 
 
 class Preparing(StubHooks):
@@ -142,13 +142,13 @@ async def test_the_environments_own_error_is_that_of_all_who_wait_and_of_nobody_
 
 async def test_what_cannot_be_kept_is_prepared_by_each_at_the_same_time(caplog: pytest.LogCaptureFixture) -> None:
     env = Environment(Preparing())
-    env.sessions.unkept = IMAGELESS
+    env.sessions.unkept = UNKEPT
     assert [one.score for one in await env.group()] == [1.0] * 4
     assert env.hooks.prepared == ["g1-0", "g1-1", "g1-2", "g1-3"]
     assert env.counts == {"prepared_count": 1}
     await env.group()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == [f"prepared slots are not kept, so every rollout prepares its own: {IMAGELESS}"], "once"
+    assert said == [f"prepared slots are not kept, so every rollout prepares its own: {UNKEPT}"], "once"
 
 
 async def test_a_state_that_is_gone_is_prepared_again() -> None:
@@ -264,7 +264,7 @@ async def test_of_one_key_one_prepares_at_a_time_whatever_fails_or_is_cancelled(
                     if (error := chance.choice([InfraError("x"), TaskError("x"), None, None])) is not None:
                         raise error
                     session = StubSession(f"t{chance.random()}", echo)
-                    session.unkept = chance.choice([None, None, IMAGELESS])
+                    session.unkept = chance.choice([None, None, UNKEPT])
                     await begun.keep(session, {}, 1.0)
                     ended["prepared"] += 1
                 finally:

@@ -70,11 +70,23 @@ async def test_all_forks_are_opened_or_none(executor: ToolExecutor, pool: StubPo
         assert pool.leases[0].checkpoints == [], "nor is the checkpoint left"
 
 
+async def test_a_slot_without_an_image_has_them_too(executor: ToolExecutor, pool: StubPool) -> None:
+    async with executor.open("t") as session:
+        checkpoint = await session.checkpoint()
+        assert checkpoint.root == RootSpec("", pool.leases[0].checkpoints[0])
+        (fork,) = await session.fork()
+        assert pool.asked[1][0] == RootSpec("", f"{1:032x}")
+        again = await fork.checkpoint()
+        assert again.root == RootSpec("", pool.leases[1].checkpoints[0])
+        await fork.restore(again)
+        assert pool.leases[1].restored == [again.root.checkpoint]
+
+
 async def test_what_cannot_be_restored_is_refused(executor: ToolExecutor, pool: StubPool) -> None:
     async with executor.open("plain") as plain, executor.open("t", root=ROOT) as session:
-        with pytest.raises(CheckpointError, match="without an image"):
-            await plain.checkpoint()
         checkpoint = await session.checkpoint()
+        with pytest.raises(CheckpointError, match="not of this slot's image"):
+            await session.restore(await plain.checkpoint())
         with pytest.raises(CheckpointError, match="not of this slot's image"):
             await plain.restore(checkpoint)
         with pytest.raises(CheckpointError, match="another container, far"):

@@ -20,7 +20,14 @@ import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
 from agentenv.config import ContainerFields
-from agentenv.errors import AcquireTimeoutError, ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
+from agentenv.errors import (
+    AcquireTimeoutError,
+    CheckpointError,
+    ConfigError,
+    InvalidArgumentsError,
+    PoolClosedError,
+    UnknownToolError,
+)
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
 from agentenv.sdk.sandbox import Process
@@ -158,6 +165,22 @@ def test_a_farm_is_a_pool_of_sandboxes() -> None:
                 Sandbox(pool=farm, **wrong)
     with pytest.raises(PoolClosedError, match="not open"):
         Sandbox(pool=Farm("fake")).open()
+
+
+def test_a_workspace_is_gone_back_to_and_forked_without_an_image() -> None:
+    with Sandbox("fake", forks=2) as box:
+        box.write_file("state", "prepared")
+        prepared = box.checkpoint()
+        box.write_file("state", "changed")
+        box.restore(prepared)
+        box.drop(prepared)
+        for number, fork in enumerate(box.fork(2)):
+            with fork:
+                assert fork.read_file("state") == "prepared"
+                fork.write_file("state", str(number))
+        assert box.read_file("state") == "prepared"
+        with pytest.raises(CheckpointError, match="cannot become one"):
+            box.commit()
 
 
 async def test_a_farm_is_a_pool_of_awaited_sandboxes() -> None:

@@ -94,7 +94,7 @@ class Container:
             case SlotRefused() if slot := self.find(received.slot):
                 slot.refused(received.epoch, received.error, received.reason)
             case NotFrozen() if slot := self.find(received.slot):
-                slot.not_frozen(received.epoch, received.reason)
+                slot.not_frozen(received.epoch, received.reason, ended=received.ended)
             case Connected() if slot := self.find(received.slot):
                 slot.connected(received.epoch, received.env, received.reason)
             case SlotLost() if slot := self.find(received.slot):

@@ -39,6 +39,7 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
 MAX_QUEUED_CALLS = 2_000
@@ -251,11 +252,11 @@ class Slot:
         return self.state
 
     async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
-        """Kill everything in an image slot and keep its files as a checkpoint, above which it goes on; returns the
-        checkpoint's name. Once per non-empty ``request_id``. A running call is cancelled.
+        """Kill everything in the slot and keep its files as a checkpoint, with which it goes on; returns its name. Once
+        per non-empty ``request_id``. A running call is cancelled.
 
         Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends);
-        CheckpointError when it was not made: nothing was killed then but the running calls.
+        CheckpointError when it was not made.
         """
         self._check_recreatable(key)
         if request_id and request_id in self._frozen:
@@ -272,13 +273,11 @@ class Slot:
         return name
 
     async def restore(self, key: LeaseKey, checkpoint: str) -> None:
-        """Kill everything in an image slot and give it the files of a checkpoint in place of its own. Raises as
+        """Kill everything in the slot and give it the files of a checkpoint in place of its own. Raises as
         :meth:`checkpoint`; when there is no such checkpoint the lease ends."""
         self._check_recreatable(key)
         assert self.lease is not None
-        if self.lease.root is None:
-            raise CheckpointError("plain slots have no checkpoints")
-        self.lease.root = replace(self.lease.root, checkpoint=checkpoint)
+        self.lease.root = replace(self.lease.root or RootSpec("", checkpoint), checkpoint=checkpoint)
         self._rerooting = True
         self._stop_calls()
         self._close_runner()
@@ -290,7 +289,7 @@ class Slot:
         SandboxUnavailableError when it cannot be had, and then there is none."""
         self._check_recreatable(key)
         assert self.lease is not None
-        if self.lease.root is None:
+        if self.lease.root is None or not self.lease.root.image:
             raise SandboxUnavailableError("plain slots have the network of their container")
         self.lease.root = replace(self.lease.root, network=policy)
         waiter: asyncio.Future[str] = self._loop.create_future()
@@ -353,7 +352,7 @@ class Slot:
             self._cancel_unheard()
             self._close_runner()
             self._open_runner(packet, agent, era=0, sealed=self.lease.sealed)
-        elif self._rerooting and packet.view is not None and packet.epoch == self.epoch:
+        elif self._rerooting and packet.epoch == self.epoch:
             self._rerooting = False
             if self.lease is None:  # released meanwhile: only now can it be reset
                 agent.close()
@@ -387,12 +386,14 @@ class Slot:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._wake_settled()
 
-    def not_frozen(self, epoch: int, reason: str) -> None:
-        """The checkpoint was not made; the slot goes on."""
+    def not_frozen(self, epoch: int, reason: str, *, ended: bool) -> None:
+        """The checkpoint was not made; the slot goes on, or will be ready again if its processes have ended."""
         if epoch == self.epoch and self._freezing:
-            self._freezing, self._not_frozen = "", reason
-            self._wake_settled()
-            self._pump()
+            self._not_frozen = reason
+            if not ended:
+                self._freezing = ""
+                self._wake_settled()
+                self._pump()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""

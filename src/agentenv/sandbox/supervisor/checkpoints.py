@@ -1,19 +1,22 @@
-"""Checkpoints of image slots: layers that slots have written, kept read-only below this container's directory.
+"""Checkpoints: files that slots have written, kept read-only below this container's directory.
 
-A checkpoint is a stack: the image, then the layer of each checkpoint up to this one. A layer is a file system of its
-own (the tmpfs that was a slot's writable layer), so that it goes away in one unmount.
+One of an image slot is a stack: the image, then the layer of each checkpoint up to this one. A layer is a file system
+of its own (the tmpfs that was a slot's writable layer), so that it goes away in one unmount. One of a plain slot is a
+tar of its workspace, in a file system of its own too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
-from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.supervisor import mounts, syscalls
 from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import IdRange
 
@@ -33,6 +36,19 @@ class Frozen:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """The workspace of a plain slot as a tar (``slottar pack-whole``), whose files belong to nobody."""
+
+    mount: Path
+    size_bytes: int
+
+    @property
+    def tar(self) -> Path:
+        """The tar."""
+        return self.mount / "workspace.tar"
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An image and the layers above it, the upmost first."""
 
@@ -46,10 +62,12 @@ class Checkpoints:
     def __init__(self, place: Path, budget_bytes: int) -> None:
         self._place = place
         self._budget_bytes = budget_bytes
-        self._kept: dict[str, Checkpoint] = {}
-        self._mounted: dict[Path, Frozen] = {}
+        self._kept: dict[str, Checkpoint | Packed] = {}
+        self._mounted: dict[Path, Frozen | Packed] = {}
         self._stood_on: Counter[Path] = Counter()
         """How many slots stand on each layer."""
+        self.one_at_a_time = asyncio.Lock()
+        """To be held while a workspace is packed, so that the room is known that is left."""
 
     @property
     def used_bytes(self) -> int:
@@ -57,7 +75,20 @@ class Checkpoints:
         return sum(layer.size_bytes for layer in self._mounted.values())
 
     def find(self, name: str) -> Checkpoint:
-        """Raises CheckpointError: there is none (any more)."""
+        """One of an image slot. Raises CheckpointError: there is none (any more)."""
+        found = self._find(name)
+        if isinstance(found, Packed):
+            raise CheckpointError(f"checkpoint {name} is one of a slot without an image")
+        return found
+
+    def find_packed(self, name: str) -> Packed:
+        """One of a plain slot. Raises CheckpointError: there is none (any more)."""
+        found = self._find(name)
+        if isinstance(found, Checkpoint):
+            raise CheckpointError(f"checkpoint {name} is one of image {found.image}")
+        return found
+
+    def _find(self, name: str) -> Checkpoint | Packed:
         found = self._kept.get(name)
         if found is None:
             raise CheckpointError(f"there is no checkpoint {name!r} in this container (any more)")
@@ -68,9 +99,13 @@ class Checkpoints:
         size_bytes = _used_bytes(writable)
         if self.used_bytes + size_bytes <= self._budget_bytes:
             return None
+        return self.no_room_for(f"{size_bytes} bytes")
+
+    def no_room_for(self, more: str) -> ConfigError:
+        """The refusal of a checkpoint of so many bytes."""
         return ConfigError(
             "checkpoint_bytes",
-            f"{size_bytes} bytes more would be kept, beside {self.used_bytes} of at most {self._budget_bytes}",
+            f"{more} more would be kept, beside {self.used_bytes} of at most {self._budget_bytes}",
             next_step="drop checkpoints that are no longer needed, or raise checkpoint_bytes",
         )
 
@@ -85,6 +120,26 @@ class Checkpoints:
         layer = self._mounted[target] = Frozen(target, ids, size_bytes)
         made = self._kept[name] = Checkpoint(image, (layer, *below))
         return made
+
+    @contextmanager
+    def packing(self, name: str) -> Iterator[int]:
+        """A descriptor of a new file for the tar of a plain workspace, as large as there is room; it is a checkpoint
+        when this is left without an exception. One at a time. Raises OSError."""
+        packed = Packed(self._place / name, 0)
+        packed.mount.mkdir(parents=True)
+        room_bytes = max(self._budget_bytes - self.used_bytes, mounts.PAGE_BYTES)
+        mounts.mount_tmpfs(packed.mount, size_bytes=room_bytes, mode=0o700, uid=os.geteuid())
+        try:
+            file = os.open(packed.tar, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                yield file
+            finally:
+                os.close(file)
+        except BaseException:
+            _unmount(packed.mount)
+            raise
+        made = Packed(packed.mount, _used_bytes(packed.mount))
+        self._kept[name] = self._mounted[made.mount] = made
 
     def drop(self, name: str) -> None:
         """Forget a checkpoint; layers that no other one has go away once no slot stands on them. No effect if there is
@@ -103,10 +158,9 @@ class Checkpoints:
         self._unmount_unneeded()
 
     def _unmount_unneeded(self) -> None:
-        needed = {layer.mount for layer in self._layers()} | self._stood_on.keys()
+        needed = {kept.mount for kept in self._needed()} | self._stood_on.keys()
         for mount in self._mounted.keys() - needed:
-            syscalls.umount(str(mount), syscalls.MNT_DETACH)
-            mount.rmdir()
+            _unmount(mount)
             del self._mounted[mount]
 
     def drop_all(self) -> None:
@@ -114,8 +168,14 @@ class Checkpoints:
         for name in list(self._kept):
             self.drop(name)
 
-    def _layers(self) -> Iterator[Frozen]:
-        return (layer for kept in self._kept.values() for layer in kept.layers)
+    def _needed(self) -> Iterator[Frozen | Packed]:
+        for kept in self._kept.values():
+            yield from (kept,) if isinstance(kept, Packed) else kept.layers
+
+
+def _unmount(mount: Path) -> None:
+    syscalls.umount(str(mount), syscalls.MNT_DETACH)
+    mount.rmdir()
 
 
 def _used_bytes(mount: Path) -> int:

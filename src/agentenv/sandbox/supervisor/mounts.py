@@ -28,6 +28,7 @@ from agentenv.sandbox.supervisor.syscalls import (
 
 _PLACES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # noqa: S108
 _PRIVATE_BYTES = 128 * 1024 * 1024
+PAGE_BYTES = 4096
 
 
 def enter_private_namespace() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import stat
 from functools import partial
 from pathlib import Path
 
-from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.errors import CheckpointError, ConfigError
+from agentenv.sandbox.supervisor import mounts, slot_process, syscalls, workspace_copy
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Packed
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
@@ -19,10 +23,12 @@ class PlainSlot:
 
     view = None
 
-    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper) -> None:
+    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, origin: Packed | None = None) -> None:
+        """``origin``: the workspace that it begins with; None: an empty one."""
         self._setup = setup
         self._slot = slot
         self._reaper = reaper
+        self._origin = origin
 
     @property
     def uid(self) -> int:
@@ -35,7 +41,7 @@ class PlainSlot:
         return self._setup.plan(self._slot)
 
     async def prepare(self) -> None:
-        """Mount a new workspace."""
+        """Mount a new workspace, and fill it with that of its origin."""
         limits, place = self._setup.spec.limits, self._setup.tree.workspace(self._slot)
         under = place.stat().st_dev
         mounts.mount_tmpfs(
@@ -44,12 +50,35 @@ class PlainSlot:
         fresh = os.statvfs(place)
         if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
             raise OSError(f"the workspace of slot {self._slot} is not a fresh, empty mount")
+        if self._origin is not None:
+            with self._origin.tar.open("rb") as tar:
+                await workspace_copy.unpack(self._setup, self._slot, self.plan, self._reaper, tar.fileno())
+            self.reopen()
 
     def reopen(self) -> None:
-        """Restore the original mode of a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
-        not enter it, which would look like an infrastructure failure."""
+        """See that its owner may enter a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
+        not, which would look like an infrastructure failure."""
+        place = self._setup.tree.workspace(self._slot)
         with syscalls.file_access_as(self.uid):  # as its owner: CAP_FOWNER may be missing
-            self._setup.tree.workspace(self._slot).chmod(0o700)
+            mode = stat.S_IMODE(place.stat().st_mode)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                place.chmod(mode | stat.S_IRWXU)
+
+    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+        """See SlotKind."""
+        return checkpoints.refusal(self._setup.tree.workspace(self._slot))
+
+    async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
+        """Copy the workspace, and go on in it."""
+        try:
+            async with checkpoints.one_at_a_time:
+                with checkpoints.packing(name) as file:
+                    await workspace_copy.pack(self._setup, self._slot, self._reaper, file)
+        except OSError as error:  # TimeoutError is one
+            reason = error.strerror or repr(error)
+            if os.strerror(errno.ENOSPC) in reason:
+                reason = checkpoints.no_room_for("its workspace").message
+            raise CheckpointError(f"the workspace could not be copied: {reason}") from error
 
     def discard(self) -> None:
         """Discard the workspace."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from agentenv.errors import ConfigError
 from agentenv.sandbox.control_protocol import SlotView
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.slot_process import SlotProcess
 
@@ -29,6 +31,13 @@ class SlotKind(Protocol):
 
     def reopen(self) -> None:
         """Its files are kept: what its own programs did to them must not keep a new start out."""
+
+    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+        """Why its files cannot be kept as a checkpoint; None if, as far as can be told now, they can."""
+
+    async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
+        """Keep its files as a checkpoint, and go on with the same. No process may be left. Raises CheckpointError when
+        it goes on without one."""
 
     async def start(self) -> SlotProcess:
         """Start its agent over the prepared files; returns after the agent's HELLO. What was started for a failed

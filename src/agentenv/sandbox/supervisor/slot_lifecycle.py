@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
-from agentenv.errors import AgentEnvError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, CheckpointError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
@@ -53,8 +53,9 @@ class SlotReports(Protocol):
     def failed(self, slot: SlotLifecycle) -> None:
         """The slot is quarantined permanently; its ``reason`` tells why."""
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
-        """The checkpoint that was asked for was not made; the slot is as it was."""
+    def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
+        """The checkpoint that was asked for was not made; the slot is as it was, or (``ended``) its processes have
+        ended and it will be ready again with its files."""
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
@@ -156,28 +157,31 @@ class SlotLifecycle:
             self._turn(SlotPhase.sealing)
 
     def reroot(self, root: RootSpec) -> None:
-        """Make it an image slot until the next reset; ignored while the slot is not ready."""
+        """Make it a slot with this root until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
-            setup = self._services.setup
-            place = setup.tree.image_root(self.number)
             try:
-                layers = setup.layers_of(root)
+                self._next = self._made_from(root)
             except (AgentEnvError, OSError) as error:
                 refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
                 self._services.reports.refused(self, refused)
                 self._turn(SlotPhase.resetting)
                 return
-            self._next = ImageSlot(setup, self.number, self._services.reaper, root, place, layers)
             self._turn(SlotPhase.rerooting)
 
+    def _made_from(self, root: RootSpec) -> SlotKind:
+        setup, reaper = self._services.setup, self._services.reaper
+        if not root.image:
+            return PlainSlot(setup, self.number, reaper, setup.packed_of(root))
+        place, layers = setup.tree.image_root(self.number), setup.layers_of(root)
+        return ImageSlot(setup, self.number, reaper, root, place, layers)
+
     def freeze(self, name: str) -> None:
-        """Keep what an image slot has written as a checkpoint, and go on above it; ignored while the slot is not
-        ready."""
+        """Keep what the slot has written as a checkpoint, and go on with it; ignored while the slot is not ready."""
         if self.phase is not SlotPhase.ready:
             return
         checkpoints = self._services.setup.checkpoints
-        if not isinstance(self.kind, ImageSlot) or checkpoints is None:
-            self._services.reports.not_frozen(self, "only image slots have checkpoints")
+        if checkpoints is None:
+            self._services.reports.not_frozen(self, "this container keeps no checkpoints")
         elif (refused := self.kind.unfit_to_freeze(checkpoints)) is not None:
             self._services.reports.not_frozen(self, refused.message)
         else:
@@ -294,9 +298,11 @@ class SlotLifecycle:
         return False
 
     async def _freeze(self) -> None:
-        assert isinstance(self.kind, ImageSlot)
         assert self._services.setup.checkpoints is not None
-        await self.kind.freeze(self._services.setup.checkpoints, self._checkpoint)
+        try:
+            await self.kind.freeze(self._services.setup.checkpoints, self._checkpoint)
+        except CheckpointError as error:
+            self._services.reports.not_frozen(self, error.message, ended=True)
 
     async def _bring_up(self, *, keep: bool = False) -> None:
         if self.phase is SlotPhase.absent:

@@ -17,7 +17,7 @@ from typing import Protocol
 from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen, Packed
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -33,6 +33,8 @@ KILL_DEADLINE_S = 10.0
 _KILL_AGAIN_S = 0.05
 """A process created while the others were being listed is killed in the next round."""
 INFO_FD = 4
+FAILED = 127
+"""Exit code of a program of ours that has told why on standard error."""
 _NETWORK_PROCESSES = 8
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
@@ -66,9 +68,16 @@ class SlotSetup:
             return None
         return slot_plan(self.layout, self.spec.container, f"image-{slot}", limits, cpu_millis)
 
+    def packed_of(self, root: RootSpec) -> Packed:
+        """What a plain slot with this root begins with. Raises CheckpointError."""
+        if self.checkpoints is None:
+            raise CheckpointError("this container keeps no checkpoints")
+        return self.checkpoints.find_packed(root.checkpoint)
+
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
-        """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when
-        it names a checkpoint that is not here, or is of another image; ImageUnavailableError, OSError."""
+        """The frozen layers that an image slot with this root begins with, whose image is mounted. Raises
+        CheckpointError when it names a checkpoint that is not here, or is of another image; ImageUnavailableError,
+        OSError."""
         if self.checkpoints is None or self.images is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
         self.images.require(root.image)
@@ -131,7 +140,7 @@ class SlotProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.agent_pidfd, signal.SIGKILL)
         elif not self.exited.done():
-            _kill_family(self.bwrap_pid)
+            kill_family(self.bwrap_pid)
         await asyncio.wait((self.exited,), timeout=within_s)
         if not self.exited.done():
             return False
@@ -174,8 +183,9 @@ def _kill_below(pid: int) -> None:
                 os.kill(int(child), signal.SIGKILL)
 
 
-def _kill_family(pid: int) -> None:
-    """Kill a bwrap that has not reported its child's pid yet: children first, otherwise they would be orphaned."""
+def kill_family(pid: int) -> None:
+    """Kill a process and its children, such as a bwrap that has not reported its child's pid yet: children first,
+    otherwise they would be orphaned."""
     _kill_below(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -153,7 +153,7 @@ class Supervisor:
             proxy = ProxySetup(default_argv(), launch.identity, self._private, spec.slots, spec.closed_networks)
             networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
         self._layer_export = None
-        if setup.checkpoints is not None:
+        if setup.checkpoints is not None and setup.images is not None:
             self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.tar_program, reaper)
         self._exports = TaskSet()
         gate = asyncio.Semaphore(starting_at_once)
@@ -201,10 +201,10 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+    def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
         """Report to the server that the checkpoint it asked for was not made."""
         if self._greeted and self._server is not None:
-            self._server.link.send(NotFrozen(slot.number, slot.epoch, reason))
+            self._server.link.send(NotFrozen(slot.number, slot.epoch, reason, ended))
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         """Report to the server that the slot's network has changed, or why not."""
@@ -438,7 +438,6 @@ def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
     namespaces = None
     if spec.store_dir:
         namespaces = ReadyNamespaces(launch.root_launcher, IdRanges(Path(spec.store_dir) / "ranges"), reaper)
-    checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
     setup = SlotSetup(
         spec,
         identity,
@@ -450,7 +449,7 @@ def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
         images=images,
         namespaces=namespaces,
         disk=DiskLayers(launch.directory / disk_layers.NAME),
-        checkpoints=checkpoints,
+        checkpoints=Checkpoints(place / "checkpoints", spec.checkpoint_bytes),
     )
     return setup, place
 

@@ -33,7 +33,7 @@ class _Told:
     def failed(self, slot: SlotLifecycle) -> None:
         self._slot.failed(slot.epoch, slot.reason)
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+    def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
         raise AssertionError(f"{slot} was asked for no checkpoint: {reason}")
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:

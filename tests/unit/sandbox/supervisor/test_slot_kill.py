@@ -77,7 +77,7 @@ async def test_the_agent_s_socket_is_closed_after_the_kill(monkeypatch: pytest.M
         exited.set_result(signal.SIGKILL)
 
     monkeypatch.setattr(cgroups, "kill", kill)
-    monkeypatch.setattr(slot_process, "_kill_family", lambda _: None)
+    monkeypatch.setattr(slot_process, "kill_family", lambda _: None)
     await slot.kill()
     assert open_at_kill == [True]
     assert ours.fileno() == -1
@@ -89,7 +89,7 @@ async def test_what_survives_the_kill_keeps_its_socket_open(monkeypatch: pytest.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     slot, number = SlotProcess(0, -1, exited, ours, Box(tmp_path).plan), ours.fileno()
     monkeypatch.setattr(slot_process, "KILL_DEADLINE_S", 0.01)
-    monkeypatch.setattr(slot_process, "_kill_family", lambda _: None)
+    monkeypatch.setattr(slot_process, "kill_family", lambda _: None)
     with pytest.raises(TimeoutError):
         await slot.kill()
     slot.close()

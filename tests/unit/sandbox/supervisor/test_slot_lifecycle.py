@@ -33,7 +33,7 @@ class Reports:
     def failed(self, slot: SlotLifecycle) -> None:
         self.heard.append(f"failed: {slot.reason}")
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+    def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
         self.heard.append(f"not frozen: {reason}")
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:

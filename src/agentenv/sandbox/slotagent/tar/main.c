@@ -11,8 +11,15 @@
  *   slottar unpack DIRECTORY UID GID MODE
  *     unpacks a tar from standard input: see unpack.h.
  *
- * Modes, owners, times in nanoseconds, hard links and extended attributes are kept. Sockets, and the attributes of
- * overlayfs, are left out.
+ *   slottar pack-whole DIRECTORY
+ *   slottar unpack-whole DIRECTORY
+ *     copy the workspace of a plain slot, outside of it, for the supervisor: every file is the caller's own, whatever its
+ *     mode, and another user's after it was unpacked by that. Each becomes the root of a user namespace that has only
+ *     the caller's own user and group, as 0.
+ *
+ * Modes, owners, times in nanoseconds, hard links and extended attributes are kept; by pack-whole also holes, the times of
+ * access, and the attributes of the directory itself. Sockets, and (but by pack-whole) the attributes of overlayfs, are
+ * left out.
  */
 #define _GNU_SOURCE
 #include "steps.h"
@@ -22,27 +29,48 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { USER_NAMESPACE = 5 };
 
-static int open_path(const char *path, int flags) {
-    int fd = open(path, flags | O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && errno != ENOTDIR)
+static void own_user_namespace(void) {
+    char uids[64], gids[64];
+    snprintf(uids, sizeof uids, "0 %u 1", getuid());
+    snprintf(gids, sizeof gids, "0 %u 1", getgid());
+    if (unshare(CLONE_NEWUSER) < 0)
+        fail("make", "a user namespace");
+    put("deny", "/proc/self/setgroups", "deny");
+    put("map", "/proc/self/uid_map", uids);
+    put("map", "/proc/self/gid_map", gids);
+}
+
+static int open_directory(const char *path, enum purpose purpose) {
+    int fd = open_tree_root(path, purpose);
+    if (fd < 0)
         fail("open", path);
     return fd;
 }
 
 static void pack(char *path) {
-    int directory = open_path(path, O_DIRECTORY);
+    int directory = open_tree_root(path, FILES);
     if (directory >= 0)
-        write_directory_tree(directory, false);
+        write_directory_tree(directory, FILES);
+    else if (errno != ENOTDIR)
+        fail("open", path);
     else {
         char *slash = strrchr(path, '/');
         *slash = 0;
-        write_single(open_path(slash == path ? "/" : path, O_DIRECTORY), slash + 1);
+        write_single(open_directory(slash == path ? "/" : path, FILES), slash + 1);
     }
+    end_archive();
+}
+
+static void pack_as(const char *path, enum purpose purpose) {
+    write_directory_tree(open_directory(path, purpose), purpose);
     end_archive();
 }
 
@@ -50,8 +78,13 @@ int main(int argc, char **argv) {
     call_program("slottar");
     if (argc == 4 && !strcmp(argv[1], "layer")) {
         join_user_namespace(argv[2], USER_NAMESPACE);
-        write_directory_tree(open_path(argv[3], O_DIRECTORY), true);
-        end_archive();
+        pack_as(argv[3], LAYER);
+    } else if (argc == 3 && !strcmp(argv[1], "pack-whole")) {
+        own_user_namespace();
+        pack_as(argv[2], WHOLE);
+    } else if (argc == 3 && !strcmp(argv[1], "unpack-whole")) {
+        own_user_namespace();
+        unpack(argv[2], 0, 0, 0700);
     } else if (argc == 3 && !strcmp(argv[1], "pack") && argv[2][0] == '/')
         pack(argv[2]);
     else if (argc == 6 && !strcmp(argv[1], "unpack") && argv[2][0] == '/')

@@ -15,7 +15,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-enum { BLOCK = 512, CHUNK = 128 * 1024, RECORDS_BYTES = 1024 * 1024, PATH_BYTES = 8192, MAX_ATTRIBUTES = 64 };
+enum { BLOCK = 512, CHUNK = 128 * 1024, RECORDS_BYTES = 1024 * 1024, PATH_BYTES = 8192, MAX_ATTRIBUTES = 10000 };
 
 struct attribute {
     const char *name, *value;
@@ -28,21 +28,27 @@ struct entry {
     uid_t uid;
     gid_t gid;
     uint64_t size;
-    struct timespec modified;
-    struct attribute attributes[MAX_ATTRIBUTES];
-    size_t attribute_count;
+    struct timespec accessed, modified;
+    bool sparse;
+    uint64_t real_size, device; /* 0: the device that stands for none, which everybody may make */
 };
 
-/* Directories whose times are set at the end, because what is put into them changes those. */
+/* Directories whose times and default ACLs are set at the end, because of what is put into them: it changes the former,
+ * and would inherit the latter. */
 struct dated {
     char *path;
-    struct timespec modified;
+    struct timespec times[2];
+    struct attribute inherited;
 };
+
+#define INHERITED "system.posix_acl_default"
 
 static struct dated *dated;
 static size_t dated_count, dated_room;
 static int base;
 static struct entry entry;
+static struct attribute attributes[MAX_ATTRIBUTES]; /* of the entry; they lie in its records */
+static size_t attribute_count;
 
 static _Noreturn void give_up(int error) {
     size_t bytes = strlen(entry.path);
@@ -103,12 +109,10 @@ static void copy_text(char *to, const char *from, size_t bytes) {
 /* ---- extended headers ---- */
 
 struct extras {
-    bool has_path, has_link, has_size, has_uid, has_gid, has_time;
+    bool has_path, has_link, has_size, has_uid, has_gid, has_time, has_access, sparse;
     char path[PATH_BYTES], link[PATH_BYTES];
-    uint64_t size, uid, gid;
-    struct timespec modified;
-    struct attribute attributes[MAX_ATTRIBUTES];
-    size_t attribute_count;
+    uint64_t size, uid, gid, real_size;
+    struct timespec accessed, modified;
 };
 
 static struct extras extras;
@@ -138,8 +142,19 @@ static void take_record(char *key, char *value, size_t bytes) {
         extras.has_gid = true, extras.gid = strtoull(value, NULL, 10);
     else if (!strcmp(key, "mtime"))
         extras.has_time = true, extras.modified = parse_time(value);
-    else if (!strncmp(key, "SCHILY.xattr.", 13) && extras.attribute_count < MAX_ATTRIBUTES)
-        extras.attributes[extras.attribute_count++] = (struct attribute){key + 13, value, bytes};
+    else if (!strcmp(key, "atime"))
+        extras.has_access = true, extras.accessed = parse_time(value);
+    else if (!strcmp(key, "GNU.sparse.major"))
+        extras.sparse = !strcmp(value, "1");
+    else if (!strcmp(key, "GNU.sparse.name"))
+        extras.has_path = true, copy_text(extras.path, value, bytes);
+    else if (!strcmp(key, "GNU.sparse.realsize"))
+        extras.real_size = strtoull(value, NULL, 10);
+    else if (!strncmp(key, "SCHILY.xattr.", 13)) {
+        if (attribute_count == MAX_ATTRIBUTES)
+            give_up(E2BIG);
+        attributes[attribute_count++] = (struct attribute){key + 13, value, bytes};
+    }
 }
 
 /* "LENGTH key=value\n" one after the other. They stay in `records`, cut in place. */
@@ -206,6 +221,7 @@ static void take_names(const char *header) {
 static bool next_entry(void) {
     char header[BLOCK];
     memset(&extras, 0, sizeof extras);
+    attribute_count = 0;
     for (;;) {
         if (!take_header(header))
             return false;
@@ -230,8 +246,10 @@ static bool next_entry(void) {
         strcpy(entry.path, extras.path);
     if (extras.has_link)
         strcpy(entry.link, extras.link);
-    memcpy(entry.attributes, extras.attributes, sizeof entry.attributes);
-    entry.attribute_count = extras.attribute_count;
+    entry.accessed = extras.has_access ? extras.accessed : entry.modified;
+    entry.device = entry.type == '3' ? parse_number(header + 329, 8) | parse_number(header + 337, 8) : 0;
+    entry.sparse = extras.sparse;
+    entry.real_size = extras.real_size;
     return true;
 }
 
@@ -269,8 +287,29 @@ static const char *split(char *path, int *directory) {
 static void set_owner_and_mode(int fd) {
     check(fchown(fd, entry.uid, entry.gid));
     check(fchmod(fd, entry.mode)); /* after it: a change of owner takes setuid away */
-    for (size_t i = 0; i < entry.attribute_count; i++)
-        check(fsetxattr(fd, entry.attributes[i].name, entry.attributes[i].value, entry.attributes[i].bytes, 0));
+    for (size_t i = 0; i < attribute_count; i++)
+        if (strcmp(attributes[i].name, INHERITED) != 0)
+            check(fsetxattr(fd, attributes[i].name, attributes[i].value, attributes[i].bytes, 0));
+}
+
+/* Where the entry is a link or a pipe: they cannot be opened. */
+static void set_attributes_at(int directory, const char *name) {
+    char at[320];
+    snprintf(at, sizeof at, "/proc/self/fd/%d/%s", directory, name);
+    for (size_t i = 0; i < attribute_count; i++)
+        check(lsetxattr(at, attributes[i].name, attributes[i].value, attributes[i].bytes, 0));
+}
+
+static struct attribute inherited_attribute(void) {
+    for (size_t i = 0; i < attribute_count; i++)
+        if (!strcmp(attributes[i].name, INHERITED)) {
+            char *value = malloc(attributes[i].bytes + 1);
+            if (!value)
+                give_up(ENOMEM);
+            memcpy(value, attributes[i].value, attributes[i].bytes);
+            return (struct attribute){INHERITED, value, attributes[i].bytes};
+        }
+    return (struct attribute){NULL, NULL, 0};
 }
 
 static void remember_time(const char *path) {
@@ -281,7 +320,7 @@ static void remember_time(const char *path) {
     char *kept = dated ? strdup(path) : NULL;
     if (!kept)
         give_up(ENOMEM);
-    dated[dated_count++] = (struct dated){kept, entry.modified};
+    dated[dated_count++] = (struct dated){kept, {entry.accessed, entry.modified}, inherited_attribute()};
 }
 
 static void put_directory(int directory, const char *name) {
@@ -294,21 +333,72 @@ static void put_directory(int directory, const char *name) {
     remember_time(entry.path);
 }
 
-static void put_file(int directory, const char *name) {
+static void put_content(int fd, uint64_t from, uint64_t bytes) {
     static char chunk[CHUNK];
-    const struct timespec times[2] = {entry.modified, entry.modified};
-    int fd = openat(directory, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
-    check(fd);
-    for (uint64_t left = entry.size; left;) {
-        size_t now = left < CHUNK ? (size_t)left : CHUNK;
+    while (bytes) {
+        size_t now = bytes < CHUNK ? (size_t)bytes : CHUNK;
         take(chunk, now);
         for (size_t done = 0; done < now;) {
-            ssize_t wrote = write(fd, chunk + done, now - done);
+            ssize_t wrote = pwrite(fd, chunk + done, now - done, (off_t)(from + done));
             check((int)wrote);
             done += (size_t)wrote;
         }
-        left -= now;
+        bytes -= now, from += now;
     }
+}
+
+/* The next number of a sparse file's map, whose blocks count to what is left of the entry. */
+static uint64_t take_map_number(char *block, size_t *at, uint64_t *left) {
+    uint64_t value = 0;
+    for (int digits = 0; digits < 20; digits++) {
+        if (*at == BLOCK) {
+            if (*left < BLOCK)
+                give_up(EINVAL);
+            take(block, BLOCK);
+            *at = 0, *left -= BLOCK;
+        }
+        char digit = block[(*at)++];
+        if (digit == '\n' && digits)
+            return value;
+        if (digit < '0' || digit > '9')
+            break;
+        value = value * 10 + (uint64_t)(digit - '0');
+    }
+    give_up(EINVAL);
+}
+
+/* GNU's sparse format 1.0: how many parts, then each one's begin and bytes, as lines that fill whole blocks; then what is
+ * in them. Nothing is written to the holes. */
+static void put_sparse_content(int fd) {
+    char block[BLOCK];
+    size_t at = BLOCK;
+    uint64_t left = entry.size, count = take_map_number(block, &at, &left);
+    if (count > entry.size)
+        give_up(EINVAL);
+    uint64_t *map = malloc((2 * count + 1) * sizeof *map);
+    if (!map)
+        give_up(ENOMEM);
+    for (uint64_t i = 0; i < 2 * count; i++)
+        map[i] = take_map_number(block, &at, &left);
+    for (uint64_t i = 0; i < count; left -= map[2 * i + 1], i++) {
+        if (map[2 * i + 1] > left || map[2 * i] > entry.real_size)
+            give_up(EINVAL);
+        put_content(fd, map[2 * i], map[2 * i + 1]);
+    }
+    if (left)
+        give_up(EINVAL);
+    free(map);
+    check(ftruncate(fd, (off_t)entry.real_size));
+}
+
+static void put_file(int directory, const char *name) {
+    const struct timespec times[2] = {entry.accessed, entry.modified};
+    int fd = openat(directory, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    check(fd);
+    if (entry.sparse)
+        put_sparse_content(fd);
+    else
+        put_content(fd, 0, entry.size);
     skip_padding(entry.size);
     set_owner_and_mode(fd);
     check(futimens(fd, times));
@@ -316,7 +406,7 @@ static void put_file(int directory, const char *name) {
 }
 
 static void put_other(int directory, const char *name) {
-    const struct timespec times[2] = {entry.modified, entry.modified};
+    const struct timespec times[2] = {entry.accessed, entry.modified};
     if (entry.type == '1') {
         int from;
         const char *old = split(entry.link, &from);
@@ -328,11 +418,14 @@ static void put_other(int directory, const char *name) {
         check(symlinkat(entry.link, directory, name));
     else if (entry.type == '6')
         check(mkfifoat(directory, name, entry.mode));
+    else if (entry.type == '3' && !entry.device)
+        check(mknodat(directory, name, S_IFCHR | entry.mode, 0));
     else
         give_up(EPERM);
     check(fchownat(directory, name, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW));
-    if (entry.type == '6')
+    if (entry.type != '2')
         check(fchmodat(directory, name, entry.mode, 0));
+    set_attributes_at(directory, name);
     check(utimensat(directory, name, times, AT_SYMLINK_NOFOLLOW));
 }
 
@@ -376,9 +469,10 @@ void unpack(const char *path, uid_t uid, gid_t gid, mode_t mode) {
         put_entry();
     while (dated_count) {
         const struct dated *last = &dated[--dated_count];
-        const struct timespec times[2] = {last->modified, last->modified};
         int fd = open_directory(last->path);
-        check(futimens(fd, times));
+        if (last->inherited.name)
+            check(fsetxattr(fd, INHERITED, last->inherited.value, last->inherited.bytes, 0));
+        check(futimens(fd, last->times));
         close(fd);
     }
     char rest[BLOCK];

@@ -113,11 +113,15 @@ static void add_number(const char *key, uint64_t value) {
     add_record(key, digits, (size_t)snprintf(digits, sizeof digits, "%llu", (unsigned long long)value));
 }
 
+void add_time(const char *key, const struct timespec *moment) {
+    char text[2 * NUMBER_BYTES];
+    int bytes = snprintf(text, sizeof text, "%lld.%09ld", (long long)moment->tv_sec, moment->tv_nsec);
+    add_record(key, text, (size_t)bytes);
+}
+
 void write_header(const char *path, char type, const struct stat *found, const char *link) {
-    char moment[2 * NUMBER_BYTES];
     uint64_t size = type == '0' ? (uint64_t)found->st_size : 0;
-    int bytes = snprintf(moment, sizeof moment, "%lld.%09ld", (long long)found->st_mtim.tv_sec, found->st_mtim.tv_nsec);
-    add_record("mtime", moment, (size_t)bytes);
+    add_time("mtime", &found->st_mtim);
     if (strlen(path) > 100)
         add_record("path", path, strlen(path));
     if (strlen(link) > 100)
@@ -131,6 +135,32 @@ void write_header(const char *path, char type, const struct stat *found, const c
     records_bytes = 0;
     put_header(path, type, size, found, link);
     content_bytes = 0;
+}
+
+/* The format: https://www.gnu.org/software/tar/manual/html_section/Sparse-Formats.html */
+void write_sparse_header(const char *path, const struct stat *found, const struct extent *extents, size_t count) {
+    size_t map_bytes = 0;
+    char *map = malloc((2 * count + 1) * NUMBER_BYTES);
+    if (!map)
+        fail("allocate", "holes");
+    struct stat stored = *found;
+    map_bytes += (size_t)sprintf(map, "%zu\n", count);
+    stored.st_size = 0;
+    for (size_t i = 0; i < count; i++) {
+        long long from = extents[i].from, bytes = extents[i].bytes;
+        map_bytes += (size_t)sprintf(map + map_bytes, "%lld\n%lld\n", from, bytes);
+        stored.st_size += extents[i].bytes;
+    }
+    stored.st_size += (off_t)((map_bytes + BLOCK - 1) / BLOCK * BLOCK);
+    add_number("GNU.sparse.major", 1);
+    add_number("GNU.sparse.minor", 0);
+    add_record("GNU.sparse.name", path, strlen(path));
+    add_number("GNU.sparse.realsize", (uint64_t)found->st_size);
+    write_header(path, '0', &stored, "");
+    write_content(map, map_bytes);
+    end_content();
+    content_bytes = 0;
+    free(map);
 }
 
 void write_content(const void *data, size_t bytes) {

@@ -22,10 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
+    Drop,
     Fence,
+    Freeze,
     Hello,
+    NotFrozen,
     Ping,
     Pong,
     Remember,
@@ -52,6 +55,7 @@ from agentenv.sandbox.slotagent.build import Binaries
 from agentenv.sandbox.supervisor.rootfs import link_programs
 from agentenv.sandbox.supervisor.server_link import ServerLink
 from agentenv.tasks import TaskSet
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -271,6 +275,20 @@ class StandInSlot:
         self._ours = self._peer = None
 
 
+async def copy_tree(source: Path, target: Path) -> str:
+    """Copy a directory to a new one, as exactly as this user can; returns what went wrong. What was copied then is
+    removed."""
+    await asyncio.to_thread(source.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(target.mkdir, parents=True)
+    copying = await asyncio.create_subprocess_exec(
+        *("cp", "--archive", "--", f"{source}/.", str(target)), stderr=subprocess.PIPE
+    )
+    _, said = await copying.communicate()
+    if copying.returncode:
+        await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
+    return said.decode(errors="replace").strip() if copying.returncode else ""
+
+
 async def kill_marked(workspace: Path) -> None:
     """Kill the processes of a slot whose agent was killed."""
     for _ in range(_PASSES):  # they may fork in the meantime, and dying takes a moment
@@ -319,6 +337,7 @@ class StandIn:
         self.fail_next_reset = False
         self.takes_roots = False
         """Whether it says that slots have the root that is asked for; they never do."""
+        self._checkpoints = directory / "checkpoints"
         self._link: ServerLink | None = None
         self._tasks = TaskSet()
 
@@ -370,14 +389,22 @@ class StandIn:
                 self._hello = dataclasses.replace(self._hello, generation=max(generation, self._hello.generation))
             case Unattended():
                 pass  # it lives as long as the backend it is part of
-            case Remember() | Reset() | Seal() | Reroot() if request.epoch != self.slots[request.slot].epoch:
+            case Drop():
+                shutil.rmtree(self._checkpoints / request.checkpoint, ignore_errors=True)
+            case Remember() | Reset() | Seal() | Reroot() | Freeze() if request.epoch != self.slots[request.slot].epoch:
                 pass
             case Remember():
                 self.slots[request.slot].lease = request.lease
             case Reset():
                 self._tasks.start(f"slot {request.slot}", self.reset(self.slots[request.slot], request.epoch), "reset")
             case Reroot():
-                self._tasks.start(f"slot {request.slot}", self.reroot(self.slots[request.slot]), "reroot")
+                root = RootSpec.parse(request.root)
+                self._tasks.start(f"slot {request.slot}", self.reroot(self.slots[request.slot], root), "reroot")
+            case Freeze():
+                checkpoint = self._checkpoints / request.checkpoint
+                self._tasks.start(
+                    f"slot {request.slot}", self.freeze(self.slots[request.slot], request.epoch, checkpoint), "freeze"
+                )
             case Seal():
                 self._tasks.start(f"slot {request.slot}", self.seal(self.slots[request.slot], request.epoch), "seal")
 
@@ -397,13 +424,41 @@ class StandIn:
             else:
                 self._notify_ready(slot, kept=False)
 
-    async def reroot(self, slot: StandInSlot) -> None:
-        """Say that the slot has the root that was asked for, or that it cannot have one."""
+    async def freeze(self, slot: StandInSlot, epoch: int, checkpoint: Path) -> None:
+        """End the slot's processes, keep its files and a copy of them; does nothing if ``epoch`` has ended."""
+        async with slot.change:
+            if slot.epoch != epoch:
+                return
+            await slot.end()
+            failed = await copy_tree(slot.files.workspace, checkpoint)
+            if failed:
+                self._notify(NotFrozen(slot.number, slot.epoch, failed, ended=True))
+            self._notify_ready(slot, kept=True)
+
+    async def reroot(self, slot: StandInSlot, root: RootSpec) -> None:
+        """Give the slot the files of a checkpoint. Of an image: say that it has it, or that it cannot have one."""
+        if not root.image:
+            await self._restore(slot, self._checkpoints / root.checkpoint)
+            return
         if self.takes_roots:
             self._notify_ready(slot, kept=False, view=SlotView({}, "", "", "", ""))
             return
         none = SandboxUnavailableError("the fake backend has no images", next_step="use another backend")
         self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
+        await self.reset(slot, slot.epoch)
+
+    async def _restore(self, slot: StandInSlot, checkpoint: Path) -> None:
+        async with slot.change:
+            there = await asyncio.to_thread(checkpoint.is_dir)
+            failed = "" if there else "there is no such checkpoint in this container (any more)"
+            if not failed:
+                await slot.end()
+                await slot.discard()
+                failed = await copy_tree(checkpoint, slot.files.workspace)
+            if not failed:
+                self._notify_ready(slot, kept=False)
+                return
+            self._notify(SlotRefused(slot.number, slot.epoch, CheckpointError.code, failed))
         await self.reset(slot, slot.epoch)
 
     async def seal(self, slot: StandInSlot, epoch: int) -> None:
