@@ -25,7 +25,7 @@ EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate
 
 def folders(store: Store) -> list[Path]:
     """A store's directories, but for the 4,096 ranges of ids: they are always there, and each would be a step."""
-    return [path for path in sorted(store.layout.directory.iterdir()) if path != store.layout.ranges]
+    return [path for path in sorted(store.layout.directory.iterdir()) if path.is_dir() and path != store.layout.ranges]
 
 
 def content(store: Store) -> dict[str, str]:

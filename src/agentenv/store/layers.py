@@ -1,14 +1,17 @@
-"""From a layer's blob to its verified tar: decompressed and hashed while it is written."""
+"""From a layer's blob to its verified tar: read, decompressed and written at once, by a thread each, which also hashes:
+none of this needs the interpreter's lock."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import queue
 import shutil
 import subprocess
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import IO, BinaryIO, Final
@@ -16,6 +19,8 @@ from typing import IO, BinaryIO, Final
 from agentenv.errors import BadImageError, ImageUnavailableError
 
 CHUNK_BYTES: Final = 1024 * 1024
+_AHEAD: Final = 4
+"""Chunks that one step may be ahead of the next."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
 _END_S: Final = 30.0
@@ -41,27 +46,35 @@ def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, d
     broken, or the tar larger than ``limit_bytes``; ImageUnavailableError when the zstd program is needed and missing.
     """
     hashed = hashlib.sha256()
-    size = 0
-    compressed = _verified(blob, done)
-    for chunk in _decompressed(compressed):
-        size += len(chunk)
-        if size > limit_bytes:
-            raise BadImageError(f"the image's layers have more than {limit_bytes} bytes uncompressed")
-        hashed.update(chunk)
-        target.write(chunk)
-    for _ in compressed:  # what lies after the end of the compressed data counts for the blob's digest
-        pass
+    size = read = 0
+
+    def count(bytes_read: int) -> None:
+        nonlocal read
+        read = bytes_read
+
+    with _ahead(_verified(blob, count)) as compressed, _ahead(_decompressed(compressed)) as chunks:
+        for chunk in chunks:
+            size += len(chunk)
+            if size > limit_bytes:
+                raise BadImageError(f"the image's layers have more than {limit_bytes} bytes uncompressed")
+            hashed.update(chunk)
+            target.write(chunk)
+            done(read)
+        for _ in compressed:  # what lies after the end of the compressed data counts for the blob's digest
+            pass
+        done(read)
     if (found := f"sha256:{hashed.hexdigest()}") != diff_id:
         raise BadImageError(f"a layer is {found}, but the image's configuration says {diff_id}")
     return size
 
 
-def _verified(blob: Blob, done: Callable[[int], None]) -> Iterator[bytes]:
+def _verified(blob: Blob, done: Callable[[int], None]) -> Generator[bytes, None, None]:
     """The blob's bytes; raises at their end when they are not what its digest says."""
     hashed = hashlib.sha256()
     read = 0
     for chunk in blob.chunks():
-        hashed.update(chunk)
+        if blob.digest:
+            hashed.update(chunk)
         read += len(chunk)
         done(read)
         yield chunk
@@ -71,15 +84,53 @@ def _verified(blob: Blob, done: Callable[[int], None]) -> Iterator[bytes]:
         raise BadImageError(f"a layer's blob is {found}, but the image's manifest says {blob.digest}")
 
 
-def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+@contextlib.contextmanager
+def _ahead(chunks: Generator[bytes, None, None]) -> Iterator[Generator[bytes, None, None]]:
+    """The same chunks, brought by a thread that is a few of them ahead; what it fails with is raised in their place.
+    The thread has ended when the block has."""
+    brought: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
+    left = threading.Event()
+
+    def bring() -> None:
+        last: BaseException | None = None
+        try:
+            with contextlib.closing(chunks):
+                for chunk in chunks:
+                    brought.put(chunk)
+                    if left.is_set():
+                        break
+        except BaseException as error:
+            last = error
+        brought.put(last)
+
+    def taken() -> Generator[bytes, None, None]:
+        while isinstance(found := brought.get(), bytes):
+            yield found
+        if found is not None:
+            raise found
+
+    thread = threading.Thread(target=bring, name="layer", daemon=True)
+    thread.start()
+    try:
+        yield taken()
+    finally:
+        left.set()
+        while thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                brought.get_nowait()
+            thread.join(0.001)
+
+
+def _decompressed(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
     """By what the first bytes say, as engines do; media types are often wrong."""
     first = next(chunks, b"")
     whole = chain([first], chunks)
     if first.startswith(_GZIP):
-        return _gunzipped(whole)
-    if first.startswith(_ZSTD):
-        return _unzstd(whole)
-    return whole
+        yield from _gunzipped(whole)
+    elif first.startswith(_ZSTD):
+        yield from _unzstd(whole)
+    else:
+        yield from whole
 
 
 def _gunzipped(chunks: Iterable[bytes]) -> Iterator[bytes]:

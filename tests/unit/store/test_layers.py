@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 
@@ -116,3 +118,36 @@ def test_a_source_that_fails_is_told_through_zstd() -> None:
 def test_deflate_alone_is_not_taken_for_gzip() -> None:
     with pytest.raises(BadImageError, match="configuration says"):
         unpacked(blob(zlib.compress(TAR)))
+
+
+def test_a_source_that_fails_is_what_is_told_and_no_thread_stays() -> None:
+    def failing() -> Iterator[bytes]:
+        yield TAR[:CHUNK_BYTES]
+        raise ImageUnavailableError("the peer is gone")
+
+    before = threading.active_count()
+    for _ in range(5):
+        with pytest.raises(ImageUnavailableError, match="the peer is gone"):
+            unpacked(Blob(failing, len(TAR), sha256(TAR)))
+    assert threading.active_count() == before
+
+
+def test_a_target_that_fails_ends_the_reading() -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    closed: list[bool] = []
+
+    def endless() -> Iterator[bytes]:
+        try:
+            while True:
+                yield bytes(CHUNK_BYTES)
+        finally:
+            closed.append(True)
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match="no space left"):
+        write_tar(Blob(endless, 10**18), "", Full(), limit_bytes=10**18, done=lambda _: None)
+    assert threading.active_count() == before
+    assert closed == [True]
