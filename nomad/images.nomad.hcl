@@ -212,7 +212,7 @@ job "images" {
         destination = "secrets/auth.json"
         change_mode = "noop"
         perms       = "444"
-        data        = "{{ with nomadVar (print `nomad/jobs/` (env `NOMAD_JOB_ID`)) }}{{ if .auth }}{{ .auth }}{{ else }}{}{{ end }}{{ end }}"
+        data        = "{{ with nomadVar (print `nomad/jobs/` (env `NOMAD_JOB_ID`)) }}{{ with .auth.Value }}{{ . }}{{ else }}{}{{ end }}{{ end }}"
       }
 
       resources {

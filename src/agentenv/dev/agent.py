@@ -39,6 +39,8 @@ _NO_NODE = "no node"
 _OVERSUBSCRIPTION = 4
 _OURS = range(10_000, 20_000)
 """Ports that nobody gets unasked: below those the kernel gives out, and those that Nomad gives its tasks."""
+_KEEPER = 65_534
+"""Whose process an image keeper is (variable ``user`` of nomad/images.nomad.hcl)."""
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
 
 
@@ -67,6 +69,11 @@ class AgentPlace:
     def data_dir(self) -> Path:
         """Nomad's ``data_dir``."""
         return self.root / "data"
+
+    @property
+    def store(self) -> Path:
+        """The store of images that slots have as their root: the client's host volume ``agentenv-images``."""
+        return self.root / "store"
 
     @property
     def log(self) -> Path:
@@ -112,6 +119,9 @@ client {{
   # offers {_OVERSUBSCRIPTION} times the memory it has; as with local containers, only its real memory limits them.
   memory_total_mb = {_OVERSUBSCRIPTION * _memory_mib()}
   servers = ["127.0.0.1:{server_rpc}"]
+  host_volume "agentenv-images" {{
+    path = "{place.store}"
+  }}
   meta {{
     agentenv_data_dir = "{place.data_dir}"
   }}
@@ -179,7 +189,8 @@ def launch(
     """
     if os.geteuid() != 0:
         raise SandboxUnavailableError("a Nomad client must run as root", next_step="sudo make nomad-dev")
-    place.root.mkdir(parents=True, exist_ok=True)
+    place.store.mkdir(parents=True, exist_ok=True)
+    os.chown(place.store, _KEEPER, _KEEPER)
     place.config.write_text(local_config(place, ports, name, role, server_rpc or ports.rpc))
     argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(place.config)]
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}

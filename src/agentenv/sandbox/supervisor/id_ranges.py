@@ -30,6 +30,11 @@ class ClaimedRange:
             os.close(lock)
 
 
+def has_store(directory: Path) -> bool:
+    """Whether a store has been made in that directory: its ranges are made last (store/layout.py)."""
+    return (directory / "ranges" / str(TREES)).exists()
+
+
 class IdRanges:
     """The ranges of a node, whose files are in ``directory`` (``ranges`` of its store)."""
 

@@ -64,7 +64,7 @@ from agentenv.sandbox.supervisor import (
 )
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
-from agentenv.sandbox.supervisor.id_ranges import IdRanges
+from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
 from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport, decide, without_probes
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
@@ -93,6 +93,7 @@ _CRASHES_WITHIN_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
 _END_DEADLINE_S = 10.0
+_STORE_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -458,7 +459,18 @@ def _refused_unprobed(identity: Identity) -> str:
     return without_probes(identity, Path("/proc/self/uid_map").read_text(), Path("/proc/version").read_text())
 
 
-async def _support(launch: Launch, reaper: Reaper) -> ImageSupport:
+async def _store_made(store: Path, stop: asyncio.Event) -> None:
+    """Wait until the node's keeper has made its store, or the container is to end: on a new node both begin at once,
+    and whether images can be shown is tried in the store."""
+    if not has_store(store):
+        log.warning("the store of images is empty: waiting for the node's image keeper to make it")
+    while not has_store(store) and not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STORE_LOOK_S):
+                await stop.wait()
+
+
+async def _support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> ImageSupport:
     """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
     spec = launch.spec
     if not spec.store_dir:
@@ -466,6 +478,7 @@ async def _support(launch: Launch, reaper: Reaper) -> ImageSupport:
     if refused := _refused_unprobed(launch.identity):
         support = ImageSupport(None, refused=refused)
     else:
+        await _store_made(Path(spec.store_dir), stop)
         found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
         support = decide(found, spec.image_format)
         if support.format not in (None, "erofs"):
@@ -505,7 +518,7 @@ async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
 
 async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> int:
     try:
-        support = await _support(launch, reaper)
+        support = await _support(launch, reaper, stop)
         serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch, stop, support).run())
     except OSError as error:
         return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))

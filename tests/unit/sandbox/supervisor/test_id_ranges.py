@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import id_ranges
-from agentenv.sandbox.supervisor.id_ranges import IdRanges
+from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, RANGES
 from agentenv.store import Store
 from agentenv.store.layout import RANGES as FILES
@@ -72,3 +72,11 @@ def test_a_container_that_may_only_read_the_store_has_ranges(few: Path) -> None:
             os.setuid(65_534)
         os._exit(0 if IdRanges(Path()).claim().ids.number in range(4) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_store_is_there_when_all_of_it_is(tmp_path: Path) -> None:
+    (tmp_path / "ranges").mkdir()
+    (tmp_path / "ranges" / "0").touch()
+    assert not has_store(tmp_path)
+    Store.open(tmp_path)
+    assert has_store(tmp_path)
