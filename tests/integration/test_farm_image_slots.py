@@ -17,14 +17,23 @@ import pytest_asyncio
 
 from agentenv import AsyncFarm, AsyncSandbox
 from agentenv.dev.agent import Ports
-from agentenv.errors import AgentEnvError, BadImageError, ConfigError, ForbiddenError, ImageUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    BadImageError,
+    CheckpointError,
+    ConfigError,
+    ForbiddenError,
+    ImageUnavailableError,
+)
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire import images as wire
 from tests.farm_process import COMMAND, SETTINGS, FarmProcess
 from tests.image_sources import member, oci_layout, tar_of
+from tests.integration.test_env_prepared import PreparedEnv
 from tests.small_image import small_image
+from tests.unit.env.env_stubs import SOLVE, environment
 from tests.waiting import START_S, eventually
 
 pytestmark = [
@@ -65,11 +74,11 @@ class Shared:
         self.directory = directory
         self.farm = farm
         self.keeper = keeper
-        self._token = token
+        self.token = token
 
     @property
     def access(self) -> FarmAccess:
-        return FarmAccess((self.farm.url,), self._token)
+        return FarmAccess((self.farm.url,), self.token)
 
     def image(self, name: str) -> str:
         """A reference to an image that has the name in /etc/issue, in a directory that the keeper reads."""
@@ -81,7 +90,7 @@ class Shared:
         )
 
     async def where(self) -> list[wire.NodeImages]:
-        async with FarmClient(self.access.urls, self._token) as client:
+        async with FarmClient(self.access.urls, self.token) as client:
             return list((await client.image_map()).nodes)
 
 
@@ -154,6 +163,25 @@ async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: S
         for reference, kind, said in wrong:
             with pytest.raises(kind, match=said):
                 await farm.sandbox(reference).open()
+
+
+async def test_a_group_is_prepared_once_and_nothing_of_it_stays_on_the_farm(shared: Shared, tmp_path: Path) -> None:
+    image = shared.image("prepared")
+    of_the_farm = {"tool_pool_mode": "farm", "farm_url": shared.farm.url, "farm_token": shared.token}
+    script = {"*": [SOLVE]}
+    async with environment(PreparedEnv, tmp_path, script, prepare="once", require_sandbox=False, **of_the_farm) as env:
+        env.image, env.prepared = image, []
+        for _ in range(2):
+            group, _ = await env.collect_trajectories({"id": "x"})
+            assert group is not None
+            assert group["scores"] == [1.0] * 4
+        assert env.prepared == ["x"]
+        preparations = env._opened().preparations
+        assert preparations is not None
+        ((state,),) = preparations._states.by_container().values()
+    async with FarmPool(shared.access) as pool:
+        with pytest.raises(CheckpointError, match="there is no checkpoint"):
+            await pool.lease("t", root=state.checkpoint.root, container=state.checkpoint.container)
 
 
 @pytest.mark.parametrize("reference", ["dockerfile:.", "docker-daemon:task:1"])

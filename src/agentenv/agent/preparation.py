@@ -6,19 +6,24 @@ Who waits holds no slot and no turn. If a preparation fails for reasons of ours,
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from agentenv.agent.failure_log import FailureLog, same_kind
 from agentenv.agent.prepared import Key, PreparedState, PreparedStates
-from agentenv.agent.protocols import Session
-from agentenv.errors import CheckpointError, TaskError
+from agentenv.agent.protocols import Session, SessionOpener
+from agentenv.errors import CheckpointError, InfraError, TaskError
 from agentenv.executor.session import Checkpoint
 
+logger = logging.getLogger(__name__)
+
 _SHORTEST_WAIT_S: Final = 1.0
+_DROP_WAIT_S: Final = 5.0
 _FULL: Final = "checkpoint_bytes"
 """In the message of a CheckpointError: the limit that is reached."""
 
@@ -76,6 +81,22 @@ class Preparations:
     def ended(self, preparation: Preparation) -> None:
         """For :class:`Preparation`."""
         del self._running[preparation.key]
+
+    async def drop_all(self, sessions: SessionOpener) -> None:
+        """Forget all states, in containers that outlive this environment. One that has no slot free for a moment, or is
+        gone, is left."""
+        kept = self._states.by_container()
+        await asyncio.gather(*(self._drop(sessions, container, states) for container, states in kept.items()))
+
+    async def _drop(self, sessions: SessionOpener, container: str, states: Sequence[PreparedState]) -> None:
+        name = f"drop-prepared-{secrets.token_hex(4)}"
+        try:
+            async with sessions.open(name, acquire_timeout_s=_DROP_WAIT_S, container=container) as session:
+                for state in states:
+                    self._states.forget(state)
+                    await session.drop(state.checkpoint)
+        except InfraError as error:
+            logger.info("prepared states are left in container %s: %s", container, error)
 
     async def keep(self, key: Key, session: Session, meta: Mapping[str, Any], took_s: float) -> bool:
         """For :meth:`Preparation.keep`."""

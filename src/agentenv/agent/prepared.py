@@ -79,5 +79,9 @@ class PreparedStates:
         if not self._users[state]:
             del self._users[state]
 
+    def by_container(self) -> dict[str, list[PreparedState]]:
+        """All states."""
+        return {name: self._in(name) for name in {state.checkpoint.container for state in self._states}}
+
     def _in(self, container: str) -> list[PreparedState]:
         return [state for state in self._states if state.checkpoint.container == container]

@@ -328,6 +328,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 logger.info("metrics are at %s", url)
             logger.info("slots are available: %r", pool)
             failures = FailureLog()
+            preparations = Preparations(failures, self.counts)
+            if config.tool_pool_mode == "farm":
+                stack.push_async_callback(preparations.drop_all, executor)
             self._farm = RolloutServices(
                 sessions=executor,
                 tools=tuple(catalog.openai_tools()),
@@ -340,7 +343,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 verification=config.verification,
                 root_of=RootsOf(StoredImages(pool)),
                 failures=failures,
-                preparations=Preparations(failures, self.counts) if config.prepare == "once" else None,
+                preparations=preparations if config.prepare == "once" else None,
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)

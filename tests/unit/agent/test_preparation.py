@@ -227,6 +227,25 @@ async def test_where_there_is_no_room_the_oldest_unused_states_of_the_container_
     assert await _state(preparations, "a") is used
 
 
+async def test_states_are_dropped_from_containers_that_outlive_the_environment() -> None:
+    env = Environment(Preparing())
+    await env.group(2, "a")
+    await env.group(1, "b")
+    env.sessions.container_id = "c1"
+    await env.group(1, "c")
+    preparations = env.services.preparations
+    assert preparations is not None
+    await preparations.drop_all(env.sessions)
+    dropped = {one.container_id: [each.root.checkpoint for each in one.dropped] for one in env.sessions.opened[-2:]}
+    assert dropped == {"c0": ["g1-0@0", "g2-0@0"], "c1": ["g3-0@0"]}
+    await preparations.drop_all(env.sessions)
+    assert len(env.sessions.opened) == 4 + 2
+    await env.group(1, "a")
+    env.sessions.refuse = lambda _: AcquireTimeoutError("full")
+    await preparations.drop_all(env.sessions)
+    assert env.sessions.leased == 0
+
+
 async def _state(preparations: Preparations, name: str) -> PreparedState:
     begun = await preparations.begin((name, ""))
     assert isinstance(begun, PreparedState)
