@@ -14,13 +14,18 @@ import pytest
 from agentenv import ImageRoot
 from agentenv.agent.transcript import GroupRecord
 from agentenv.errors import ConfigError
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.backends.local import LocalBackend
 from agentenv.testing import Call, Reply
 from tests.small_image import small_image
 from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment, settings
 from tests.waiting import START_S
 
 LOCAL: dict[str, Any] = {"tool_pool_mode": "local", "max_containers": 1, "slots_per_container": 3}
-SPOIL = [Reply("", (Call("bash", {"command": "rm /opt/made; echo 41 > answer"}),)), Reply("done")]
+SPOIL = [Reply("", (Call("bash", {"command": "rm made; echo 41 > answer"}),)), Reply("done")]
+
+SCRIPT: dict[str, Any] = {"*": [SOLVE, IDLE, SPOIL, SOLVE]}
+NO_IDS = "image slots need root, or ids of its own"
 
 
 class PreparedEnv(AnswerEnv):
@@ -34,12 +39,12 @@ class PreparedEnv(AnswerEnv):
 
     async def prepare(self, item: Any, *, exec_tool: Any) -> dict[str, Any]:
         self.prepared.append(item["id"])
-        await exec_tool.write_file("/opt/made", "the same for all\n")
-        await exec_tool.terminal("chmod 640 /opt/made; sleep 1000 >/dev/null 2>&1 &")
+        await exec_tool.write_file("made", "the same for all\n")
+        await exec_tool.terminal("chmod 640 made; sleep 1000 >/dev/null 2>&1 &")
         return {"by": exec_tool.trajectory_id}
 
     async def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: Any) -> Any:
-        seen = await exec_tool.terminal("cat /opt/made; stat -c %a /opt/made; ls answer /opt; echo $$ > /opt/mine")
+        seen = await exec_tool.terminal("cat made; stat -c %a made; ls answer mine; echo $$ > mine")
         return {"seen": seen.stdout.split("\n")}
 
 
@@ -50,11 +55,19 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @asynccontextmanager
 async def opened(directory: Path, image: str, script: Any, **changed: Any) -> AsyncIterator[PreparedEnv]:
-    async with environment(
-        PreparedEnv, directory, script, **LOCAL, prepare="once", acquire_timeout_s=START_S, **changed
-    ) as env:
+    chosen = {**LOCAL, "prepare": "once", "acquire_timeout_s": START_S, **changed}
+    async with environment(PreparedEnv, directory, script, **chosen) as env:
         env.image, env.prepared = image, []
         yield env
+
+
+def kill_containers(backend: LocalBackend | FakeBackend) -> None:
+    if isinstance(backend, LocalBackend):
+        for pid in backend.pids.values():
+            os.kill(pid, signal.SIGKILL)
+    else:
+        for handle in backend.containers:
+            backend.kill(handle.id)
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +76,14 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
+@pytest.mark.parametrize(
+    "slots", [pytest.param("image", marks=pytest.mark.skipif(os.geteuid() != 0, reason=NO_IDS)), "plain", "fake"]
+)
 async def test_a_group_is_prepared_once_and_so_are_the_epochs_until_the_container_is_gone(
-    tmp_path: Path, image: str
+    tmp_path: Path, image: str, slots: str
 ) -> None:
-    async with opened(tmp_path, image, {"*": [SOLVE, IDLE, SPOIL, SOLVE]}) as env:
+    changed = {"tool_pool_mode": "fake"} if slots == "fake" else {}
+    async with opened(tmp_path, image if slots == "image" else "", SCRIPT, **changed) as env:
         for epoch in range(2):
             group, _ = await env.collect_trajectories({"id": "x"})
             assert group is not None
@@ -75,8 +91,7 @@ async def test_a_group_is_prepared_once_and_so_are_the_epochs_until_the_containe
             assert env.prepared == ["x"], epoch
         assert env.counts["prepared_count"] == 1
         assert env.counts["prepared_reused"] == 7
-        (container,) = env.backend.pids
-        os.kill(env.backend.pids[container], signal.SIGKILL)
+        kill_containers(env.backend)
         group, _ = await env.collect_trajectories({"id": "x"})
         assert group is not None
         assert group["scores"] == [1.0, 0.0, 0.0, 1.0]
@@ -84,7 +99,7 @@ async def test_a_group_is_prepared_once_and_so_are_the_epochs_until_the_containe
     records = [GroupRecord.model_validate_json(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     metas = [one.workspace_meta for record in records for one in record.trajectories]
     assert len(metas) == 12
-    assert {tuple(meta["seen"]) for meta in metas} == {("the same for all", "640", "/opt:", "made", "")}
+    assert {tuple(meta["seen"]) for meta in metas} == {("the same for all", "640", "")}
     assert len({meta["by"] for meta in metas}) == 2
 
 

@@ -129,6 +129,9 @@ class AgentFields(FarmFields):
     slot_processes: int = Field(default=400, ge=1, description="Most processes and threads of a slot")
     slot_memory_mib: int = Field(default=2048, ge=1, description="Memory of a slot, its files included")
     slot_workspace_mib: int = Field(default=1024, ge=1, description="Size of a workspace; it is in memory")
+    checkpoint_mib: int = Field(
+        default=4096, ge=0, description="Memory for checkpoints of a container, beside its slots' own"
+    )
     sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
     sandbox_binds: Names = Field(default_factory=list, description="Host paths mounted read-only: source:target,...")
     # With tool_pool_mode="nomad"; token, namespace, region and TLS come from Nomad's own NOMAD_* variables
@@ -300,6 +303,7 @@ class AgentFields(FarmFields):
             allow_network=self.allow_network,
             limits=limits,
             binds=tuple(_bind(text) for text in self.sandbox_binds),
+            checkpoint_bytes=self.checkpoint_mib * MIB,
             env=self.sandbox_env,
         )
 

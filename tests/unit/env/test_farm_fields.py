@@ -14,7 +14,7 @@ OTHERS: dict[str, Any] = {
     "isolation": "user", "sandbox_binds": ["/a:/b"], "sandbox_env": {"A": "b"}, "nomad_address": "http://nomad:4646",
     "sandbox_job_id": "another", "sandbox_image": "another", "driver": "raw_exec", "scale_cooldown_s": 1.0,
     "target_idle_slots": 1, "min_containers": 2, "max_containers": 9, "slots_per_container": 9, "slot_processes": 99,
-    "slot_memory_mib": 4096, "slot_workspace_mib": 512,
+    "slot_memory_mib": 4096, "slot_workspace_mib": 512, "checkpoint_mib": 1,
 }  # fmt: skip
 
 
