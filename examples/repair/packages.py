@@ -127,6 +127,13 @@ def fetch_runner(cache: Path | None = None) -> Path:
     return _runner(wheels, cache)
 
 
+def fetch_source(artifact: Artifact, cache: Path | None = None) -> Path:
+    """A source distribution, downloaded unless it is cached. Raises: DownloadError."""
+    downloads = (cache or cache_dir()) / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    return downloads / _ensure(artifact, downloads, source=True)
+
+
 def package_names() -> list[str]:
     """The packages of :func:`fetch`, without fetching anything."""
     return [str(entry["name"]) for entry in _listing()["package"]]

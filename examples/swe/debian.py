@@ -12,33 +12,20 @@ Writes OUT/records.jsonl and OUT/images. Needs root, Debian's archive, and mmdeb
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agentenv import AsyncFarm, ImageRoot
-from agentenv.errors import AgentEnvError, TaskError
-from agentenv.sdk.async_sandbox import AsyncSandbox
-from agentenv.sdk.image_builds import BuildLimits, build_image
-from agentenv.sdk.roots import store_directory
-from agentenv.store import Store
-from agentenv.store.dockerfile.build import Listeners
-from agentenv.wire.network import NetworkPolicy
-from agentenv.wire.spec import SlotLimits
-from examples.scripted import busy
-from examples.swe.fresh_root import LOG
-from examples.swe.outcomes import outcomes
+from examples.swe.making import AS_COMMIT, PYTEST, Draft, image_of, said, written
 from examples.swe.records import DEFAULT_WORKDIR, TestLog
 from examples.swe.scoring import controls_tests
 
 DJANGO: Final = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}"
-PYTEST: Final = "python3 -m pytest -rA -p no:cacheprovider {files}"
-TESTS_TIMEOUT_S: Final = 1500.0
-_MIB: Final = 1024 * 1024
+_KEPT: Final = "/usr/share/debian-of-testbed/patches"
+"""Where the image of no record has all patches. The images of records have none: the solution is among them."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +53,20 @@ PACKAGES: Final = {
     )
 }
 
-PREPARE: Final = r"""#!/bin/bash
-# prepare PATCH: the release in /testbed with the patches before PATCH, as one commit, and PATCH split into two files.
+PREPARE: Final = rf"""#!/bin/bash
+# prepare PATCH: the release in {DEFAULT_WORKDIR} with the patches before PATCH, as one commit; with all and with the
+# patches themselves beside it if PATCH is none.
 set -e
-rm -rf /testbed
-dpkg-source --skip-patches --no-check -x /usr/src/*.dsc /testbed > /dev/null
-mv /testbed/debian /usr/src/debian
-cd /testbed
+rm -rf {DEFAULT_WORKDIR}
+dpkg-source --skip-patches --no-check -x /usr/src/*.dsc {DEFAULT_WORKDIR} > /dev/null
+mv {DEFAULT_WORKDIR}/debian /usr/src/debian
+cd {DEFAULT_WORKDIR}
 for patch in $(grep -v '^#' /usr/src/debian/patches/series); do
     [ "$patch" = "$1" ] && break
     patch -p1 --quiet --no-backup-if-mismatch < "/usr/src/debian/patches/$patch"
 done
-export GIT_AUTHOR_NAME=agentenv GIT_AUTHOR_EMAIL=agentenv@localhost GIT_AUTHOR_DATE='2020-01-01T00:00:00Z'
-export GIT_COMMITTER_NAME=agentenv GIT_COMMITTER_EMAIL=agentenv@localhost GIT_COMMITTER_DATE='2020-01-01T00:00:00Z'
-git init --quiet --initial-branch=main
-git add --all --force
-git commit --quiet --message 'The repository before the task'
-mv /usr/src/debian /usr/share/debian-of-testbed
+{AS_COMMIT}
+[ "$1" != none ] || mv /usr/src/debian {_KEPT.rpartition("/")[0]}
 rm -rf /usr/src/*
 """
 
@@ -105,113 +89,36 @@ WORKDIR {DEFAULT_WORKDIR}
 """
 
 
-async def records_of(package: Package, patches: Sequence[str], out: Path, base: str, most: int) -> list[dict[str, Any]]:
-    """Build images, and keep the records that a test tells apart. At most ``most`` of them."""
-    store = await asyncio.to_thread(Store.open, store_directory())
-    made: list[dict[str, Any]] = []
-    limits = SlotLimits(memory_bytes=3072 * _MIB)
-    async with AsyncFarm("local", slots=1, limits=limits, timeout_s=TESTS_TIMEOUT_S) as farm:
-        for patch in patches or await _patches(farm, package, store, out, base):
-            if len(made) == most:
-                break
-            try:
-                record = await _record(farm, package, patch, store, out, base)
-            except TaskError as error:
-                print(f"    {package.source} {patch}: left out: {error}", file=sys.stderr)
-                continue
-            made.append(record)
-            print(f"ok  {record['instance_id']}: {len(record['FAIL_TO_PASS'])} tests tell it apart", file=sys.stderr)
-    return made
+async def drafts(
+    farm: AsyncFarm, package: Package, chosen: Sequence[str], out: Path, base: str
+) -> AsyncIterator[Draft]:
+    """One for each patch that changes tests and more, in their order; the image of each is built when it is asked for.
+    ``chosen``: only these patches; empty: all."""
+    texts = await _patches(farm, package, out, base)
+    for name, text in texts.items():
+        if name in chosen or (not chosen and _repairs(text)):
+            instance = _instance(package, name)
+            image = await image_of(out / "images" / instance, _files(package, name, base), instance)
+            yield Draft(instance, package.repo, description(text, name), text, image, package.command, package.log)
 
 
-async def _image(package: Package, patch: str, store: Store, out: Path, base: str) -> tuple[str, str]:
-    """The reference of a record's image, and its digest."""
-    directory = out / "images" / _instance(package, patch)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "Dockerfile").write_text(dockerfile(package, patch, base))
-    (directory / "prepare.sh").write_text(PREPARE)
-    with busy(f"{package.source} {patch}: its image") as say:
-        listeners = Listeners(on_step=lambda step: say(f"{package.source} {patch}: its image: {step.place.text}"))
-        limits = BuildLimits(network=NetworkPolicy("public"))
-        built = await build_image(directory, store, limits=limits, listeners=listeners)
-    return f"dockerfile:{directory.absolute()}", built.image
+async def _patches(farm: AsyncFarm, package: Package, out: Path, base: str) -> dict[str, str]:
+    """The package's patches, by name."""
+    directory = out / "images" / f"{package.source}-patches"
+    image = await image_of(directory, _files(package, "none", base), f"{package.source}'s patches")
+    async with farm.sandbox(ImageRoot(image)) as box:
+        series = await said(box, f"grep -v '^#' {_KEPT}/series")
+        return {name: await said(box, f"cat '{_KEPT}/{name}'") for name in series.split()}
 
 
-async def _patches(farm: AsyncFarm, package: Package, store: Store, out: Path, base: str) -> list[str]:
-    """The package's patches that change tests and more, in their order."""
-    reference, _ = await _image(package, "none", store, out, base)
-    async with farm.sandbox(ImageRoot(reference)) as box:
-        series = await _said(box, "grep -v '^#' /usr/share/debian-of-testbed/patches/series")
-        texts = {
-            name: await _said(box, f"cat '/usr/share/debian-of-testbed/patches/{name}'") for name in series.split()
-        }
-    paths = {
-        name: [line.split()[1] for line in text.splitlines() if line.startswith("+++ ")] for name, text in texts.items()
-    }
-    return [name for name, found in paths.items() if len({controls_tests(path) for path in found}) == 2]
+def _files(package: Package, patch: str, base: str) -> dict[str, str | Path]:
+    return {"Dockerfile": dockerfile(package, patch, base), "prepare.sh": PREPARE}
 
 
-async def _record(farm: AsyncFarm, package: Package, patch: str, store: Store, out: Path, base: str) -> dict[str, Any]:
-    """Raises TaskError when no test tells the patch apart."""
-    reference, _ = await _image(package, patch, store, out, base)
-    root = ImageRoot(reference, memory_mib=3072, workdir=DEFAULT_WORKDIR)
-    with busy(f"{package.source} {patch}: its tests, with the patch and without"):
-        async with farm.sandbox(root) as box:
-            return await _told_apart(box, package, patch, reference)
-
-
-async def _told_apart(box: AsyncSandbox, package: Package, patch: str, reference: str) -> dict[str, Any]:
-    base_commit = (await _said(box, "git rev-parse HEAD")).strip()
-    text = await _said(box, f"cat '/usr/share/debian-of-testbed/patches/{patch}'")
-    await _said(box, f"patch -p1 --quiet --no-backup-if-mismatch < '/usr/share/debian-of-testbed/patches/{patch}'")
-    names = (await _said(box, "git add --all && git diff --cached --name-only HEAD")).split()
-    tests = [name for name in names if controls_tests(name)]
-    rest = [name for name in names if not controls_tests(name)]
-    gold, test_patch = [
-        await _said(box, f"git diff --cached --no-renames HEAD -- {' '.join(part)}") for part in (rest, tests)
-    ]
-    command = command_of(package, tests)
-    after = await _outcomes(box, package, command)
-    await _said(box, f"git reset -q --hard HEAD && git apply <<'END_OF_PATCH'\n{test_patch}\nEND_OF_PATCH")
-    before = await _outcomes(box, package, command)
-    fail_to_pass = sorted(name for name, good in after.items() if good and not before.get(name, False))
-    if not gold or not fail_to_pass:
-        raise TaskError("no test fails before and passes after")
-    return {
-        "instance_id": _instance(package, patch),
-        "repo": package.repo,
-        "base_commit": base_commit,
-        "problem_statement": description(text, patch),
-        "patch": gold,
-        "test_patch": test_patch,
-        "FAIL_TO_PASS": fail_to_pass,
-        "PASS_TO_PASS": sorted(name for name, good in after.items() if good and before.get(name, False)),
-        "image": reference,
-        "workdir": DEFAULT_WORKDIR,
-        "test_command": command,
-        "test_log": package.log,
-    }
-
-
-async def _outcomes(box: AsyncSandbox, package: Package, command: str) -> dict[str, bool]:
-    ran = await box.run(f"{{ {command}; }} > {LOG} 2>&1", TESTS_TIMEOUT_S)
-    if ran.timed_out:
-        raise TaskError("its tests take too long")
-    return dict(outcomes(package.log, await box.read_file(LOG)))
-
-
-async def _said(box: AsyncSandbox, command: str) -> str:
-    done = await box.run(command)
-    if done.exit_code:
-        raise TaskError(f"{command[:60]}: {(done.stderr or done.stdout).strip()[:200]}")
-    return done.stdout
-
-
-def command_of(package: Package, tests: Sequence[str]) -> str:
-    """What runs the files of a test patch."""
-    files = [path for path in tests if path.endswith(".py") and (path.rpartition("/")[2].startswith("test"))]
-    labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
-    return package.command.format(files=" ".join(files), labels=" ".join(labels))
+def _repairs(text: str) -> bool:
+    """Whether a patch changes tests and more."""
+    paths = [line.split()[1] for line in text.splitlines() if line.startswith("+++ ")]
+    return len({controls_tests(path) for path in paths}) == 2
 
 
 def description(text: str, name: str) -> str:
@@ -234,16 +141,6 @@ def _instance(package: Package, patch: str) -> str:
     return f"{package.repo.replace('/', '__')}-{''.join(c if c.isalnum() or c in '_.+-' else '-' for c in name)}"
 
 
-async def _main(given: argparse.Namespace) -> int:
-    """The number of records."""
-    chosen = [PACKAGES[name] for name in given.package or PACKAGES]
-    found = [await records_of(package, given.patch, given.out, given.base, given.most) for package in chosen]
-    lines = [json.dumps(record) + "\n" for records in found for record in records]
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "records.jsonl").write_text("".join(lines))
-    return len(lines)
-
-
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -255,13 +152,9 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1000, help="at most so many records of a package")
     parser.add_argument("--base", default="debian:bookworm-slim", help="image to begin with")
     given = parser.parse_args()
-    try:
-        count = asyncio.run(_main(given))
-    except AgentEnvError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    print(f"{count} records in {given.out / 'records.jsonl'}")
-    return 0 if count else 1
+    chosen = [PACKAGES[name] for name in given.package or PACKAGES]
+    makers = [lambda farm, one=one: drafts(farm, one, given.patch, given.out, given.base) for one in chosen]
+    return written(given.out, makers, given.most)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from agentenv.testing import Call, Reply
 from examples.base_image import make_base
 from examples.scripted import play
 from examples.swe import __main__ as command
-from examples.swe import debian
+from examples.swe import debian, releases
 from examples.swe.image_env import SweImageEnv
 from tests.debian_images import base_in_cache
 from tests.integration.results import rows
@@ -79,6 +79,25 @@ def test_the_record_is_a_real_repair(records: Path) -> None:
     assert len(record["PASS_TO_PASS"]) > 10
     assert "sandbox.py" in record["patch"]
     assert "test_security.py" not in record["patch"]
+
+
+async def test_a_policy_does_not_find_the_solution_in_its_image(records: Path, tmp_path: Path) -> None:
+    (member,) = await played(
+        records, tmp_path, [f"find / -xdev -name '*{PATCH[4:]}*'; ls /usr/src /usr/share | grep debian-"]
+    )
+    assert member.messages[3]["content"].startswith("exit code: 1\n"), "grep finds nothing, and find printed nothing"
+    assert "stdout" not in member.messages[3]["content"]
+
+
+def test_a_repair_of_sympy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["releases", str(tmp_path), "--only", "sympy__sympy-1.13.1-vector"])
+    assert releases.main() == 0
+    record = json.loads((tmp_path / "records.jsonl").read_text())
+    assert record["FAIL_TO_PASS"] == ["sympy/physics/vector/tests/test_printing.py::test_vector_pretty_print"]
+    monkeypatch.setattr(sys, "argv", ["swe", "--images", str(tmp_path / "records.jsonl")])
+    capsys.readouterr()
+    assert command.main() == 0
+    assert rows(capsys.readouterr().out) == ["ok sympy__sympy-1.13.1-vector 1 0 S", "1 of 1 ok"]
 
 
 def test_the_gold_patch_scores_1_and_nothing_scores_0(

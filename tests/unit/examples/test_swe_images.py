@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import io
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentenv.errors import ConfigError
-from examples.swe.debian import PACKAGES, command_of, description
+from examples.swe.debian import PACKAGES, description
 from examples.swe.fresh_root import Tried, command_for, paths_of_tests
+from examples.swe.making import command_of
 from examples.swe.records import SweRecord, read_record
+from examples.swe.releases import difference
 
 DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
 ROW = {
@@ -72,5 +77,25 @@ def test_a_patch_of_debian_is_described_by_its_own_words() -> None:
 
 def test_only_the_files_with_tests_are_run() -> None:
     django, jinja = PACKAGES["python-django"], PACKAGES["jinja2"]
-    assert command_of(django, ["tests/ordering/tests.py", "tests/ordering/models.py"]).endswith(" ordering.tests")
-    assert command_of(jinja, ["tests/test_a.py", "tests/res/a.html"]).endswith(" tests/test_a.py")
+    assert command_of(django.command, ["tests/ordering/tests.py", "tests/ordering/models.py"]).endswith(
+        " ordering.tests"
+    )
+    assert command_of(jinja.command, ["tests/test_a.py", "tests/res/a.html"]).endswith(" tests/test_a.py")
+
+
+def release(directory: Path, version: str, **files: str) -> Path:
+    made = directory / f"sympy-{version}.tar.gz"
+    with tarfile.open(made, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"sympy-{version}/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return made
+
+
+def test_a_release_repairs_what_differs_below_a_directory(tmp_path: Path) -> None:
+    before = release(
+        tmp_path, "1.0", **{"a/x.py": "one\ntwo\n", "a/same.py": "s\n", "b/y.py": "y\n", "a/gone.py": "g\n"}
+    )
+    after = release(tmp_path, "1.1", **{"a/x.py": "one\n2\n", "a/same.py": "s\n", "b/y.py": "Y\n", "a/z.txt": "z\n"})
+    assert difference(before, after, "a") == "--- a/a/x.py\n+++ b/a/x.py\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
