@@ -1,5 +1,5 @@
 """Runs an operation of a store again and again, killed (SIGKILL) one step later each time: ``store_killer.py WHAT
-DIRECTORY REFERENCE`` with ``pull`` or ``gc``. A program of its own, because it forks.
+DIRECTORY REFERENCE`` with ``pull``, ``gc`` or ``unpack`` (of layers, as root). A program of its own, because it forks.
 
 A step is whatever touches the file system or a lock (Python's audit events), and every report of progress. After
 each kill the operation is done again, without being killed, and the store must look as if nothing had happened.
@@ -15,10 +15,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentenv.store import Store
+from agentenv.store.unpacked import sweep_trees, unpack
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "fcntl.flock"}
 
@@ -36,6 +38,24 @@ def content(store: Store) -> dict[str, str]:
         for folder in folders(store)
         for path in (folder, *sorted(folder.rglob("*")))
     }
+
+
+def make_all(store: Store, what: str, reference: str, progress: Callable[[Any], None]) -> None:
+    """Pull the image, and unpack it unless only that is tried."""
+    store.layout.create()
+    image = store.ensure(reference, progress=progress)
+    if what != "pull":
+        sweep_trees(store.layout)
+        unpack(store.layout, image.diff_ids)
+
+
+def collect(store: Store, what: str, reference: str, progress: Callable[[Any], None]) -> None:
+    """Remove everything."""
+    store.gc(budget_bytes=0, keep_s=0)
+
+
+def silently(_: Any) -> None:
+    """No progress is looked at."""
 
 
 def killed_at(step: int, operation: Callable[[Callable[[Any], None]], object]) -> bool:
@@ -63,30 +83,19 @@ def killed_at(step: int, operation: Callable[[Callable[[Any], None]], object]) -
 
 def main(what: str, directory: str, reference: str) -> None:
     store = Store(Path(directory))
-
-    def pull(progress: Callable[[Any], None]) -> None:
-        store.layout.create()
-        store.ensure(reference, progress=progress)
-
-    def collect(_: Callable[[Any], None]) -> None:
-        store.gc(budget_bytes=0, keep_s=0)
-
-    def silently(_: Any) -> None:
-        pass
-
-    pull(silently)
+    operations = {"pull": make_all, "gc": collect, "unpack": make_all}
+    make_all(store, what, reference, silently)
     whole = content(store)
     for step in itertools.count():
-        if what == "pull":  # as it was at first
-            for folder in folders(store):
-                shutil.rmtree(folder)
-        if not killed_at(step, pull if what == "pull" else collect):
+        for folder in folders(store) if what == "pull" else [store.layout.trees] * (what == "unpack"):
+            shutil.rmtree(folder)  # as it was at first
+        if not killed_at(step, partial(operations[what], store, what, reference)):
             break
         if what == "gc":
-            collect(silently)
+            collect(store, what, reference, silently)
             left = [name for name, digest in content(store).items() if digest]
             assert left == [], f"killed at step {step}, gc left {left}"
-        pull(silently)
+        make_all(store, what, reference, silently)
         assert content(store) == whole, f"killed at step {step}: {content(store).keys() ^ whole.keys()}"
     print(step)
 

@@ -20,7 +20,7 @@ PULL = "import sys; from agentenv.store import Store; from pathlib import Path; 
 )
 
 
-@pytest.mark.parametrize(("what", "least"), [("pull", 30), ("gc", 15)])
+@pytest.mark.parametrize(("what", "least"), [("pull", 30), ("gc", 15), ("unpack", 15)])
 def test_killed_at_any_step_the_next_run_makes_it_good(tmp_path: Path, what: str, least: int) -> None:
     oci_layout(tmp_path / "oci", *LAYERS[:2])
     argv = [sys.executable, str(KILLER), what, str(tmp_path / "store"), f"oci:{tmp_path}/oci"]

@@ -21,7 +21,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.spec import MIB, SlotLimits
+from agentenv.wire.spec import MIB, ImageFormat, SlotLimits
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad, first_pid, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
@@ -123,11 +123,11 @@ class ImageSlots:
 
 @asynccontextmanager
 async def container(
-    images: Images, request: pytest.FixtureRequest | None = None, *, slots: int = 3
+    images: Images, request: pytest.FixtureRequest | None = None, *, slots: int = 3, image_format: ImageFormat = "auto"
 ) -> AsyncIterator[ImageSlots]:
     """One container of image slots over this store: local, or of the kind that is the request's parameter."""
     kind: Kind = "local" if request is None else request.param
-    containers = ContainerSettings(slots_per_container=slots, limits=LIMITS)
+    containers = ContainerSettings(slots_per_container=slots, limits=LIMITS, image_format=image_format)
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, images.store)

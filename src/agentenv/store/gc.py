@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.locks import hold
+from agentenv.store import unpacked
 from agentenv.store.layout import Layout, digest_of, part_of, sweep
 
 
@@ -21,7 +22,7 @@ class KeptImage:
 
     digest: str
     layers: tuple[str, ...]
-    """Diff ids."""
+    """Diff ids, and the names of those that are unpacked."""
     index_bytes: int
     last_use_s: float
     pinned: bool
@@ -79,6 +80,7 @@ def collect(layout: Layout, *, budget_bytes: int, keep_s: float, dry_run: bool =
     somebody is making an image of. Raises OSError."""
     if not dry_run:
         sweep(layout, downloads=True)
+        unpacked.sweep_trees(layout)
     layer_bytes = _layer_bytes(layout)
     images = kept_images(layout)
     chosen = choose(images, layer_bytes, budget_bytes=budget_bytes, keep_s=keep_s, now_s=time.time())
@@ -97,13 +99,15 @@ def collect(layout: Layout, *, budget_bytes: int, keep_s: float, dry_run: bool =
 def kept_images(layout: Layout) -> list[KeptImage]:
     """The images of a store. One that is being removed meanwhile may be left out."""
     found = []
+    trees = unpacked.bytes_of(layout)
     for path in sorted(layout.images.glob("*.json")):
         digest = digest_of(path)
         with contextlib.suppress(FileNotFoundError):
+            diff_ids = _layers_of(path)
             found.append(
                 KeptImage(
                     digest=digest,
-                    layers=_layers_of(path),
+                    layers=(*diff_ids, *(name for name in unpacked.names_of(diff_ids) if name in trees)),
                     index_bytes=layout.index(digest).stat().st_size,
                     last_use_s=path.stat().st_mtime,
                     pinned=is_pinned(path),
@@ -122,7 +126,7 @@ def _layer_bytes(layout: Layout) -> dict[str, int]:
     for tar in layout.layers.glob("*.tar"):
         with contextlib.suppress(FileNotFoundError):
             found[digest_of(tar)] = tar.stat().st_size
-    return found
+    return found | unpacked.bytes_of(layout)
 
 
 def is_pinned(manifest: Path) -> bool:
@@ -155,22 +159,31 @@ def _remove_image(layout: Layout, digest: str) -> bool:
 
 
 def _remove_layers(layout: Layout, diff_ids: Sequence[str]) -> list[str]:
-    """Remove layers that no image has. They are locked first and looked for in all manifests afterwards: who makes an
-    image holds its layers until it has a manifest."""
+    """Remove layers that no image has, as tars or unpacked. They are locked first and looked for in all manifests
+    afterwards: who makes an image holds its layers until it has a manifest."""
     with contextlib.ExitStack() as held:
         locked = []
         for diff_id in diff_ids:
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                held.callback(os.close, hold(layout.layer(diff_id), wait=False))
+                held.callback(os.close, hold(_place(layout, diff_id), wait=False))
                 locked.append(diff_id)
         used: set[str] = set()
         for manifest in layout.images.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
-                used.update(_layers_of(manifest))
+                diff_ids_of_it = _layers_of(manifest)
+                used.update(diff_ids_of_it, unpacked.names_of(diff_ids_of_it))
         removed = [diff_id for diff_id in locked if diff_id not in used]
         for diff_id in removed:
-            layout.layer(diff_id).unlink()
+            if _place(layout, diff_id) == layout.layer(diff_id):
+                layout.layer(diff_id).unlink()
+            else:
+                unpacked.drop(layout, diff_id)
     return removed
+
+
+def _place(layout: Layout, layer: str) -> Path:
+    """Of a layer's tar, or of an unpacked layer."""
+    return layout.tree(layer) if layout.tree(layer).exists() else layout.layer(layer)
 
 
 def _forget(layout: Layout) -> None:

@@ -8,7 +8,7 @@
     names/HASH.json              which image a reference meant when it was last pulled
     blobs/sha256-DIGEST.json     which layer a compressed blob held, so that it is not downloaded again
     pulls/HASH.part/             a download in progress, or one that was interrupted
-    trees/                       unpacked layers, where the kernel cannot mount images as they are
+    trees/sha256-NAME/           an unpacked layer, where the kernel cannot mount images as they are (unpacked.py)
     probe.idx                    the index of an image without files: whether the kernel can is tried with it
     ranges/NUMBER                an empty file, whose lock is a range of user ids (sandbox/supervisor/id_ranges.py)
 
@@ -102,6 +102,10 @@ class Layout:
     def layer(self, diff_id: str) -> Path:
         """A layer's tar."""
         return self.layers / f"{_file(diff_id)}.tar"
+
+    def tree(self, name: str) -> Path:
+        """An unpacked layer, by its name (:mod:`agentenv.store.unpacked`)."""
+        return self.trees / _file(name)
 
     def index(self, digest: str) -> Path:
         """An image's index."""

@@ -38,13 +38,17 @@ def has_store(directory: Path) -> bool:
 class IdRanges:
     """The ranges of a node, whose files are in ``directory`` (``ranges`` of its store)."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
+        """``shared``: every slot has the range of the unpacked layers."""
         self._directory = directory
+        self._shared = shared
         # Containers begin to look at different places: else each would ask for all ranges of the others.
         self._next = secrets.randbelow(TREES)
 
     def claim(self) -> ClaimedRange:
         """A range of its own. Raises SandboxUnavailableError when none is left on this node, or the store has none."""
+        if self._shared:
+            return ClaimedRange(IdRange(TREES), -1)
         for _ in range(TREES):
             number, self._next = self._next, (self._next + 1) % TREES
             try:

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``erofs`` | its index and its layers' tars, mounted as they are | Linux 6.12 |
 | ``tree`` | its layers, unpacked once for the node, shown to each slot under its own ids | overlays of those (5.19) |
-| ``shifted`` | the same, under one range of ids that all slots of the node share | overlays in user namespaces (5.11) |
+| ``shifted`` | the same, under one range of ids that all slots of the node share | mount_setattr (5.12) |
 
 Pure: :mod:`~agentenv.sandbox.supervisor.image_probes` tries what these need, because distributions change kernels and
 versions prove little.
@@ -27,7 +27,7 @@ _ORDER: Final[tuple[Format, ...]] = ("erofs", "tree", "shifted")
 _NEEDS: Final[Mapping[Format, str]] = {
     "erofs": "Linux 6.12 or newer, and the store on a disk's file system",
     "tree": "Linux 5.19 or newer, and the store on ext4, xfs or btrfs",
-    "shifted": "Linux 5.11 or newer",
+    "shifted": "Linux 5.12 or newer",
 }
 _GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 """What gVisor's ``/proc/version`` says on every machine (pkg/sentry/syscalls/linux: ``LinuxVersion``)."""

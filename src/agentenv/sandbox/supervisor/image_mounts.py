@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from agentenv.errors import ImageUnavailableError
 from agentenv.locks import hold
 from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.supervisor.user_namespace import IdRange
 
 _BASHES: Final = ("usr/bin/bash", "bin/bash")
 _TMUXES: Final = ("usr/bin/tmux", "bin/tmux", "usr/local/bin/tmux")
@@ -34,6 +36,35 @@ class ImageConfig:
     has_tmux: bool = True
 
 
+@dataclass(frozen=True)
+class ImageLayer:
+    """A directory that an image is made from."""
+
+    files: Path
+    ids: IdRange | None
+    """Under which its files lie; None: under the image's own ids."""
+
+
+class Images(Protocol):
+    """The images of a store, as slots have them below their own layers."""
+
+    def require(self, digest: str) -> None:
+        """Raises ImageUnavailableError when the store does not have the image; OSError."""
+
+    async def ready(self, digest: str) -> None:
+        """Prepare an image that is there; may take as long as unpacking it. Raises SandboxUnavailableError."""
+
+    def take(self, digest: str) -> tuple[tuple[ImageLayer, ...], ImageConfig]:
+        """What the image is made from, the upmost first, for one more user of it. Raises SandboxUnavailableError when
+        it is not ready, ImageUnavailableError, OSError."""
+
+    def give_back(self, digest: str) -> None:
+        """One user less. Without users an image stays ready, and in the store: it is often wanted again."""
+
+    def unmount_unused(self) -> None:
+        """Let go of images that nobody uses: the store may delete them then. Raises OSError."""
+
+
 @dataclass
 class _Mounted:
     place: Path
@@ -43,32 +74,34 @@ class _Mounted:
 
 
 class ImageMounts:
-    """Mounts the images of the store ``store`` below ``place``; see the module."""
+    """Implements Images: mounts those of the store ``store`` below ``place``; see the module."""
 
     def __init__(self, store: Path, place: Path) -> None:
         self._store = store
         self._place = place
         self._mounted: dict[str, _Mounted] = {}
 
-    def take(self, digest: str) -> tuple[Path, ImageConfig]:
-        """Where the image is mounted, for one more user of it. Raises ImageUnavailableError when the store does not
-        have it, OSError."""
+    def take(self, digest: str) -> tuple[tuple[ImageLayer, ...], ImageConfig]:
+        """See Images."""
         self.require(digest)
         mounted = self._mounted[digest]
         mounted.users += 1
-        return mounted.place, mounted.config
+        return (ImageLayer(mounted.place, None),), mounted.config
+
+    async def ready(self, digest: str) -> None:
+        """See Images: it is, once it is mounted."""
 
     def require(self, digest: str) -> None:
-        """Mount the image if it is not mounted. Raises as :meth:`take`."""
+        """See Images: mounts it if it is not mounted."""
         if digest not in self._mounted:
             self._mounted[digest] = self._mount(digest)
 
     def give_back(self, digest: str) -> None:
-        """One user less. Without users an image stays mounted: it costs some inodes, and is often wanted again."""
+        """See Images: it stays mounted, which costs some inodes."""
         self._mounted[digest].users -= 1
 
     def unmount_unused(self) -> None:
-        """Unmount images that nobody uses: the store may delete them then. Raises OSError."""
+        """See Images."""
         for digest, mounted in list(self._mounted.items()):
             if not mounted.users:
                 syscalls.umount(str(mounted.place))
@@ -78,15 +111,8 @@ class ImageMounts:
 
     def _mount(self, digest: str) -> _Mounted:
         name = digest.replace(":", "-")
-        manifest = self._store / "images" / f"{name}.json"
+        lock, said = held_manifest(self._store, digest)
         try:
-            lock = hold(manifest, shared=True)  # nobody deletes the image while we have it
-        except FileNotFoundError:
-            raise ImageUnavailableError(
-                f"image {digest} is not in the store {self._store}", next_step="fetch it: agentenv images pull"
-            ) from None
-        try:
-            said: dict[str, Any] = json.loads(manifest.read_bytes())
             place = self._place / name
             place.mkdir(parents=True, exist_ok=True)
             layers = [f"{layer['diff_id'].replace(':', '-')}.tar" for layer in said["layers"]]
@@ -100,14 +126,38 @@ class ImageMounts:
         except BaseException:
             os.close(lock)
             raise
-        config = ImageConfig(
-            MappingProxyType(said["env"]),
-            said["user"],
-            said["workdir"],
-            has_bash=any(os.path.lexists(place / path) for path in _BASHES),
-            has_tmux=any(os.path.lexists(place / path) for path in _TMUXES),
-        )
-        return _Mounted(place, config, lock)
+        return _Mounted(place, config_of(said, [place]), lock)
+
+
+def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
+    """An image's manifest, and a descriptor whose lock keeps the image in the store. Raises ImageUnavailableError,
+    OSError."""
+    manifest = store / "images" / f"{digest.replace(':', '-')}.json"
+    try:
+        lock = hold(manifest, shared=True)
+    except FileNotFoundError:
+        raise ImageUnavailableError(
+            f"image {digest} is not in the store {store}", next_step="fetch it: agentenv images pull"
+        ) from None
+    return lock, json.loads(manifest.read_bytes())
+
+
+def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:
+    """What an image says of its programs, and which it has; ``layers`` are the directories that it is made from, the
+    upmost first."""
+    return ImageConfig(
+        MappingProxyType(manifest["env"]),
+        manifest["user"],
+        manifest["workdir"],
+        has_bash=any(_is_in(layers, path) for path in _BASHES),
+        has_tmux=any(_is_in(layers, path) for path in _TMUXES),
+    )
+
+
+def _is_in(layers: Sequence[Path], path: str) -> bool:
+    """By the upmost layer that says anything of it; a whiteout says that it is gone."""
+    found = next((layer / path for layer in layers if os.path.lexists(layer / path)), None)
+    return found is not None and not stat.S_ISCHR(found.lstat().st_mode)
 
 
 @contextmanager

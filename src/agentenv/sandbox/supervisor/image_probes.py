@@ -130,7 +130,7 @@ def _mount_index(store: Path) -> str:
 def _show_mapped(source: str, target: str, namespace: int) -> None:
     copied = syscalls.copy_mount(source)
     try:
-        syscalls.map_ids(copied, namespace)
+        syscalls.restrict_mount(copied, namespace)
         syscalls.attach_mount(copied, target)
     finally:
         os.close(copied)

@@ -17,7 +17,7 @@ from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
-from agentenv.sandbox.supervisor.image_mounts import ImageConfig
+from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.ready_namespaces import Namespace
@@ -74,7 +74,7 @@ class ImageSlot:
         self.policy = root.network
         """The network of its lease at present."""
         self._namespace: Namespace | None = None
-        self._image = Path()
+        self._image: tuple[ImageLayer, ...] = ()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
         self._on_disk: Path | None = None
@@ -132,6 +132,11 @@ class ImageSlot:
             tmux=TMUX_BUNDLE if self._setup.tree.has_tmux and not config.has_tmux else "",
         )
 
+    async def gather(self) -> None:
+        """Wait until its image is there, however long that takes. Raises SandboxUnavailableError."""
+        if self._setup.images is not None:
+            await self._setup.images.ready(self._root.image)
+
     async def prepare(self) -> None:
         """Mount the writable layer and the image, its ids mapped to this slot's."""
         images, namespaces = self._setup.images, self._setup.namespaces
@@ -156,22 +161,24 @@ class ImageSlot:
             for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
         await self._show_layers()
-        self._show(self._image, self._place / self._lowers[-1], self._own.fd)
 
     @property
     def _lowers(self) -> list[str]:
         """The directories that the root is made from, the upmost first."""
-        return [*(f"l{number}" for number in range(len(self._layers))), "image"]
+        image = ["image"] if len(self._image) == 1 else [f"i{number}" for number in range(len(self._image))]
+        return [*(f"l{number}" for number in range(len(self._layers))), *image]
 
     async def _show_layers(self) -> None:
-        """The frozen layers; those written under the same ids are shown by one mapping."""
+        """The frozen layers and the image; what lies under the same ids is shown by one mapping."""
         program = self._setup.root_launcher
         mappings: dict[IdRange, int] = {}
         try:
-            for name, layer in zip(self._lowers, self._layers, strict=False):
-                if layer.ids != self._ids and layer.ids not in mappings:
-                    mappings[layer.ids] = await make_user_namespace(program, self._ids, self._reaper, shown=layer.ids)
-                self._show(layer.files, self._place / name, mappings.get(layer.ids))
+            below: list[Frozen | ImageLayer] = [*self._layers, *self._image]
+            for name, layer in zip(self._lowers, below, strict=True):
+                ids = layer.ids
+                if ids is not None and ids != self._ids and ids not in mappings:
+                    mappings[ids] = await make_user_namespace(program, self._ids, self._reaper, shown=ids)
+                self._show(layer.files, self._place / name, self._own.fd if ids is None else mappings.get(ids))
         finally:
             for mapping in mappings.values():
                 os.close(mapping)
@@ -214,11 +221,10 @@ class ImageSlot:
             raise OSError(f"{place} is not a fresh mount")
 
     def _show(self, source: Path, target: Path, namespace: int | None) -> None:
-        """A mount of ``source`` at ``target`` with its ids mapped as in this user namespace."""
+        """A mount of ``source`` at ``target``, read-only, with its ids mapped as in this user namespace."""
         copied = syscalls.copy_mount(str(source))
         try:
-            if namespace is not None:
-                syscalls.map_ids(copied, namespace)
+            syscalls.restrict_mount(copied, namespace)
             syscalls.attach_mount(copied, str(target))
         finally:
             os.close(copied)

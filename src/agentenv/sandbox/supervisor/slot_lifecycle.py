@@ -127,6 +127,7 @@ class SlotLifecycle:
         self.kind: SlotKind = self._plain
         self._task: asyncio.Task[None] | None = None
         self._reset_after = False
+        self._given_up = asyncio.Event()
         self._losses = CrashLoop(_LOSSES, _LOSSES_WITHIN_S)
         self._limits: LimitWatch | None = None
 
@@ -150,6 +151,7 @@ class SlotLifecycle:
             self._turn(SlotPhase.resetting)
         elif self._sealing or self._checkpoint or self.phase is SlotPhase.rerooting:
             self._reset_after = True
+            self._given_up.set()
 
     def seal(self) -> None:
         """New namespaces over the same workspace; ignored while the slot is not ready."""
@@ -269,10 +271,34 @@ class SlotLifecycle:
         except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
             return
+        if isinstance(self._next, ImageSlot) and not await self._gathered(self._next):
+            return
         if self._next is not None:
             self.kind, self._next = self._next, None
         self._move(SlotPhase.starting)
         await self._bring_up(keep=keep)
+
+    async def _gathered(self, kind: ImageSlot) -> bool:
+        """Wait for the image of the slot's next root, which may take long: no other slot's start waits with us. False
+        when there is none, or nobody wants it any more; the slot is being reset then."""
+        self._given_up.clear()
+        gathering = asyncio.ensure_future(kind.gather())
+        given_up = asyncio.ensure_future(self._given_up.wait())
+        await asyncio.wait([gathering, given_up], return_when=asyncio.FIRST_COMPLETED)
+        given_up.cancel()
+        try:
+            if gathering.done():
+                gathering.result()
+                return True
+            gathering.cancel()
+        except (AgentEnvError, OSError) as error:
+            refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
+            self._services.reports.refused(self, refused)
+        self._reset_after = False
+        self.kind, self._next = kind, None  # as after a start that failed
+        self._move(SlotPhase.starting)
+        self._turn(SlotPhase.resetting)
+        return False
 
     def _set_aside(self) -> bool:
         """Let an unused plain slot wait for the end of an image slot, instead of ending it and starting it anew."""

@@ -19,7 +19,7 @@ from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen, Packed
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
-from agentenv.sandbox.supervisor.image_mounts import ImageMounts
+from agentenv.sandbox.supervisor.image_mounts import Images
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
 from agentenv.sandbox.supervisor.ready_namespaces import ReadyNamespaces
@@ -50,7 +50,7 @@ class SlotSetup:
     bwrap: str
     launcher: Path
     root_launcher: Path
-    images: ImageMounts | None = None
+    images: Images | None = None
     """None: this container has plain slots only."""
     namespaces: ReadyNamespaces | None = None
     disk: DiskLayers | None = None
@@ -75,7 +75,7 @@ class SlotSetup:
         return self.checkpoints.find_packed(root.checkpoint)
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
-        """The frozen layers that an image slot with this root begins with, whose image is mounted. Raises
+        """The frozen layers that an image slot with this root begins with, whose image is there. Raises
         CheckpointError when it names a checkpoint that is not here, or is of another image; ImageUnavailableError,
         OSError."""
         if self.checkpoints is None or self.images is None:

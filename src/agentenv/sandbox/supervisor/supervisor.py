@@ -66,7 +66,8 @@ from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
 from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport, decide, without_probes
-from agentenv.sandbox.supervisor.image_mounts import ImageMounts
+from agentenv.sandbox.supervisor.image_mounts import ImageMounts, Images
+from agentenv.sandbox.supervisor.image_trees import ImageTrees, Unpacker
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
@@ -146,7 +147,7 @@ class Supervisor:
         self._generation = 0
         self._server_broke = ""
         self._proofs: list[dict[str, object]] = []
-        setup, self._private = _prepare_setup(launch, reaper)
+        setup, self._private = _prepare_setup(launch, reaper, support)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
         networks = None
         if setup.images is not None:
@@ -406,7 +407,17 @@ def _view(slot: SlotLifecycle) -> SlotView | None:
     return view and dataclasses.replace(view, network_env=dict(slot.network_env))
 
 
-def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
+def _images(launch: Launch, place: Path, reaper: Reaper, support: ImageSupport) -> Images | None:
+    """The images of the node's store in the chosen format; None where there is no store."""
+    store = launch.spec.store_dir
+    if not store:
+        return None
+    if support.format in ("tree", "shifted"):
+        return ImageTrees(Path(store), Unpacker(launch.identity, place, launch.root_launcher, reaper))
+    return ImageMounts(Path(store), place / "images")
+
+
+def _prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tuple[SlotSetup, Path]:
     """Create the container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
@@ -435,10 +446,11 @@ def _prepare_setup(launch: Launch, reaper: Reaper) -> tuple[SlotSetup, Path]:
     tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
     if spec.store_dir and identity.mode != isolation.USER:
         mounts.mount_whole_sys(place / "sys")
-    images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
+    images = _images(launch, place, reaper, support)
     namespaces = None
     if spec.store_dir:
-        namespaces = ReadyNamespaces(launch.root_launcher, IdRanges(Path(spec.store_dir) / "ranges"), reaper)
+        ranges = IdRanges(Path(spec.store_dir) / "ranges", shared=support.format == "shifted")
+        namespaces = ReadyNamespaces(launch.root_launcher, ranges, reaper)
     setup = SlotSetup(
         spec,
         identity,
@@ -481,8 +493,6 @@ async def _support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> Image
         await _store_made(Path(spec.store_dir), stop)
         found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
         support = decide(found, spec.image_format)
-        if support.format not in (None, "erofs"):
-            support = ImageSupport(None, refused=f"images of the format {support.format} are not made yet")
     said = [*support.weaker, *filter(None, [support.refused])]
     log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
     return support

@@ -157,11 +157,14 @@ def make_mount(kind: str, options: Sequence[tuple[str, str]]) -> int:
         os.close(context)
 
 
-def map_ids(mount_fd: int, user_namespace_fd: int) -> None:
-    """Show the files of an unattached mount with their ids mapped as in this user namespace (Linux 5.12)."""
-    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, user_namespace_fd)
+def restrict_mount(mount_fd: int, user_namespace_fd: int | None) -> None:
+    """Make an unattached mount read-only and without devices (Linux 5.12), and show its files with their ids mapped as
+    in this user namespace, if one is given."""
+    kept = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NODEV
+    mapped = 0 if user_namespace_fd is None else _MOUNT_ATTR_IDMAP
+    attributes = struct.pack("=QQQQ", kept | mapped, 0, 0, user_namespace_fd or 0)
     done = _libc.syscall(_SYS_MOUNT_SETATTR, mount_fd, b"", _AT_EMPTY_PATH, attributes, len(attributes))
-    _check(done, "mount_setattr(IDMAP)")
+    _check(done, "mount_setattr")
 
 
 def attach_mount(mount_fd: int, target: str) -> None:

@@ -1,0 +1,295 @@
+"""The layers of images unpacked to directories, for kernels that do not mount images as they are.
+
+``trees/NAME/root`` is a layer as overlayfs reads it (:mod:`agentenv.store.changes`); the name is of the layer and of
+all below it, because what a layer's entries mean depends on those. Images that begin with the same layers share them.
+In the place of a device is a whiteout: nobody could open it. Owners beyond 65,535 become nobody's.
+
+It is run as a program, by the supervisor of a container: as the root of a user namespace of the ids that all unpacked
+layers of the node have, without any right outside of it. So whatever an image does to it, it has the files of other
+images at worst. It reads the tars as the index is made from them, and creates files below directories that nobody else
+can write to: no name in an image is ever resolved by the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import AgentEnvError
+from agentenv.locks import hold
+from agentenv.store.changes import Change, changes, seen
+from agentenv.store.layout import PART, Layout, digest_of, downloading, part_of
+from agentenv.store.manifest import read_manifest
+from agentenv.store.tar_headers import entries, mapped
+from agentenv.store.tree import CAPABILITY, Node, Tree
+
+NOBODY: Final = 65_534
+IDS: Final = 65_536
+"""Users and groups that an unpacked layer has."""
+_VERSION: Final = b"1"
+"""Of what an unpacked layer is; part of its name."""
+_OPAQUE: Final = b"user.overlay.opaque"
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_FRESH: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FAILED: Final = 1
+
+
+def names_of(diff_ids: Sequence[str]) -> list[str]:
+    """The names of an image's unpacked layers, the lowest first."""
+    hashed = hashlib.sha256(_VERSION)
+    names = []
+    for diff_id in diff_ids:
+        hashed.update(f" {diff_id}".encode())
+        names.append(f"sha256:{hashed.hexdigest()}")
+    return names
+
+
+def unpack(layout: Layout, diff_ids: Sequence[str]) -> list[str]:
+    """Unpack those layers of an image that are not; the names of all. Raises OSError, BadImageError."""
+    names = names_of(diff_ids)
+    missing = [number for number, name in enumerate(names) if not layout.tree(name).exists()]
+    if not missing:
+        return names
+    tree = Tree()
+    with ExitStack() as opened:
+        tars: list[int] = []
+        for number, diff_id in enumerate(diff_ids[: missing[-1] + 1]):
+            path = layout.layer(diff_id)
+            tars.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            opened.callback(os.close, tars[-1])
+            before = seen(tree.root)
+            with mapped(path) as tar:
+                tree.apply(entries(tar))
+            if number in missing:
+                _unpack_layer(layout, names[number], changes(before, tree.root), tars)
+    return names
+
+
+def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]) -> None:
+    """Write one layer, unless another process does so meanwhile."""
+    final = layout.tree(name)
+    part = part_of(final)
+    with downloading(part):
+        if final.exists():
+            return
+        if part.stat().st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{part} is somebody else's")
+        remove(*part.iterdir())  # of a writer that was killed
+        try:
+            made, links = part / "made", part / "links"
+            (made / "root").mkdir(parents=True)
+            links.mkdir()
+            size_bytes = _Writer(tars, links).write(change, made / "root")
+            (made / "bytes").write_text(str(size_bytes))
+            _sync(made)
+            made.rename(final)
+        except BaseException:
+            remove(*part.iterdir())
+            raise
+
+
+def drop(layout: Layout, name: str) -> None:
+    """Remove an unpacked layer that nobody uses. Who may not delete what is in it leaves that to whoever unpacks next.
+    Raises OSError when it stays."""
+    part = layout.tree(name).rename(part_of(layout.tree(name)))
+    with contextlib.suppress(OSError):
+        remove(part)
+
+
+def sweep_trees(layout: Layout) -> None:
+    """Remove what writers that were killed left, and what was dropped, as far as we may."""
+    for part in layout.trees.glob(f"*{PART}"):
+        with contextlib.suppress(OSError):  # it is being written, or not ours to delete
+            descriptor = hold(part, wait=False)
+            try:
+                remove(part)
+            finally:
+                os.close(descriptor)
+
+
+def bytes_of(layout: Layout) -> dict[str, int]:
+    """The unpacked layers of a store, with the bytes of their files."""
+    found = {}
+    for path in layout.trees.glob("sha256-*"):
+        if not path.name.endswith(PART):
+            with contextlib.suppress(FileNotFoundError):
+                found[digest_of(path)] = int((path / "bytes").read_text())
+    return found
+
+
+def remove(*directories: Path) -> None:
+    """Remove directories, however deep. Raises OSError."""
+    if directories:
+        done = subprocess.run(["rm", "-rf", "--", *directories], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(errno.EACCES, done.stderr.strip())
+
+
+@dataclass
+class _Writer:
+    """Writes a layer below a directory, going from each to the next by ``..``: neither the depth of an image nor the
+    length of its paths is bounded by the kernel's limits."""
+
+    tars: Sequence[int]
+    links: Path
+    """An empty directory for files with several names."""
+    size_bytes: int = 0
+    _linked: dict[int, str] = field(default_factory=dict)
+    _names: dict[int, int] = field(default_factory=dict)
+
+    def write(self, change: Change, root: Path) -> int:
+        """Returns how many bytes of files it has."""
+        for node in _files(change):
+            self._names[id(node)] = self._names.get(id(node), 0) + 1
+        here = os.open(root, _DIRECTORY)
+        links = os.open(self.links, _DIRECTORY)
+        try:
+            stack = [(change, iter(change.children.items()))]
+            while stack:
+                directory, left = stack[-1]
+                entry = next(left, None)
+                if entry is None:
+                    _finish_directory(here, directory)
+                    stack.pop()
+                    if stack:
+                        here = _moved(here, b"..")
+                    continue
+                name, child = entry
+                if child is None or _is_device(child.node):
+                    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=here)
+                elif child.node.children is not None:
+                    os.mkdir(name, 0o700, dir_fd=here)
+                    here = _moved(here, name)
+                    stack.append((child, iter(child.children.items())))
+                else:
+                    self._put(child.node, name, here, links)
+        finally:
+            os.close(here)
+            os.close(links)
+        return self.size_bytes
+
+    def _put(self, node: Node, name: bytes, here: int, links: int) -> None:
+        if self._names[id(node)] == 1:
+            self._make(node, name, here)
+            return
+        first = self._linked.get(id(node))
+        if first is None:
+            first = self._linked[id(node)] = str(len(self._linked))
+            self._make(node, first.encode(), links)
+        os.link(first, name, src_dir_fd=links, dst_dir_fd=here, follow_symlinks=False)
+
+    def _make(self, node: Node, name: bytes, here: int) -> None:
+        if stat.S_ISREG(node.mode):
+            self._make_file(node, name, here)
+            return
+        if stat.S_ISLNK(node.mode):
+            os.symlink(node.target, name, dir_fd=here)
+        else:
+            os.mknod(name, stat.S_IFIFO | 0o600, dir_fd=here)
+        os.chown(name, *_owner(node), dir_fd=here, follow_symlinks=False)
+        if not stat.S_ISLNK(node.mode):
+            os.chmod(name, stat.S_IMODE(node.mode), dir_fd=here)
+        os.utime(name, ns=(node.mtime_ns, node.mtime_ns), dir_fd=here, follow_symlinks=False)
+
+    def _make_file(self, node: Node, name: bytes, here: int) -> None:
+        made = os.open(name, _FRESH, 0o600, dir_fd=here)
+        try:
+            at, end = node.offset, node.offset + node.size
+            while at < end:
+                sent = os.sendfile(made, self.tars[node.layer], at, min(end - at, _CHUNK_BYTES))
+                if not sent:
+                    raise OSError(errno.EIO, "a layer's tar is shorter than it was")
+                at += sent
+            self.size_bytes += node.size
+            _describe(made, node)
+        finally:
+            os.close(made)
+
+
+def _files(change: Change) -> Iterator[Node]:
+    """The files of a layer, each once for every name."""
+    todo = [change]
+    while todo:
+        for child in todo.pop().children.values():
+            if child is not None and child.node.children is None:
+                yield child.node
+            elif child is not None:
+                todo.append(child)
+
+
+def _moved(here: int, name: bytes) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _finish_directory(here: int, change: Change) -> None:
+    """Last, because what is put into a directory changes its time, and its mode may forbid it."""
+    if change.opaque:
+        os.setxattr(here, _OPAQUE, b"y")
+    _describe(here, change.node)
+
+
+def _describe(made: int, node: Node) -> None:
+    """Owner before mode, which a change of owner takes the set-user-id bit from; capabilities after both."""
+    os.fchown(made, *_owner(node))
+    for name, value in sorted(node.xattrs.items(), key=lambda pair: pair[0] == CAPABILITY):
+        os.setxattr(made, name, value)
+    os.fchmod(made, stat.S_IMODE(node.mode))
+    os.utime(made, ns=(node.mtime_ns, node.mtime_ns))
+
+
+def _is_device(node: Node) -> bool:
+    return stat.S_ISCHR(node.mode) or stat.S_ISBLK(node.mode)
+
+
+def _owner(node: Node) -> tuple[int, int]:
+    return node.uid if node.uid < IDS else NOBODY, node.gid if node.gid < IDS else NOBODY
+
+
+def _sync(directory: Path) -> None:
+    """Whatever lies on its file system is on the disk then."""
+    opened = os.open(directory, _DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(opened) < 0:
+            raise OSError(ctypes.get_errno(), f"syncfs {directory}")
+    finally:
+        os.close(opened)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Unpack an image of the store whose directory is open as a descriptor. Says on standard output the names of the
+    layers' directories, or why it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m agentenv.store.unpacked")
+    parser.add_argument("--store-fd", type=int, required=True)
+    parser.add_argument("digest")
+    options = parser.parse_args(arguments)
+    os.umask(0o022)
+    layout = Layout(Path(f"/proc/self/fd/{options.store_fd}"))
+    try:
+        sweep_trees(layout)
+        manifest = layout.manifest(options.digest).read_bytes()
+        names = unpack(layout, read_manifest(manifest, layout.index(options.digest), layout.layer).diff_ids)
+    except (AgentEnvError, OSError) as error:
+        sys.stdout.write(str(error))
+        return _FAILED
+    sys.stdout.write("\n".join(layout.tree(name).name for name in names))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Slots of images in every format: the same files, users, checkpoints; what is chosen and weaker is told."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from agentenv.containers.control import ContainerControl
+from agentenv.executor.session import ToolSession
+from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, TREES
+from agentenv.wire.spec import ImageFormat
+from tests.image_sources import member
+from tests.security.image_slots import ImageSlots, container, make_images, usual_files
+from tests.small_root import files
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own"),
+]
+FORMATS: tuple[ImageFormat, ...] = ("erofs", "tree", "shifted")
+UNPACKED = FIRST_ID + IDS * TREES
+LIST = (
+    "import os, stat, sys\n"
+    "for top, names, files in os.walk('/'):\n"
+    "    names[:] = [n for n in sorted(names) if top != '/' or n not in ('proc', 'sys', 'dev', 'run', 'tmp')]\n"
+    "    for name in sorted([*names, *files]):\n"
+    "        path = os.path.join(top, name)\n"
+    "        s = os.lstat(path)\n"
+    "        link = os.readlink(path) if stat.S_ISLNK(s.st_mode) else ''\n"
+    "        size = 0 if stat.S_ISDIR(s.st_mode) else s.st_size\n"
+    "        if name not in ('hosts', 'hostname', 'resolv.conf') and top != '/':\n"
+    "            print(path, oct(s.st_mode), s.st_uid, s.st_gid, size, s.st_mtime_ns, link)\n"
+)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=FORMATS)
+async def slots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ImageSlots]:
+    made = make_images(tmp_path_factory.mktemp("images"))
+    async with container(made, slots=4, image_format=request.param) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def released(slots: ImageSlots) -> AsyncIterator[None]:
+    yield
+    await slots.release_all()
+
+
+async def run(session: ToolSession, command: str, **more: object) -> str:
+    result = await session.call("bash", {"command": command, **more})
+    assert result.exit_code == 0, result
+    return result.stdout.strip()
+
+
+async def test_the_format_is_told(slots: ImageSlots, request: pytest.FixtureRequest) -> None:
+    session = await slots.open()
+    wanted = request.node.callspec.params["slots"]
+    async with ContainerControl(session.lease.container, guest=True) as control:
+        info = await control.info()
+    assert info.image_format == wanted
+    assert len(info.image_weaker) == {"erofs": 0, "tree": 1, "shifted": 2}[wanted]
+    outside = int((await run(session, "cat /proc/self/uid_map")).split()[1])
+    assert (outside == UNPACKED) is (wanted == "shifted")
+
+
+LISTED: dict[str, str] = {}
+
+
+async def test_an_image_of_layers_looks_the_same(slots: ImageSlots) -> None:
+    image = slots.images.make(
+        slots.images.programs,
+        files(
+            *usual_files(),
+            member("d", type=tarfile.DIRTYPE, mode=0o2751, uid=12, gid=34),
+            member("d/gone", b"gone"),
+            member("d/own", b"own", mode=0o4755, uid=1000, gid=1001),
+            member("e", type=tarfile.DIRTYPE, mode=0o755),
+            member("e/below", b"below"),
+            member("link", type=tarfile.SYMTYPE, linkname="d/own"),
+        ),
+        files(
+            member("d/.wh.gone"),
+            member("e/.wh..wh..opq"),
+            member("e", type=tarfile.DIRTYPE, mode=0o700, uid=7),
+            member("e/above", b"above", uid=65_535),
+            member("d/more", type=tarfile.LNKTYPE, linkname="d/own"),
+            member("list.py", LIST.encode()),
+        ),
+    )
+    session = await slots.open(image)
+    listed = await run(session, "python3 /list.py")
+    assert listed == LISTED.setdefault("", listed)
+    assert "/d/gone" not in listed
+    assert "/e/below" not in listed
+    assert "/d/own 0o104755 1000 1001 3" in listed
+    # What the image has can be changed, removed and replaced, for this slot alone.
+    await run(session, "echo x >> /d/own && chown 5 /d/own && rm -r /e && mkdir /e && touch /e/new")
+    assert await run(session, "cat /d/own; ls /e; stat -c %u /d/own") == "ownx\nnew\n5"
+    other = await slots.open(image)
+    assert await run(other, "python3 /list.py") == listed
+
+
+async def test_programs_have_the_rights_that_the_image_gives_them(slots: ImageSlots) -> None:
+    session = await slots.open(capabilities=("net_raw",))
+    asked = {"user": "1000"}
+    told = "import os; print(os.geteuid())"
+    assert await run(session, f"/usr/bin/setuid -c '{told}'", **asked) == "0"
+    raw = "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW); print('raw')"
+    assert await run(session, f'/usr/bin/raw -c "{raw}"', **asked) == "raw"
+
+
+async def test_checkpoints_and_forks(slots: ImageSlots) -> None:
+    session = await slots.open()
+    await run(session, "echo 1 > /work/a && rm /attacks.py && chown 1000:5 /work/a")
+    async with ContainerControl(session.lease.container) as control:
+        checkpoint = await control.checkpoint(session.lease.key)
+    fork = await slots.open(checkpoint=checkpoint)
+    for each in (session, fork):
+        assert await run(each, "cat /work/a; stat -c %u:%g /work/a; ls /attacks.py 2>&1 | wc -l") == "1\n1000:5\n1"
+        assert "No such file" in await run(each, "ls /attacks.py 2>&1 || true")
+
+
+async def test_a_slot_on_the_disk(slots: ImageSlots) -> None:
+    session = await slots.open(writable="disk")
+    assert await run(session, "rm /attacks.py && echo x > /work/x && cat /work/x") == "x"
