@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.store import Store
 from tests import cli
+from tests.small_image import small_image
 from tests.waiting import START_S, wait_for
 
 ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
@@ -127,6 +129,56 @@ def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_path: 
     assert (code, stdout) == (125, "")
     assert "Traceback" not in stderr
     assert "AGENTENV_STATE_DIR" in stderr
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
+
+
+@pytest.fixture
+def image(machine: Machine, tmp_path: Path) -> str:
+    """An image that this machine's store has under a name, as examples.base_image makes one."""
+    machine.env["AGENTENV_CACHE_DIR"] = str(tmp_path / "cache")
+    store = Store.open(tmp_path / "cache" / "store")
+    store.name("small:1", store.ensure(small_image(tmp_path / "layout")))
+    return "small:1"
+
+
+@as_root
+def test_exec_with_an_image_is_root_in_it(machine: Machine, image: str) -> None:
+    command = "id -u; echo x > /etc/new; cat /etc/new; pwd"
+    assert machine.run("exec", "--image", image, command) == (0, "0\nx\n/\n", "")
+    limited = ("--user", "app", "--workdir", "/home/app", "--cpus", "0.5", "--memory", "3000", "--storage", "64")
+    code, stdout, stderr = machine.run("exec", "--image", image, *limited, "--", "bash", "-c", "id -un; pwd; ls /etc")
+    assert (code, stdout.split()[:2], stderr) == (0, ["app", "/home/app"], "")
+    assert "new" not in stdout.split(), "what the first command changed has gone with its slot"
+    allowed = machine.run("exec", "--image", image, "--allow", "example.org", "echo ${http_proxy%:*}")
+    assert allowed == (0, "http://127.0.0.1\n", "")
+
+
+@as_root
+def test_exec_builds_a_dockerfile_once(machine: Machine, image: str, tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/data").write_text("of the context")
+    (tmp_path / "task/Dockerfile").write_text(f"FROM {image}\nRUN echo built; echo made > /opt/f\nCOPY data /opt/\n")
+    run = ("exec", "--dockerfile", str(tmp_path / "task"), "cat /opt/f /opt/data")
+    code, stdout, shown = machine.run(*run)
+    assert (code, stdout) == (0, "made\nof the context")
+    assert "RUN echo built" in shown
+    assert machine.run(*run) == (0, stdout, ""), "and from then on nothing is built, or told"
+    as_file = machine.run("exec", "--dockerfile", str(tmp_path / "task/Dockerfile"), "cat /opt/f")
+    assert as_file == (0, "made\n", "")
+    (tmp_path / "task/Dockerfile").write_text(f"FROM {image}\nRUN exit 3\n")
+    code, stdout, stderr = machine.run(*run)
+    assert (code, stdout) == (2, "")
+    assert "Dockerfile:2" in stderr
+
+
+@as_root
+def test_shell_with_an_image_starts_where_it_says(machine: Machine, image: str) -> None:
+    typed = "pwd; id -un; cd /opt\npwd\n"
+    code, stdout, stderr = machine.run("shell", "--image", image, "--workdir", "/home", stdin=typed)
+    assert (code, stdout) == (0, "/home\nroot\n/opt\n")
+    assert "network none" in stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

@@ -8,12 +8,26 @@ import shlex
 import stat
 import sys
 import termios
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from agentenv.cli.image_root import (
+    AllowOption,
+    Asked,
+    CpusOption,
+    DockerfileOption,
+    ImageOption,
+    MemoryOption,
+    StorageOption,
+    UserOption,
+    WorkdirOption,
+    stored_here,
+    stored_there,
+)
 from agentenv.cli.options import (
     BackendOption,
     DownloadOption,
@@ -48,6 +62,7 @@ if TYPE_CHECKING:
     from agentenv.containers.live_output import OnOutput
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.wire.calls import CallResult
+    from agentenv.wire.roots import RootSpec
 
 
 @verb
@@ -56,7 +71,15 @@ def execute(
         list[str], typer.Argument(help="The command, or a single argument of bash text.", metavar="COMMAND")
     ],
     timeout_s: TimeoutOption = 60.0,
+    image: ImageOption = None,
+    dockerfile: DockerfileOption = None,
+    user: UserOption = None,
+    workdir: WorkdirOption = None,
+    cpus: CpusOption = None,
+    memory_mib: MemoryOption = None,
+    storage_mib: StorageOption = None,
     network: NetworkOption = False,
+    allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
     backend: BackendOption = None,
     job: JobOption = None,
@@ -70,8 +93,12 @@ def execute(
 ) -> None:
     """Run one command in a fresh slot; its output and exit code become this command's.
 
+    With --image or --dockerfile the slot's root is an image: the command is root in it, and may install and change
+    anything; nothing of it stays. Without, it sees this machine's programs, read-only, and an empty workspace.
+
     If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
-    --own, --network or --isolation, from a container that lives as long as the command.
+    --own, --image, --dockerfile, --memory, --storage, --network or --isolation, from a container that lives as long as
+    the command.
 
     Options come before the command: from its first word on, everything is the command's. It is given no standard
     input unless --stdin is.
@@ -86,21 +113,35 @@ def execute(
       agentenv exec --upload src --upload setup.cfg python3 -m compileall src
       agentenv exec --upload pkg --download pkg/dist:dist make -C pkg dist
       agentenv exec --network git ls-remote https://example.org/repo.git
+      agentenv exec --image debian:trixie cat /etc/os-release
+      agentenv exec --image debian:trixie --network \\
+        'apt-get update && apt-get install -y jq && jq --version'
+      agentenv exec --dockerfile tasks/hello --user app --memory 4096 make test
+      agentenv exec --image python:3.13 \\
+        --allow pypi.org --allow '*.pythonhosted.org' pip download numpy
       agentenv exec --backend nomad cat /etc/os-release
       agentenv exec --farm uname -a
       echo hello | agentenv exec --stdin tr a-z A-Z
     """
     from agentenv.farm import open
 
-    settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    asked = Asked(image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, network, tuple(allow or ()))
+    chosen = backend_of(backend)
+    asked.check(chosen, farm=farm)
+    settings = asked.container(isolation=isolation.value)
     arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
     if with_stdin:
         arguments["stdin"] = _standard_input()
-    chosen = backend_of(backend)
-    alone = own or network or isolation is not Isolation.auto
+    alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
+    root = asked.root()
+    spec = None if root is None or farm else stored_here(root, quiet=as_json)
     opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
     shown = None if as_json else _write
-    result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or [], shown))
+
+    async def rooted(executor: ToolExecutor) -> RootSpec | None:
+        return await stored_there(root, executor, quiet=as_json) if root is not None and farm else spec
+
+    result, lost = run_to_end(_run(opened, rooted, arguments, timeout_s, upload or [], download or [], shown))
     if not with_stdin and waiting_bytes(sys.stdin):
         err().print("[yellow]agentenv:[/] standard input was not passed on (--stdin does that)", soft_wrap=True)
     told = result.model_dump(mode="json")
@@ -139,6 +180,7 @@ def waiting_bytes(stream: TextIO) -> int:
 
 async def _run(
     opened: AbstractAsyncContextManager[ToolExecutor],
+    rooted: Callable[[ToolExecutor], Awaitable[RootSpec | None]],
     arguments: dict[str, object],
     timeout_s: float,
     upload: list[Path],
@@ -149,15 +191,17 @@ async def _run(
     from agentenv.cli.upload import get_all, named, put_all, targets
 
     sources, sinks = named(upload), targets(download)
-    async with opened as executor, executor.open("agentenv-exec", kind="interactive") as session:
-        await put_all(session.lease, sources)
-        result = await session.call("bash", arguments, timeout_s=timeout_s, on_output=on_output)
-        try:
-            if result.fault == "none":
-                await get_all(session.lease, sinks)
-        except AgentEnvError as error:
-            return result, error
-        return result, None
+    async with opened as executor:
+        root = await rooted(executor)
+        async with executor.open("agentenv-exec", kind="interactive", root=root) as session:
+            await put_all(session.lease, sources)
+            result = await session.call("bash", arguments, timeout_s=timeout_s, on_output=on_output)
+            try:
+                if result.fault == "none":
+                    await get_all(session.lease, sinks)
+            except AgentEnvError as error:
+                return result, error
+            return result, None
 
 
 def _write(stream: str, text: str) -> None:

@@ -11,13 +11,19 @@ _COLOURS = {"done": "green", "cached": "cyan", "failed": "red"}
 
 
 class Shown:
-    """A context manager whose value are the listeners of a build. ``quiet``: nothing is shown."""
+    """A context manager whose value are the listeners of a build. ``quiet``: nothing is shown; without ``cached`` no
+    step that need not run is."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, cached: bool = True) -> None:
         self._quiet = quiet
+        self._cached = cached
 
     def __enter__(self) -> Listeners:
-        return Listeners() if self._quiet else Listeners(on_step=_step, on_output=_output)
+        return Listeners() if self._quiet else Listeners(on_step=self._on_step, on_output=_output)
+
+    def _on_step(self, event: StepEvent) -> None:
+        if self._cached or event.state != "cached":
+            _step(event)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -41,14 +41,18 @@ def shown(*, quiet: bool = False) -> Iterator[Report]:
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        lines = _Lines(progress)
-        try:
-            yield lines.report
-        except BaseException:
-            lines.finish("[red]✗[/]")
-            raise
+    progress = Progress(*columns, console=console, transient=True)
+    lines = _Lines(progress)
+    try:
+        yield lines.report
+    except BaseException:
+        lines.finish("[red]✗[/]")
+        raise
+    else:
         lines.finish()
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 class _Lines:
@@ -62,6 +66,8 @@ class _Lines:
 
     def report(self, step: BuildStep) -> None:
         """Show this step."""
+        if not self._progress.live.is_started:  # one that has nothing to show prints nothing
+            self._progress.start()
         if step.name != self._name:
             self.finish()
             self._name, self._began = step.name, time.monotonic()

@@ -18,6 +18,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentenv.cli.image_root import (
+    AllowOption,
+    Asked,
+    CpusOption,
+    DockerfileOption,
+    ImageOption,
+    MemoryOption,
+    StorageOption,
+    UserOption,
+    WorkdirOption,
+    stored_here,
+    stored_there,
+)
 from agentenv.cli.options import (
     BackendOption,
     FarmOption,
@@ -55,7 +68,15 @@ Ctrl-C ends the running command, Ctrl-D leaves and wipes the slot."""
 @verb
 def shell(
     timeout_s: TimeoutOption = 600.0,
+    image: ImageOption = None,
+    dockerfile: DockerfileOption = None,
+    user: UserOption = None,
+    workdir: WorkdirOption = None,
+    cpus: CpusOption = None,
+    memory_mib: MemoryOption = None,
+    storage_mib: StorageOption = None,
     network: NetworkOption = False,
+    allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
     backend: BackendOption = None,
     job: JobOption = None,
@@ -70,8 +91,11 @@ def shell(
 
     From a pipe, or with --json, each line is a separate call with --timeout.
 
+    With --image or --dockerfile the slot's root is an image, in which the shell is root.
+
     If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
-    --own, --network or --isolation, from a container that lives as long as the shell.
+    --own, --image, --dockerfile, --memory, --storage, --network or --isolation, from a container that lives as long as
+    the shell.
 
     The exit code is that of the last command.
 
@@ -80,6 +104,8 @@ def shell(
       agentenv shell
       agentenv shell --network --upload .
       agentenv shell --backend nomad
+      agentenv shell --image debian:trixie --network
+      agentenv shell --dockerfile tasks/hello --user app
       printf 'cd /tmp\\npwd\\n' | agentenv shell --quiet
       printf 'make\\nmake test\\n' | agentenv shell --upload . --json
     """
@@ -89,16 +115,22 @@ def shell(
     from agentenv.cli.upload import named, put_all
     from agentenv.farm import open
 
-    settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    asked = Asked(image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, network, tuple(allow or ()))
+    chosen = backend_of(backend)
+    asked.check(chosen, farm=farm)
+    settings, root = asked.container(isolation=isolation.value), asked.root()
     sources = named(upload or [])
-    alone = own or network or isolation is not Isolation.auto
-    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job, service=farm, guest=guest)
-    with (
-        _ending_signals_raise(),
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(opened) as executor,
-        portal.wrap_async_context_manager(executor.open("agentenv-shell", kind="interactive")) as session,
-    ):
+    alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
+    spec = None if root is None or farm else stored_here(root, quiet=as_json)
+    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ending_signals_raise())
+        portal = stack.enter_context(start_blocking_portal())
+        executor = stack.enter_context(portal.wrap_async_context_manager(opened))
+        if root is not None and farm:
+            spec = portal.call(functools.partial(stored_there, root, executor, quiet=as_json))
+        opening = executor.open("agentenv-shell", kind="interactive", root=spec)
+        session = stack.enter_context(portal.wrap_async_context_manager(opening))
         portal.call(put_all, session.lease, sources)
         on_terminal = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
         call = functools.partial(portal.call, session.call)
@@ -106,21 +138,23 @@ def shell(
         if not (quiet or as_json):
             described = portal.call(open.describe, session)
             banner = _TERMINAL_BANNER if full else _BANNER
-            err().print(
-                banner.format(isolation=described.isolation, network="on" if described.allow_network else "off")
-            )
+            reached = ("on" if described.allow_network else "off") if spec is None else spec.network.kind
+            err().print(banner.format(isolation=described.isolation, network=reached))
         if full:
             code = attach(call, sys.stdin.fileno(), sys.stdout.fileno())
         else:
-            code = converse(Conversation(portal, session, timeout_s), _show_json if as_json else _show)
+            start = "/workspace" if spec is None else spec.workdir or "/"
+            code = converse(Conversation(portal, session, timeout_s, start), _show_json if as_json else _show)
     raise typer.Exit(code)
 
 
 class Conversation:
     """Runs lines in one session from a thread without an event loop, and remembers the state they leave."""
 
-    def __init__(self, portal: BlockingPortal, session: ToolSession, timeout_s: float) -> None:
-        self.directory = "/workspace"
+    def __init__(
+        self, portal: BlockingPortal, session: ToolSession, timeout_s: float, directory: str = "/workspace"
+    ) -> None:
+        self.directory = directory
         self._portal = portal
         self._session = session
         self._timeout_s = timeout_s

@@ -97,7 +97,7 @@ class ToolExecutor:
         self.external = external
         self.observer = observer
         self.tally = CallCounters()
-        self._pool = pool
+        self.pool = pool
         self._lines: dict[ContainerHandle, _Line] = {}
         self._sessions: set[ToolSession] = set()
         self._closings = TaskSet()
@@ -164,7 +164,7 @@ class ToolExecutor:
         if self._closed:
             raise PoolClosedError("the executor is closed")
         particular = {"container": session.container} if session.container else {}
-        lease = await self._pool.lease(
+        lease = await self.pool.lease(
             session.trajectory, timeout_s=timeout_s, tags=session.tags, root=session.root, **particular
         )
         if self._closed:

@@ -26,6 +26,7 @@ from agentenv.wire.leases import Tags
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
 
+_OF_CONTAINER = "--own, --network, --isolation, --memory, --storage"
 _ATTACHED_MOST = 4
 """Maximum number of a farm's containers that one command uses: enough for one slot, whatever fails."""
 
@@ -56,13 +57,13 @@ async def open_farm(
     """
     if service:
         if own:
-            raise ConfigError("--own, --network, --isolation", "are the farm's to say", next_step="leave out --farm")
+            raise ConfigError(_OF_CONTAINER, "are the farm's to say", next_step="leave out --farm")
         async with _of_service(farm_access()) as executor:
             yield executor
         return
     if backend is Backend.nomad and own:
         raise ConfigError(
-            "--own, --network, --isolation",
+            _OF_CONTAINER,
             "cannot be changed for a running Nomad farm",
             next_step="without --backend nomad the container runs on this machine; a farm with network is "
             "`agentenv up --backend nomad --network`",

@@ -14,13 +14,14 @@ from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.plan import Options
 from agentenv.store.store import Store
-from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, SlotLimits
 
 _STAGES_AT_ONCE: Final = 4
 _NO_IMAGE: Final = "sha256:" + 64 * "0"
 _TMP_BYTES: Final = 64 * MIB
+_PUBLIC: Final = NetworkPolicy("public")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class BuildLimits:
     storage_mib: int = 6144
     timeout_s: float = 3600.0
     """Of each RUN."""
-    network: NetworkPolicy = NO_NETWORK
+    network: NetworkPolicy = _PUBLIC
+    """Of the commands; as with Docker, the whole of it."""
 
 
 async def build_image(

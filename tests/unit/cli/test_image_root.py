@@ -1,0 +1,70 @@
+"""What the options for a slot's root mean together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.image_root import Asked, stored_here
+from agentenv.errors import ConfigError
+from agentenv.sdk.roots import ImageRoot
+from agentenv.slots.backends.registry import Backend
+from agentenv.wire.spec import MIB, SlotLimits
+
+LOCAL = Backend.local
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "farm", "named"),
+    [
+        (Asked(image="a", dockerfile=Path("/")), LOCAL, False, "are two roots"),
+        (Asked(image="a", network=True, allow=("b.example",)), LOCAL, False, "are two answers"),
+        (Asked(user="app"), LOCAL, False, "--user"),
+        (Asked(workdir="/x"), LOCAL, False, "--workdir"),
+        (Asked(cpus=1.0), LOCAL, True, "--cpus"),
+        (Asked(allow=("b.example",)), LOCAL, False, "--allow"),
+        (Asked(image="a"), Backend.nomad, False, "--backend nomad"),
+        (Asked(image="a"), Backend.fake, False, "--backend fake"),
+        (Asked(dockerfile=Path("/dev")), LOCAL, False, "/dev has no Dockerfile"),
+        (Asked(dockerfile=Path("/etc/passwd")), LOCAL, True, "built on this machine"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked: Asked, backend: Backend, farm: bool, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        asked.check(backend, farm=farm)
+
+
+def test_what_goes_together_is_the_root_and_its_container() -> None:
+    asked = Asked(image="debian", user="app", cpus=0.5, memory_mib=4096, storage_mib=512, allow=("b.example",))
+    asked.check(LOCAL, farm=False)
+    asked.check(LOCAL, farm=True)
+    assert asked.root() == ImageRoot(
+        "debian", cpus=0.5, memory_mib=4096, storage_mib=512, user="app", network=["b.example"]
+    )
+    made = asked.container(isolation="auto")
+    assert (made.slots_per_container, made.allow_network, made.limits.memory_bytes) == (1, True, 4096 * MIB)
+    assert asked.takes_container(farm=False)
+    assert not asked.takes_container(farm=True)
+
+
+def test_without_an_image_there_is_no_root() -> None:
+    assert Asked().root() is None
+    assert Asked().container(isolation="auto").limits == SlotLimits()
+    assert not Asked().takes_container(farm=False)
+    asked = Asked(memory_mib=4096, network=True)
+    asked.check(LOCAL, farm=False)
+    made = asked.container(isolation="auto")
+    assert (made.allow_network, made.limits.memory_bytes) == (True, 4096 * MIB)
+    assert asked.takes_container(farm=True), "which a farm does not start"
+
+
+def test_a_dockerfile_is_a_reference() -> None:
+    root = Asked(dockerfile=Path("/tasks/a")).root()
+    assert root is not None
+    assert root.image == "dockerfile:/tasks/a"
+
+
+def test_a_digest_is_not_looked_for() -> None:
+    digest = "sha256:" + "a" * 64
+    assert stored_here(ImageRoot(digest)).image == digest
