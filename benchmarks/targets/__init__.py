@@ -12,12 +12,22 @@ from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
-from benchmarks.targets.images import i1_lease, i4_neighbours, i5_fork, i6_depth, i7_hundred, i8_disk, i9_apt
+from benchmarks.targets.images import (
+    f12_copies,
+    i1_lease,
+    i4_neighbours,
+    i5_fork,
+    i6_depth,
+    i7_hundred,
+    i8_disk,
+    i9_apt,
+)
 from benchmarks.targets.killed import f5_killed, f6_away, f14_successor
 from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.once import f13_once
 from benchmarks.targets.output import t6_output
+from benchmarks.targets.pulls import i10_pull
 from benchmarks.targets.relay import f8_relay
 from benchmarks.targets.runs import f3_real, f11_neighbour_run
 from benchmarks.targets.sharing import f3_shares, f4_arrival, f10_pick
@@ -47,6 +57,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F9": f9_size,
     "F10": f10_pick,
     "F11": f11_neighbour_run,
+    "F12": f12_copies,
     "F13": f13_once,
     "F14": f14_successor,
     "I1": i1_lease,
@@ -56,6 +67,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "I7": i7_hundred,
     "I8": i8_disk,
     "I9": i9_apt,
+    "I10": i10_pull,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

@@ -1,4 +1,4 @@
-"""I1 to I9: image slots. Beside plain slots, and beside docker with the same image where an engine answers."""
+"""I1 to I9, and F12: image slots. Beside plain slots, and beside docker with the same image where an engine answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IMAGES, LAYER_BYTES = 500, 8 * MIB
 
 async def i1_lease(effort: Effort) -> list[Outcome]:
     """A lease of an image slot while one is free, its reset, and calls in it beside those in a plain slot."""
-    leases, resets, ratios, image_ms, plain_ms = [], [], [], [], []
+    leases, resets, ratios, image_ms, plain_ms, paused = [], [], [], [], [], []
     async with image_farm(4) as farm:
         for _ in range(effort.rounds):
             leased, reset = await _leases(farm, effort.calls // 2)
@@ -48,6 +48,8 @@ async def i1_lease(effort: Effort) -> list[Outcome]:
             image_ms.append(image)
             plain_ms.append(plain)
             ratios.append(image / plain)
+            image, plain = await _calls(farm, effort.calls, pause_s=0.01)
+            paused.append(image / plain)
         mounts = await asyncio.to_thread(first_mounts_ms, farm.root.image, 20)
     found = [
         at_most("I1", "lease of a slot with a stored image, p50", "ms", 10).outcome(leases),
@@ -55,6 +57,7 @@ async def i1_lease(effort: Effort) -> list[Outcome]:
         at_most("I3", "call in an image slot, p50 against a plain slot", "x", 1.1).outcome(
             ratios, image_p50_ms=image_ms, plain_p50_ms=plain_ms
         ),
+        at_most("I3.paused", "the same with 10 ms between calls", "x", 1.1).outcome(paused),
         at_most("I4", "reset of an image slot, p50", "ms", 10).outcome(resets),
     ]
     with docker_image() as image_name:
@@ -81,34 +84,42 @@ async def _leases(farm: ImageFarm, times: int) -> tuple[Latencies, Latencies]:
     return leased, reset
 
 
-async def _calls(farm: ImageFarm, times: int) -> tuple[float, float]:
-    """p50 in ms, in turns of 20 calls."""
+async def _calls(farm: ImageFarm, times: int, pause_s: float = 0.0) -> tuple[float, float]:
+    """p50 in ms, in turns of 20 calls with a pause before each."""
     image, plain = Latencies(), Latencies()
     async with farm.executor.open("image", root=farm.root) as one, farm.executor.open("plain") as other:
         for _ in range(max(1, times // 20)):
             for session, into in ((one, image), (other, plain)):
-                into.seconds += [await timed_call(session, "true") for _ in range(20)]
+                for _ in range(20):
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
+                    into.seconds.append(await timed_call(session, "true"))
     return image.p50_ms, plain.p50_ms
 
 
 async def i4_neighbours(effort: Effort) -> list[Outcome]:
-    """A neighbour's short calls while a slot with 1 GiB of files is discarded, against the same without that."""
-    added = []
+    """A neighbour's short calls while a slot with 1 GiB of files is discarded, against as many just before."""
+    added, slowest = [], []
     async with image_farm(4) as farm, farm.executor.open("neighbour", root=farm.root) as neighbour:
         for number in range(effort.rounds):
-            quiet = Latencies([await timed_call(neighbour, "true") for _ in range(effort.calls)])
             session = farm.executor.open(f"full-{number}", root=farm.root)
             async with session:
                 await timed_call(session, "head -c 1G /dev/zero > /full", 300.0)
+                before = [await timed_call(neighbour, "true") for _ in range(effort.calls)]
                 leaving = asyncio.create_task(session.aclose())
                 seconds = []
                 while not leaving.done():
                     seconds.append(await timed_call(neighbour, "true"))
                 await leaving
             await farm.freed(farm.slots - 1)
-            added.append(1e3 * max(seconds) - quiet.p50_ms)
-    goal = at_most("I4.neighbours", "a neighbour's slowest call while 1 GiB is discarded, beyond its p50", "ms", 5)
-    return [goal.outcome(added)]
+            as_many = before[-len(seconds) :]
+            added.append(1e3 * (percentile(seconds, 0.5) - percentile(as_many, 0.5)))
+            slowest.append(1e3 * (max(seconds) - max(as_many)))
+    what = "a neighbour's calls while 1 GiB is discarded, beyond as many just before"
+    return [
+        at_most("I4.neighbours", f"{what}: p50", "ms", 5).outcome(added),
+        at_most("I4.slowest", f"{what}: the slowest", "ms", 5).outcome(slowest),
+    ]
 
 
 async def i5_fork(effort: Effort) -> list[Outcome]:
@@ -121,15 +132,38 @@ async def i5_fork(effort: Effort) -> list[Outcome]:
                 name, seconds = await _kept(farm, parent)
                 kept.append(1e3 * seconds)
                 child = replace(farm.root, checkpoint=name)
-                one.append(1e3 * min([await _forked(farm, child) for _ in range(5)]))
+                one.append(1e3 * percentile([await _forked(farm, child) for _ in range(9)], 0.5))
                 many.append(1e3 * await _forked_at_once(farm, child))
                 back.append(1e3 * await _restored(farm, parent, name))
             await farm.freed(farm.slots)
     return [
-        at_most("I5", "fork of 500 MB in 8,000 files", "ms", 15).outcome(one),
+        at_most("I5", "fork of 500 MB in 8,000 files, p50", "ms", 15).outcome(one),
         at_most("I5.16", "16 forks of it at once", "ms", 200).outcome(many),
         at_most("I6", "checkpoint of it", "ms", 30).outcome(kept),
         at_most("I6.restore", "restore of it", "ms", 30).outcome(back),
+        at_most("F12", "the same fork", "ms", 30).outcome(one),
+        at_most("F12.16", "the same 16 forks", "ms", 150).outcome(many),
+        at_most("F12.restore", "the same restore", "ms", 20).outcome(back),
+    ]
+
+
+async def f12_copies(effort: Effort) -> list[Outcome]:
+    """The same of a plain slot, whose workspace is copied."""
+    one, kept, back = [], [], []
+    async with image_farm(3) as farm:
+        for _ in range(effort.rounds):
+            async with farm.executor.open("parent") as parent:
+                await timed_call(parent, FILL.replace("/w", "w"), 300.0)
+                name, seconds = await _kept(farm, parent)
+                kept.append(seconds)
+                child = RootSpec("", checkpoint=name)
+                one.append(percentile([await _forked(farm, child) for _ in range(3)], 0.5))
+                back.append(await _restored(farm, parent, name))
+            await farm.freed(farm.slots)
+    return [
+        at_most("F12.plain", "fork of a plain slot with 500 MB in 8,000 files, p50", "s", 3).outcome(one),
+        at_most("F12.plain.checkpoint", "checkpoint of it", "s", 3).outcome(kept),
+        at_most("F12.plain.restore", "restore of it", "s", 3).outcome(back),
     ]
 
 
