@@ -55,7 +55,7 @@ $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 
 # -- what people run ------------------------------------------------------------------------------
 
-slotagent: setup ## Compile the three static C programs that run inside a slot
+slotagent: setup ## Compile the static C programs that start slots and run inside them
 	@$(BIN)/python -m agentenv.sandbox.slotagent.build
 
 image: slotagent containers ## Build the image of the farm's containers, unless it is there and current

@@ -24,6 +24,12 @@ TREE = "/work"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(params=["memory", "disk"])
+def writable(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def slots(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ImageSlots]:
     async with container(make_images(tmp_path_factory.mktemp("images")), slots=5) as opened:
@@ -42,8 +48,8 @@ async def _run(session: ToolSession, command: str) -> str:
     return result.stdout.strip()
 
 
-async def _prepared(slots: ImageSlots) -> ToolSession:
-    session = await slots.open()
+async def _prepared(slots: ImageSlots, writable: str = "memory") -> ToolSession:
+    session = await slots.open(writable=writable)
     await session.call("write_file", {"path": "/tree.py", "content": (HERE / "changing_tree.py").read_text()})
     return session
 
@@ -68,12 +74,12 @@ async def _restore(session: ToolSession, checkpoint: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_forks_are_exact_and_independent(slots: ImageSlots, seed: int) -> None:
-    first = await _prepared(slots)
+async def test_forks_are_exact_and_independent(slots: ImageSlots, seed: int, writable: str) -> None:
+    first = await _prepared(slots, writable)
     was = await _changed(first, seed)
     checkpoint = await _checkpoint(first)
     assert await _digest(first) == was
-    forks = [await slots.open(checkpoint=checkpoint) for _ in range(3)]
+    forks = [await slots.open(checkpoint=checkpoint, writable=kind) for kind in ("memory", "disk", writable)]
     assert [await _digest(fork) for fork in forks] == [was] * 3
     changed = [await _changed(session, seed + number) for number, session in enumerate([first, *forks[:2]], 1)]
     assert [await _digest(session) for session in [first, *forks]] == [*changed, was]
@@ -94,8 +100,8 @@ async def test_names_of_one_file_stay_names_of_one_file(slots: ImageSlots, tmp_p
         assert await _run(each, "[ /work/a -ef /work/b ] && stat -c %h /work/a") == "2"
 
 
-async def test_a_chain_of_checkpoints_can_be_gone_back_to_in_any_order(slots: ImageSlots) -> None:
-    session = await _prepared(slots)
+async def test_a_chain_of_checkpoints_can_be_gone_back_to_in_any_order(slots: ImageSlots, writable: str) -> None:
+    session = await _prepared(slots, writable)
     kept: list[tuple[str, str]] = []
     for seed in range(8):
         was = await _changed(session, 100 + seed)
@@ -107,8 +113,8 @@ async def test_a_chain_of_checkpoints_can_be_gone_back_to_in_any_order(slots: Im
         await _changed(session, order.randrange(1000))
 
 
-async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp_path: Path) -> None:
-    session = await _prepared(slots)
+async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp_path: Path, writable: str) -> None:
+    session = await _prepared(slots, writable)
     for seed in (7, 8, 9):
         was = await _changed(session, seed)
         checkpoint = await _checkpoint(session)

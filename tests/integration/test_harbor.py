@@ -132,8 +132,12 @@ async def test_each_phase_has_its_own_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("storage", "said"), [("memory", "full"), ("disk", "room")])
 async def test_storage_is_in_memory_or_on_disk(tmp_path: Path, storage: str, said: str) -> None:
-    more_than_half = "head -c 600M /dev/zero > /big 2> /dev/null && echo room || echo full"
-    (member,) = await played(tmp_path, [more_than_half], storage=storage)
+    task = tmp_path / "tasks/count-requests"
+    shutil.copytree(TASKS / "count-requests", task)
+    toml = (task / "task.toml").read_text()
+    (task / "task.toml").write_text(toml.replace("storage_mb = 512", "storage_mb = 1024"))
+    half_of_the_memory_is_less = "head -c 600M /dev/zero > /big 2> /dev/null && echo room || echo full"
+    (member,) = await played(tmp_path, [half_of_the_memory_is_less], tasks=str(task), storage=storage)
     assert member.messages[3]["content"].endswith(said)
 
 

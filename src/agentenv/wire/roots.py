@@ -33,8 +33,8 @@ class RootSpec:
     """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's, or of
     an empty workspace."""
     writable: Writable = "memory"
-    """Where what the slot writes is kept: in memory (it counts as the slot's), or on the node's disk, where so far only
-    the disk itself bounds it: containers of ``isolation = full`` refuse that."""
+    """Where what the slot writes is kept: in memory (it counts as the slot's), or on the node's disk, where
+    ``writable_bytes`` are reserved for it."""
     writable_bytes: int = 1024 * MIB
     writable_inodes: int = 400_000
     memory_bytes: int = 0

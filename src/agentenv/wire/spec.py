@@ -100,7 +100,8 @@ class ContainerSpec:
     """How images are shown to slots. ``auto``: as the machine can do it best. When one is named, and not possible,
     slots of images are refused."""
     checkpoint_bytes: int = field(default=4096 * MIB, metadata=_within(0, 2**50))
-    """Memory that all checkpoints of the container may take together, beside that of the slots. 0: there are none."""
+    """Memory that all checkpoints of the container may take together, beside that of the slots. 0: there are none.
+    Those of slots that write to a disk take theirs there instead."""
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
@@ -148,6 +149,9 @@ class SandboxSpec(ContainerSpec):
     its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
     store_dir: str = ""
     """The image store of this node, for image slots. Empty: there are plain slots only."""
+    disk_dir: str = ""
+    """A directory on ext4 or xfs: layers of image slots that are on a disk reserve their space there. Empty:
+    ``data_dir``."""
     unattended_after_s: int = field(default=0, metadata=_within(0, 31_536_000))
     """The container ends itself after so long without an authenticated request or a lease. 0: never."""
 
@@ -166,6 +170,7 @@ class SandboxSpec(ContainerSpec):
         data_dir: Path,
         unattended_after_s: int = 0,
         store_dir: str = "",
+        disk_dir: str = "",
     ) -> SandboxSpec:
         """The spec of a container started on this machine on any free port of loopback."""
         return cls(
@@ -175,6 +180,7 @@ class SandboxSpec(ContainerSpec):
             data_dir=str(data_dir),
             unattended_after_s=unattended_after_s,
             store_dir=store_dir,
+            disk_dir=disk_dir,
         )
 
     @classmethod

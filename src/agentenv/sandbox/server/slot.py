@@ -13,6 +13,7 @@ from dataclasses import replace
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ConfigError,
     ImageUnavailableError,
     LeaseLostError,
     ProtocolError,
@@ -376,8 +377,8 @@ class Slot:
         if epoch != self.epoch or not self._rerooting:
             return
         self._rerooting = False
-        if code in (CheckpointError.code, ImageUnavailableError.code) and self.lease is not None:
-            error = from_wire(code, f"slot {self.index}: {reason}")
+        if code in (CheckpointError.code, ConfigError.code, ImageUnavailableError.code) and self.lease is not None:
+            error = from_wire(code, reason)
             self._ended = self.lease, error
             self._end_lease(error)
         else:

@@ -1,8 +1,8 @@
 """Checkpoints: files that slots have written, kept read-only below this container's directory.
 
 One of an image slot is a stack: the image, then the layer of each checkpoint up to this one. A layer is a file system
-of its own (the tmpfs that was a slot's writable layer), so that it goes away in one unmount. One of a plain slot is a
-tar of its workspace, in a file system of its own too.
+of its own (the tmpfs that was a slot's writable layer, or the one on the disk), so that it goes away in one unmount.
+One of a plain slot is a tar of its workspace, in a file system of its own too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Frozen:
 
     mount: Path
     ids: IdRange
-    size_bytes: int
+    memory_bytes: int
+    """0: it is on the disk."""
 
     @property
     def files(self) -> Path:
@@ -40,7 +41,7 @@ class Packed:
     """The workspace of a plain slot as a tar (``slottar pack-whole``), whose files belong to nobody."""
 
     mount: Path
-    size_bytes: int
+    memory_bytes: int
 
     @property
     def tar(self) -> Path:
@@ -57,7 +58,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """See the module. ``place`` is an empty directory; ``budget_bytes`` bounds the sum of all layers kept."""
+    """See the module. ``place`` is an empty directory; ``budget_bytes`` bounds the memory of all layers kept. Layers on
+    a disk are bounded by what that has free."""
 
     def __init__(self, place: Path, budget_bytes: int) -> None:
         self._place = place
@@ -72,7 +74,7 @@ class Checkpoints:
     @property
     def used_bytes(self) -> int:
         """Memory of all layers kept, also of those of dropped checkpoints on which others stand."""
-        return sum(layer.size_bytes for layer in self._mounted.values())
+        return sum(layer.memory_bytes for layer in self._mounted.values())
 
     def find(self, name: str) -> Checkpoint:
         """One of an image slot. Raises CheckpointError: there is none (any more)."""
@@ -95,7 +97,7 @@ class Checkpoints:
         return found
 
     def refusal(self, writable: Path) -> ConfigError | None:
-        """Why the layer that a slot writes to now cannot be kept as well; None if it can."""
+        """Why the layer in memory that a slot writes to now cannot be kept as well; None if it can."""
         size_bytes = _used_bytes(writable)
         if self.used_bytes + size_bytes <= self._budget_bytes:
             return None
@@ -109,15 +111,17 @@ class Checkpoints:
             next_step="drop checkpoints that are no longer needed, or raise checkpoint_bytes",
         )
 
-    def freeze(self, name: str, image: str, below: tuple[Frozen, ...], writable: Path, ids: IdRange) -> Checkpoint:
+    def freeze(
+        self, name: str, image: str, below: tuple[Frozen, ...], writable: Path, ids: IdRange, *, in_memory: bool
+    ) -> Checkpoint:
         """Keep the file system mounted at ``writable``, which nothing uses any more, as a layer above ``below``.
         Raises OSError."""
         target = self._place / name
         target.mkdir(parents=True)
-        size_bytes = _used_bytes(writable)
+        memory_bytes = _used_bytes(writable) if in_memory else 0
         syscalls.mount(str(writable), str(target), flags=MS_MOVE)
         syscalls.mount("none", str(target), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
-        layer = self._mounted[target] = Frozen(target, ids, size_bytes)
+        layer = self._mounted[target] = Frozen(target, ids, memory_bytes)
         made = self._kept[name] = Checkpoint(image, (layer, *below))
         return made
 

@@ -1,10 +1,11 @@
-"""Steps of a child of the supervisor between fork and exec."""
+"""Children of the supervisor: how they are started, and their steps between fork and exec."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
+from collections.abc import Mapping, Sequence
 
 from agentenv.sandbox.supervisor import syscalls
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -34,6 +35,23 @@ def take_descriptors(wanted: dict[int, int | None]) -> None:
 
 def _dup_above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE_FD)
+
+
+def spawn(arguments: Sequence[str], descriptors: Mapping[int, int], error_fd: int) -> int:
+    """Start a program with these descriptors (its number: ours) and no environment; returns its pid."""
+    return os.posix_spawn(
+        arguments[0],
+        list(arguments),
+        {},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, error_fd, 1),
+            (os.POSIX_SPAWN_DUP2, error_fd, 2),
+            *((os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()),
+        ],
+        setsigmask=(),
+        setsigdef=IGNORED_BY_PYTHON,
+    )
 
 
 def reset_signals() -> None:

@@ -1,97 +1,150 @@
-"""Writable layers on the container's disk: a directory for each image slot that asks for one.
+"""Writable layers on a disk: for each an ext4 file system of its own, in a file that has its size reserved and no name.
 
-They go away in the time of a rename; the deletion itself takes as long as it takes, beside everything else.
+The kernel bounds what a slot writes there, no slot can take the space of another one, and nothing is left of a layer
+when nobody has it mounted any more, however the supervisor ends: the loop device detaches itself, and the file goes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import asyncio
+import errno
+import fcntl
 import os
-import secrets
-import threading
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.supervisor import child, syscalls
 from agentenv.sandbox.supervisor.attest import parse_mounts
-from agentenv.wire.spec import Isolation
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 
-log = logging.getLogger(__name__)
+_ON_DISK: Final = ("ext4", "xfs")
+"""File systems that are on a disk and can reserve what a file will need."""
+_PROGRAM: Final = "mkfs.ext4"
+_SBIN: Final = "/usr/sbin:/sbin"
+_INODE_BYTES: Final = 256
+_OWN_INODES: Final = 16
+"""ext4 has 11 for itself."""
+_OVERHEAD_BYTES: Final = 24 << 20
+"""What ext4 keeps to itself: 4096 clusters of 4 KiB that it never gives to anybody, and its descriptors."""
+_BITMAPS_SHARE: Final = 4096
+"""Of what is written a further 1/4096: bitmaps are 1/16384, and as much is rounded up in each group of 128 MiB."""
+_FILE_FD: Final = 3
+_STDERR: Final = 2
+# linux/loop.h
+_LOOP_CONTROL: Final = "/dev/loop-control"
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
+_LO_FLAGS_AUTOCLEAR, _LO_FLAGS_DIRECT_IO = 4, 16
+_ATTEMPTS: Final = 64
+"""Others may take the free loop device that was found."""
+# linux/fs.h, fs/ext4/ext4.h
+_FITRIM, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0xC0185879, 0x8004587D, 2
 
-NAME: Final = "disk"
-"""Where they are, in the container's directory."""
-_ON_DISK: Final = ("btrfs", "ext4", "xfs")
-"""File systems that are on a disk and can lie above an overlay's image: with extended attributes of users."""
 
-
+@dataclass(frozen=True)
 class DiskLayers:
-    """Directories below ``place``, which is this container's own."""
+    """Layers whose files are on the disk of the directory ``place``."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._trash = place / "trash"
+    place: Path
 
-    def make(self, uid: int) -> Path:
-        """A new, empty directory of this user and the group of the same number. Raises OSError."""
-        self._trash.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._place.chmod(0o711)
-        made = self._place / secrets.token_hex(8)
-        made.mkdir(mode=0o700)
-        os.chown(made, uid, uid)
-        made.chmod(0o755)
-        return made
+    async def mount(self, target: Path, *, size_bytes: int, inodes: int, uid: int, reaper: Reaper) -> None:
+        """Mount a new, empty layer at ``target``, whose top belongs to ``uid`` and the group of the same number, for
+        at least so many bytes and files. Raises SandboxUnavailableError: the disk has no room for it, or it cannot be
+        made; OSError."""
+        file = await asyncio.to_thread(self._reserve, size_bytes, inodes)
+        try:
+            await _make_file_system(file, inodes, uid, reaper)
+            await asyncio.to_thread(_mount, file, target)
+        finally:
+            os.close(file)
 
-    def discard(self, made: Path) -> None:
-        """Remove one, in the background. Raises OSError when it is not there."""
-        gone = self._trash / made.name
-        made.rename(gone)
-        threading.Thread(target=_delete, args=(gone,), name=f"delete {gone.name}", daemon=True).start()
+    @property
+    def most_bytes(self) -> int:
+        """The size of the disk."""
+        disk = os.statvfs(self.place)
+        return disk.f_blocks * disk.f_frsize
+
+    def lacking(self, size_bytes: int, inodes: int) -> str:
+        """Why the disk has no room for one more such layer; empty if it has."""
+        disk = os.statvfs(self.place)
+        free_bytes, wanted_bytes = disk.f_bavail * disk.f_frsize, file_bytes(size_bytes, inodes)
+        if free_bytes >= wanted_bytes:
+            return ""
+        return f"{wanted_bytes} bytes cannot be reserved, of {free_bytes} that are free at {self.place}"
+
+    def _reserve(self, size_bytes: int, inodes: int) -> int:
+        """A descriptor of a new file without a name. What is asked of the disk is compared with it first: to reserve
+        more than there is would take all of it from the others for a moment."""
+        if lacking := self.lacking(size_bytes, inodes):
+            raise _no_room(lacking)
+        file = _unnamed(self.place)
+        try:
+            os.posix_fallocate(file, 0, file_bytes(size_bytes, inodes))
+        except OSError as error:
+            os.close(file)
+            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise _no_room(f"{file_bytes(size_bytes, inodes)} bytes cannot be reserved at {self.place}") from error
+            raise
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
 
-def _delete(directory: Path) -> None:
+def file_bytes(size_bytes: int, inodes: int) -> int:
+    """The size of the file of a layer that has room for ``size_bytes``."""
+    return size_bytes + inodes * _INODE_BYTES + size_bytes // _BITMAPS_SHARE + _OVERHEAD_BYTES
+
+
+def shrink(layer: Path) -> None:
+    """Give back what was reserved for a layer and is not used: nobody writes to it any more. Blocks. Raises OSError."""
+    with _opened(layer) as top:
+        syscalls.syncfs(top)
+        fcntl.ioctl(top, _FITRIM, struct.pack("=QQQ", 0, 2**63, 0))
+
+
+def forget(layer: Path) -> None:
+    """Let a layer that is unmounted next be thrown away, and not be written to the disk first. Raises OSError."""
+    with _opened(layer) as top:
+        fcntl.ioctl(top, _EXT4_IOC_SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
+
+
+def refusal(place: Path, mountinfo: str) -> str:
+    """Why there can be no layers on the disk of this directory, and what to do about it; empty if there can. Tries it,
+    but for the mount. ``mountinfo``: of ``/proc/self/mountinfo``."""
+    if why := not_on_disk(mountinfo, str(place)):
+        return why
+    if not _program():
+        return f"{_PROGRAM} is not installed: apt-get install e2fsprogs"
     try:
-        delete_tree(directory)
-    except OSError:
-        log.exception("%s could not be deleted", directory)
-
-
-def delete_tree(directory: Path) -> None:
-    """Delete a directory with all that is in it, however deep, following no link. Raises OSError.
-
-    Directories in it are moved up, to where their names are short, and deleted in turn: neither our stack nor the
-    length of a path bounds the depth.
-    """
-    waiting = 0
-    todo = [directory]
-    while todo:
-        current = todo.pop()
-        with os.scandir(current) as entries:
-            inside = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for path, is_directory in inside:
-            if is_directory:
-                waiting += 1
-                todo.append(directory.parent / f"{directory.name}.{waiting}")
-                os.rename(path, todo[-1])  # noqa: PTH104
-            else:
-                os.unlink(path)  # noqa: PTH108
-        current.rmdir()
-
-
-def delete_all(place: Path) -> None:
-    """Delete what is left of a dead container's layers. No effect if there are none."""
-    with contextlib.suppress(FileNotFoundError):
-        delete_tree(place)
-
-
-def refusal(mountinfo: str, data_dir: str, isolation: Isolation) -> str:
-    """Why slots of this container cannot write to its disk; empty if they can."""
-    kind = _file_system(mountinfo, data_dir)
-    if kind not in _ON_DISK:
-        return f"the container's data_dir lies on {kind or 'no known file system'}, which is not a disk's"
-    if isolation == "full":
-        # Project quotas would bound it; until they are used, the whole disk does.
-        return "nothing bounds what a slot writes to the disk, so a container of isolation=full refuses it"
+        file = _unnamed(place)
+    except OSError as error:
+        return f"no file can be made in {place}: {error.strerror}"
+    try:
+        os.posix_fallocate(file, 0, 1 << 20)
+        os.close(_attach(file)[0])
+    except OSError as error:
+        return (
+            f"there are no loop devices here ({error.filename or _LOOP_CONTROL}: {error.strerror}):"
+            " load the module loop, and let the container have them"
+        )
+    finally:
+        os.close(file)
     return ""
+
+
+def not_on_disk(mountinfo: str, path: str) -> str:
+    """Why the file system that ``path`` is on keeps no layers; empty if it does."""
+    kind = _file_system(mountinfo, path)
+    if kind in _ON_DISK:
+        return ""
+    named = kind or "no known file system"
+    return f"{path} lies on {named}: name a directory on {' or '.join(_ON_DISK)} (disk_dir of the container)"
 
 
 def _file_system(mountinfo: str, path: str) -> str:
@@ -102,3 +155,74 @@ def _file_system(mountinfo: str, path: str) -> str:
         if (path == point or path.startswith(f"{point}/")) and len(point) >= longest:
             found, longest = mount.kind, len(point)
     return found
+
+
+def _no_room(why: str) -> SandboxUnavailableError:
+    return SandboxUnavailableError(
+        f"{why}: {os.strerror(errno.ENOSPC)}",
+        next_step="free space on the disk, ask for less storage, or have fewer slots with storage on disk at once",
+    )
+
+
+def _program() -> str | None:
+    return shutil.which(_PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
+
+
+def _unnamed(place: Path) -> int:
+    return os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+async def _make_file_system(file: int, inodes: int, uid: int, reaper: Reaper) -> None:
+    program = _program()
+    if program is None:
+        raise SandboxUnavailableError(f"{_PROGRAM} is not installed", next_step="apt-get install e2fsprogs")
+    # No journal: no layer outlives a crash. Tables of inodes are not cleared: the file reads as zeros.
+    options = f"lazy_itable_init=1,nodiscard,root_owner={uid}:{uid}"
+    arguments = [program, "-F", "-q", "-m", "0", "-b", "4096", "-I", str(_INODE_BYTES), "-N", str(inodes + _OWN_INODES)]
+    arguments += ["-O", "^has_journal,^resize_inode", "-E", options, f"/proc/self/fd/{_FILE_FD}"]
+    exited = reaper.watch(child.spawn(arguments, {_FILE_FD: file}, _STDERR))
+    if status := await asyncio.shield(exited):
+        raise SandboxUnavailableError(f"{_PROGRAM} failed ({end_of(status)}): the container's log has its words")
+
+
+def _mount(file: int, target: Path) -> None:
+    device, path = _attach(file)
+    try:
+        # Barriers only matter after a crash; and the kernel is not to clear what mkfs has not cleared.
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+        syscalls.mount(path, str(target), "ext4", flags, "noinit_itable,barrier=0")
+    finally:
+        os.close(device)
+
+
+def _attach(file: int) -> tuple[int, str]:
+    """A loop device that shows the file, as a descriptor and a path. It is free again when it is neither open nor
+    mounted. Raises OSError."""
+    flags = _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO  # else each page would be in memory twice
+    # struct loop_config with a struct loop_info64, in which only the flags are not 0
+    config = struct.pack("=II52xI176x64x", file, 0, flags)
+    for attempt in range(_ATTEMPTS):
+        control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+        finally:
+            os.close(control)
+        device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+        except OSError as error:
+            os.close(device)
+            if error.errno != errno.EBUSY or attempt == _ATTEMPTS - 1:
+                raise OSError(error.errno, error.strerror, path) from error
+        else:
+            return device, path
+    raise AssertionError
+
+
+@contextmanager
+def _opened(layer: Path) -> Iterator[int]:
+    top = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield top
+    finally:
+        os.close(top)

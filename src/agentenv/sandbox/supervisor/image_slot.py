@@ -6,6 +6,7 @@ by the slot's own root (``slotagent/root``), with no more rights than that has.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import posixpath
@@ -15,7 +16,7 @@ from typing import Final
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
-from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor import attest, child, disk_layers, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
@@ -77,7 +78,6 @@ class ImageSlot:
         self._image: tuple[ImageLayer, ...] = ()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
-        self._on_disk: Path | None = None
         self._holding = False
         """Whether the layers are held for it."""
 
@@ -156,7 +156,7 @@ class ImageSlot:
 
     async def _lay(self) -> None:
         """The writable layer, new and empty, and below it the frozen ones and the image, each shown as the slot's."""
-        self._mount_writable()
+        await self._mount_writable()
         with syscalls.file_access_as(self._ids.first):
             for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
@@ -185,25 +185,37 @@ class ImageSlot:
 
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
-        if self._root.writable == "disk":
-            return ConfigError("checkpoint", "what a slot has written to the disk cannot be kept yet")
         if len(self._layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints lie below this slot already")
-        return checkpoints.refusal(self._place)
+        if not self._on_disk:
+            return checkpoints.refusal(self._place)
+        assert self._setup.disk is not None
+        # The layer is kept in its file, and the slot goes on in another one.
+        lacking = self._setup.disk.lacking(self._root.writable_bytes, self._root.writable_inodes)
+        return ConfigError("checkpoint", lacking) if lacking else None
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
-        """Keep what has been written as a checkpoint, and go on above it. No process may be left."""
+        """Keep what has been written as a checkpoint, and go on above it. No process may be left. Raises
+        SandboxUnavailableError when there is no new layer to go on in; OSError."""
         self._unmount_lowers()
-        checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
+        if self._on_disk:
+            await asyncio.to_thread(disk_layers.shrink, self._place)
+        checkpoint = checkpoints.freeze(
+            name, self._root.image, self._layers, self._place, self._ids, in_memory=not self._on_disk
+        )
         self._mounted.clear()
         checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
-    def _mount_writable(self) -> None:
+    @property
+    def _on_disk(self) -> bool:
+        return self._root.writable == "disk"
+
+    async def _mount_writable(self) -> None:
         place, root = self._place, self._root
         under = place.stat().st_dev
-        if root.writable == "memory":
+        if not self._on_disk:
             mounts.mount_tmpfs(
                 place, size_bytes=root.writable_bytes, mode=0o755, uid=self._ids.first, inodes=root.writable_inodes
             )
@@ -213,10 +225,14 @@ class ImageSlot:
                 raise OSError(f"{place} is not empty")
         else:
             assert self._setup.disk is not None
-            self._on_disk = self._setup.disk.make(self._ids.first)
-            syscalls.mount(str(self._on_disk), str(place), flags=syscalls.MS_BIND)
+            await self._setup.disk.mount(
+                place,
+                size_bytes=root.writable_bytes,
+                inodes=root.writable_inodes,
+                uid=self._ids.first,
+                reaper=self._reaper,
+            )
             self._mounted.append(place)
-            syscalls.mount("none", str(place), flags=syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NODEV)
         if place.stat().st_dev == under:
             raise OSError(f"{place} is not a fresh mount")
 
@@ -236,12 +252,11 @@ class ImageSlot:
     def discard(self) -> None:
         """Unmount the image, then the writable layer with all that was written."""
         self._unmount_lowers()
-        while self._mounted:
-            syscalls.umount(str(self._mounted[-1]))
-            self._mounted.pop()
-        if self._on_disk is not None and self._setup.disk is not None:
-            self._setup.disk.discard(self._on_disk)
-            self._on_disk = None
+        if self._mounted:
+            if self._on_disk:
+                disk_layers.forget(self._place)
+            syscalls.umount(str(self._place))
+            self._mounted.clear()
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
@@ -292,7 +307,7 @@ class ImageSlot:
     def _spawn(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
         limits = self.limits
         rlimits = slot_process.rlimits(self._setup, limits.processes, limits.memory_bytes)
-        return slot_process.spawn(
+        return child.spawn(
             [
                 *slot_process.first_steps(self._setup.root_launcher, self.plan, rlimits),
                 *("-u", str(self._ids.first)),

@@ -27,6 +27,7 @@ from agentenv.process_marks import own_mark
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import (
     cgroups,
+    disk_layers,
     events,
     isolation,
     log_file,
@@ -235,6 +236,7 @@ def _prepare(
             f"isolation=full is not possible here: {' '.join(weaker)}",
             next_step="give this process writable cgroups, or accept less explicitly: isolation=auto",
         )
+    disk = _disk(spec, directory)
     return Launch(
         spec=spec,
         token=token,
@@ -254,9 +256,21 @@ def _prepare(
         dial=built.dial,
         network_tool=network_tool,
         shell=static_bash.find(),
+        disk=disk,
+        disk_refusal=disk_layers.refusal(disk, Path("/proc/self/mountinfo").read_text()) if spec.store_dir else "",
         server_argv=server_argv,
         lifeline=lifeline,
     )
+
+
+def _disk(spec: SandboxSpec, directory: Path) -> Path:
+    """The directory for layers on the disk, made if it is named and not there."""
+    if not spec.disk_dir or not spec.store_dir:
+        return directory
+    disk = Path(spec.disk_dir)
+    with contextlib.suppress(OSError):  # why there is none is said when it is tried
+        disk.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return disk.resolve()
 
 
 def _claim_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:

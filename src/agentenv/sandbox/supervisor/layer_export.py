@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.supervisor import slot_process
+from agentenv.sandbox.supervisor import child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.user_namespace import make_user_namespace
@@ -40,7 +40,7 @@ class LayerExport:
         namespace = await make_user_namespace(self.root_program, layer.ids, self.reaper)
         read, write = os.pipe()
         try:
-            pid = slot_process.spawn(
+            pid = child.spawn(
                 [str(self.tar_program), "layer", str(layer.ids.first), str(layer.files)],
                 {_STDOUT: write, _USER_NAMESPACE_FD: namespace},
                 error_fd=_STDERR,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
-from agentenv.sandbox.supervisor import mounts, slot_process, syscalls, workspace_copy
+from agentenv.sandbox.supervisor import child, mounts, slot_process, syscalls, workspace_copy
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Packed
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
@@ -118,4 +118,4 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
         INFO_FD,
         keys_listed=Path(KEYS_LIST).exists(),
     )
-    return slot_process.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)
+    return child.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)

@@ -162,6 +162,7 @@ class SlotLifecycle:
         """Make it a slot with this root until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             try:
+                self._services.setup.require_fit(root)
                 self._next = self._made_from(root)
             except (AgentEnvError, OSError) as error:
                 refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
@@ -268,6 +269,10 @@ class SlotLifecycle:
                     await self._freeze()
                 elif not keep:
                     await self._discard()
+        except SandboxUnavailableError as error:  # it has been frozen, and cannot go on
+            self._move(SlotPhase.starting)
+            self._give_up_seal(error)
+            return
         except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
             return

@@ -9,16 +9,16 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ConfigError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
-from agentenv.sandbox.supervisor import cgroups, child
+from agentenv.sandbox.supervisor import cgroups
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen, Packed
-from agentenv.sandbox.supervisor.disk_layers import DiskLayers
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers, file_bytes
 from agentenv.sandbox.supervisor.image_mounts import Images
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
@@ -73,6 +73,15 @@ class SlotSetup:
         if self.checkpoints is None:
             raise CheckpointError("this container keeps no checkpoints")
         return self.checkpoints.find_packed(root.checkpoint)
+
+    def require_fit(self, root: RootSpec) -> None:
+        """Raises ConfigError when no slot here can ever have this root."""
+        if root.image and root.writable == "disk" and self.disk is not None:
+            wanted_bytes, most_bytes = file_bytes(root.writable_bytes, root.writable_inodes), self.disk.most_bytes
+            if wanted_bytes > most_bytes:
+                raise ConfigError(
+                    "root.writable_bytes", f"{wanted_bytes} bytes are more than the disk has: {most_bytes}"
+                )
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
         """The frozen layers that an image slot with this root begins with, whose image is there. Raises
@@ -273,23 +282,6 @@ def first_steps(program: Path, plan: CgroupPlan | None, rlimits: Mapping[int, in
     for limit, value in rlimits.items():
         steps += ["-l", str(limit), str(value)]
     return [*steps, "-o", str(victim_score())]
-
-
-def spawn(arguments: Sequence[str], descriptors: Mapping[int, int], error_fd: int) -> int:
-    """Start a program with these descriptors (its number: ours) and no environment; returns its pid."""
-    return os.posix_spawn(
-        arguments[0],
-        list(arguments),
-        {},
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, error_fd, 1),
-            (os.POSIX_SPAWN_DUP2, error_fd, 2),
-            *((os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()),
-        ],
-        setsigmask=(),
-        setsigdef=child.IGNORED_BY_PYTHON,
-    )
 
 
 def rlimits(setup: SlotSetup, processes: int, memory_bytes: int) -> dict[int, int]:

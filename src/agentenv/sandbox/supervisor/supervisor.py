@@ -52,7 +52,6 @@ from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.supervisor import (
     cgroups,
     child,
-    disk_layers,
     events,
     image_probes,
     isolation,
@@ -119,6 +118,10 @@ class Launch:
     dial: Path
     network_tool: str | None
     shell: Path | None
+    disk: Path
+    """Where layers on the disk are kept."""
+    disk_refusal: str
+    """Why there are none; empty if there are."""
     server_argv: Sequence[str]
     lifeline: bool
 
@@ -292,11 +295,8 @@ class Supervisor:
     def _refused_roots(self) -> dict[str, str]:
         launch = self._launch
         controllers = launch.layout.controllers if launch.layout else ()
-        disk = disk_layers.refusal(
-            Path("/proc/self/mountinfo").read_text(), str(launch.directory), launch.spec.isolation
-        )
-        support = self._support
-        return isolation.refused_roots(launch.spec, controllers, support.refused, support.no_memory, disk)
+        images, memory = self._support.refused, self._support.no_memory
+        return isolation.refused_roots(launch.spec, controllers, images, memory, launch.disk_refusal)
 
     async def _until_serving(self) -> None:
         self._greet()
@@ -434,7 +434,7 @@ def _prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tup
             Path(launch.bwrap),
             Path(launch.network_tool or "/"),
         )
-        needed = [*mounts.interpreter_directories(), launch.directory, *outside]
+        needed = [*mounts.interpreter_directories(), launch.directory, launch.disk, *outside]
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
@@ -461,7 +461,7 @@ def _prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tup
         launch.root_launcher,
         images=images,
         namespaces=namespaces,
-        disk=DiskLayers(launch.directory / disk_layers.NAME),
+        disk=DiskLayers(launch.disk),
         checkpoints=Checkpoints(place / "checkpoints", spec.checkpoint_bytes),
     )
     return setup, place

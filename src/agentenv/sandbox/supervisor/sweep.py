@@ -18,8 +18,6 @@ from pathlib import Path
 
 from agentenv.locks import try_lock
 from agentenv.sandbox.supervisor import cgroups
-from agentenv.sandbox.supervisor.disk_layers import NAME as DISK
-from agentenv.sandbox.supervisor.disk_layers import delete_all
 
 LOCK_FILE = "lock"
 CGROUPS_FILE = "cgroups"
@@ -85,7 +83,6 @@ def sweep_container(directory: Path) -> Swept | None:
             if base.is_dir():
                 (removed if cgroups.remove_tree(base) else left).append(str(base))
         if not left:
-            delete_all(directory / DISK)
             shutil.rmtree(directory, ignore_errors=True)
             (left if directory.exists() else removed).append(str(directory))
     finally:

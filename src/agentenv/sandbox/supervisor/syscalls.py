@@ -69,6 +69,11 @@ def umount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(target.encode(), flags), f"umount {target}")
 
 
+def syncfs(fd: int) -> None:
+    """Write what the file system of this file has in memory to its disk."""
+    _check(_libc.syncfs(fd), "syncfs")
+
+
 def pivot_into(directory: str) -> None:
     """Make ``directory`` (a mount point) the root and drop the old one from this mount namespace."""
     os.chdir(directory)

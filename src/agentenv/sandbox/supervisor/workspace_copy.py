@@ -9,7 +9,7 @@ import asyncio
 import os
 from typing import Final
 
-from agentenv.sandbox.supervisor import slot_process
+from agentenv.sandbox.supervisor import child, slot_process
 from agentenv.sandbox.supervisor.isolation import USER
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
@@ -48,7 +48,7 @@ async def _run(
     try:
         try:
             command = [*steps, "--", str(program), what, str(setup.tree.workspace(slot))]
-            pid = slot_process.spawn(command, descriptors, said)
+            pid = child.spawn(command, descriptors, said)
             exited = reaper.watch(pid)
         finally:
             os.close(said)

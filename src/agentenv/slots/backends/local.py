@@ -18,7 +18,7 @@ from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.slots.backends.acceptance import local_handle, shake_hands
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
-from agentenv.slots.backends.local_files import local_store, sweep_left, write_private
+from agentenv.slots.backends.local_files import local_disk, local_store, sweep_left, write_private
 from agentenv.slots.backends.local_process import LocalProcess
 from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
@@ -89,6 +89,7 @@ class LocalBackend(FleetBackend):
             token_file=self._launch.token_file(container_id),
             data_dir=self._launch.data_dir,
             store_dir=await asyncio.to_thread(local_store),
+            disk_dir=local_disk(),
         )
         spec = self._launch.write(asked, token)
         process = None

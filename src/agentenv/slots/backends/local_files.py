@@ -33,6 +33,11 @@ def local_store() -> str:
     return str(directory)
 
 
+def local_disk() -> str:
+    """Where containers on this machine keep layers on its disk: the state directory is in memory on many."""
+    return str(cache_dir() / "disk")
+
+
 def write_private(texts: Mapping[Path, str]) -> None:
     """Create these files with mode 0600. Raises StartFailedError (the disk is full); some may exist then."""
     for path, text in texts.items():

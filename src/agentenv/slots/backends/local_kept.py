@@ -21,7 +21,7 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
 from agentenv.slots.backends.kept_files import KeptContainer, KeptFarm
 from agentenv.slots.backends.kept_process import KeptProcess
-from agentenv.slots.backends.local_files import local_store, sweep_left
+from agentenv.slots.backends.local_files import local_disk, local_store, sweep_left
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire.spec import ContainerSpec, SandboxSpec
 
@@ -187,6 +187,7 @@ class LocalKeptBackend(FleetBackend):
             data_dir=farm.data_dir,
             unattended_after_s=self._unattended_after_s,
             store_dir=local_store(),
+            disk_dir=local_disk(),
         )
         return KeptProcess(files), files.write(spec, secrets.token_hex(32))
 

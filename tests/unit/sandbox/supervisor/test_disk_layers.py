@@ -1,76 +1,64 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.supervisor.disk_layers import DiskLayers, delete_all, delete_tree, refusal
-from tests.waiting import wait_for
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.supervisor import disk_layers
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers, file_bytes, not_on_disk, refusal
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.wire.spec import MIB
 
 MOUNTS = """\
 20 1 254:0 / / rw - ext4 /dev/vda rw
 21 20 0:30 / /run rw - tmpfs tmpfs rw
 22 21 254:1 / /run/data rw - xfs /dev/vdb rw
-23 20 0:40 / /home rw - nfs4 server:/ rw
+23 20 0:40 / /home rw - overlay overlay rw
 """
 
 
-def make_deep(top: Path, depth: int) -> None:
-    here = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(os.open("file", os.O_CREAT, dir_fd=here))
-    os.close(here)
-
-
-def test_a_tree_deeper_than_any_path_is_deleted_and_no_link_is_followed(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("stays")
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "link").symlink_to(kept)
-    os.link(kept / "file", tree / "hard")
-    os.mkfifo(tree / "fifo")
-    make_deep(tree, 3000)
-    delete_tree(tree)
-    assert sorted(tmp_path.iterdir()) == [kept]
-    assert (kept / "file").read_text() == "stays"
-
-
-def test_what_is_discarded_is_gone_at_once_and_deleted_soon(tmp_path: Path) -> None:
-    layers = DiskLayers(tmp_path / "disk")
-    first, second = layers.make(os.geteuid()), layers.make(os.geteuid())
-    make_deep(first, 10)
-    layers.discard(first)
-    assert not first.exists()
-    assert second.stat().st_uid == os.geteuid()
-    wait_for(lambda: list((tmp_path / "disk/trash").iterdir()) == [])
-    with pytest.raises(FileNotFoundError):
-        layers.discard(first)
-
-
-def test_what_a_dead_container_left_is_deleted(tmp_path: Path) -> None:
-    delete_all(tmp_path / "disk")
-    make_deep(DiskLayers(tmp_path / "disk").make(os.geteuid()), 2000)
-    delete_all(tmp_path / "disk")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("data_dir", "isolation", "said"),
+    ("place", "said"),
     [
-        ("/var/x", "auto", ""),
-        ("/run/data/x", "auto", ""),
-        ("/run/database", "auto", "lies on tmpfs"),
-        ("/home/x", "auto", "lies on nfs4"),
-        ("/var/x", "full", "nothing bounds what a slot writes"),
+        ("/var/x", ""),
+        ("/run/data/x", ""),
+        ("/run/database", "/run/database lies on tmpfs"),
+        ("/home/x", "/home/x lies on overlay"),
     ],
 )
-def test_where_slots_may_write_to_the_disk(data_dir: str, isolation: str, said: str) -> None:
-    refused = refusal(MOUNTS, data_dir, isolation)  # type: ignore[arg-type]
+def test_layers_are_kept_on_a_disk_that_reserves_space(place: str, said: str) -> None:
+    refused = not_on_disk(MOUNTS, place)
     assert (said in refused) if said else refused == ""
+    if said:
+        assert refusal(Path(place), MOUNTS) == refused
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk = f"20 1 254:0 / {tmp_path} rw - ext4 /dev/vda rw\n"
+    assert "no file can be made in" in refusal(tmp_path / "not there", on_disk)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_layers, "_LOOP_CONTROL", str(tmp_path / "loop-control"))
+        assert "there are no loop devices here" in refusal(tmp_path, on_disk)
+    monkeypatch.setattr(disk_layers, "_PROGRAM", "mkfs.none")
+    assert refusal(tmp_path, on_disk).startswith("mkfs.none is not installed")
+
+
+async def test_more_than_the_disk_has_is_refused_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = os.statvfs(tmp_path)
+    far_too_much = disk.f_blocks * disk.f_frsize
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("it was tried"))
+    layers = DiskLayers(tmp_path)
+    assert "cannot be reserved" in layers.lacking(far_too_much, 1000)
+    reaper = Reaper(asyncio.get_running_loop())
+    try:
+        with pytest.raises(SandboxUnavailableError, match=r"cannot be reserved.*: No space left on device"):
+            await layers.mount(tmp_path, size_bytes=far_too_much, inodes=1000, uid=0, reaper=reaper)
+    finally:
+        reaper.close()
+
+
+def test_what_is_asked_for_is_for_the_slots_own_files() -> None:
+    assert file_bytes(1024 * MIB, 1000) > 1024 * MIB + 1000 * 256

@@ -79,7 +79,7 @@ async def test_a_failure_in_advance_is_told_to_who_needs_one(node: Node) -> None
 
 
 async def test_a_range_is_free_again_after_a_failure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.sandbox.supervisor.id_ranges.RANGES", 1)
+    monkeypatch.setattr("agentenv.sandbox.supervisor.id_ranges.TREES", 1)
     node.ranges._next = 0
     node.failure = OSError("no process")
     for _ in range(3):

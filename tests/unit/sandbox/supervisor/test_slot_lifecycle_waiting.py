@@ -63,7 +63,8 @@ class Slot:
         self.started: list[tuple[str, Process]] = []
         self.reports = Reports()
         tree = SimpleNamespace(image_root=lambda _: Path("/none"))
-        setup = cast("SlotSetup", SimpleNamespace(plan=lambda _: None, tree=tree, layers_of=lambda _: ()))
+        answers = {"plan": lambda _: None, "layers_of": lambda _: (), "require_fit": lambda _: None}
+        setup = cast("SlotSetup", SimpleNamespace(tree=tree, **answers))
         services = SlotServices(setup, cast("Reaper", None), self.reports, asyncio.Semaphore(1), None)
         self.life = SlotLifecycle(services, 0)
 
