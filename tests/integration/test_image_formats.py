@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.containers.control import ContainerControl
+from agentenv.errors import ImageUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, TREES
 from agentenv.wire.spec import ImageFormat
@@ -127,3 +128,31 @@ async def test_checkpoints_and_forks(slots: ImageSlots) -> None:
 async def test_a_slot_on_the_disk(slots: ImageSlots) -> None:
     session = await slots.open(writable="disk")
     assert await run(session, "rm /attacks.py && echo x > /work/x && cat /work/x") == "x"
+
+
+async def test_mounts_name_no_path_of_the_machine(slots: ImageSlots) -> None:
+    session = await slots.open()
+    told = await run(session, "cat /proc/self/mountinfo")
+    assert "upperdir=upper,workdir=work" in told
+    assert [name for name in (str(slots.images.directory), "trees", "store") if name in told] == []
+
+
+async def test_what_cannot_be_unpacked_is_refused_and_the_slots_go_on(
+    slots: ImageSlots, request: pytest.FixtureRequest
+) -> None:
+    """More attributes than a file of ext4 has room for."""
+    pax = {f"SCHILY.xattr.user.{number}": "v" * 60_000 for number in range(2)}
+    image = slots.images.over_programs(*usual_files(), member("tagged", b"x", pax_headers=pax))
+    if request.node.callspec.params["slots"] == "erofs":
+        await slots.open(image)
+        return
+    with pytest.raises(ImageUnavailableError, match=r"could not be unpacked: .*(space|large|long)"):
+        await slots.open(image)
+    parts = list((slots.images.store / "trees").glob("*.part/*"))
+    assert parts == []
+    assert await run(await slots.open(), "echo on") == "on"
+
+
+async def test_an_image_that_is_not_there_is_refused(slots: ImageSlots) -> None:
+    with pytest.raises(ImageUnavailableError, match="is not in the store"):
+        await slots.open(f"sha256:{'0' * 64}")

@@ -52,8 +52,8 @@ def doctor(
     findings = judge(facts)
     proofs: tuple[Proof, ...] = ()
     if start:
-        finding, proofs = try_container(facts)
-        findings.append(finding)
+        found, proofs = try_container(facts)
+        findings += found
     level = worst(findings)
     if cure:
         _show_cures(findings)
@@ -64,18 +64,18 @@ def doctor(
     raise typer.Exit(int(level))
 
 
-def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
+def try_container(facts: Facts) -> tuple[list[Finding], tuple[Proof, ...]]:
     """Start one container with one slot, run a command in it, and return its proofs."""
     from agentenv.doctor.rules import Finding, Level
 
     try:
         return run_to_end(_probe("full" if facts.root else "user"))
     except AgentEnvError as error:
-        return Finding("a real slot", Level.broken, error.message, error.next_step), ()
+        return [Finding("a real slot", Level.broken, error.message, error.next_step)], ()
 
 
-async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
-    from agentenv.doctor.rules import Finding, Level
+async def _probe(isolation: str) -> tuple[list[Finding], tuple[Proof, ...]]:
+    from agentenv.doctor.rules import Finding, Level, image_slots
     from agentenv.farm import open
 
     settings = open.container_settings(slots_per_container=1, isolation=isolation)
@@ -84,11 +84,13 @@ async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
         described = await open.describe(session)
     if result.stdout != "42\n" or result.exit_code != 0:
         detail = f"started, but `echo` gave {result.exit_code}: {result.stdout!r} {result.stderr!r} {result.message}"
-        return Finding("a real slot", Level.broken, detail), described.proofs
-    if described.weaker:
+        slot = Finding("a real slot", Level.broken, detail)
+    elif described.weaker:
         detail = "\n".join(("runs, with less than promised:", *(f"· {sentence}" for sentence in described.weaker)))
-        return Finding("a real slot", Level.weaker, detail), described.proofs
-    return Finding("a real slot", Level.ok, f"runs; a command took {result.duration_s * 1e3:.1f} ms"), described.proofs
+        slot = Finding("a real slot", Level.weaker, detail)
+    else:
+        slot = Finding("a real slot", Level.ok, f"runs; a command took {result.duration_s * 1e3:.1f} ms")
+    return [slot, image_slots(described.image_format, described.image_weaker)], described.proofs
 
 
 def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -281,6 +281,16 @@ def _stale(facts: Facts) -> Finding:
         "the next start removes them; or remove them now",
         ("agentenv gc",),
     )
+
+
+def image_slots(image_format: str, said: Sequence[str]) -> Finding:
+    """What a container says of slots with images: their format (empty: it has none), and what is less or why."""
+    name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in said)
+    if not image_format:
+        return Finding(name, Level.weaker, f"refused:\n{sentences}", "docs/images.md says what they need")
+    if said:
+        return Finding(name, Level.weaker, f"{image_format}:\n{sentences}")
+    return Finding(name, Level.ok, f"{image_format}: images are mounted as they are stored")
 
 
 RULES: tuple[Callable[[Facts], Finding], ...] = (

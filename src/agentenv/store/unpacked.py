@@ -279,7 +279,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("digest")
     options = parser.parse_args(arguments)
     os.umask(0o022)
-    layout = Layout(Path(f"/proc/self/fd/{options.store_fd}"))
+    os.fchdir(options.store_fd)  # its path may lead through directories that are closed to us
+    layout = Layout(Path())
     try:
         sweep_trees(layout)
         manifest = layout.manifest(options.digest).read_bytes()

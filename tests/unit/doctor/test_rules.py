@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from agentenv.cli import doctor as doctor_verb
 from agentenv.cli.app import app
 from agentenv.doctor.facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
-from agentenv.doctor.rules import RULES, Finding, Level, judge, worst
+from agentenv.doctor.rules import RULES, Finding, Level, image_slots, judge, worst
 from agentenv.wire.server import Proof
 
 GIB = 1024**3
@@ -143,6 +143,17 @@ def test_no_state_directory_means_nothing_stale(tmp_path: Path) -> None:
     assert stale_containers(tmp_path / "never-made", "") == ()
 
 
+@pytest.mark.parametrize(
+    ("image_format", "said", "level"),
+    [("erofs", (), Level.ok), ("tree", ("Images are unpacked.",), Level.weaker), ("", ("no store",), Level.weaker)],
+)
+def test_what_slots_with_images_get(image_format: str, said: tuple[str, ...], level: Level) -> None:
+    finding = image_slots(image_format, said)
+    assert finding.level is level
+    assert all(sentence in finding.detail for sentence in said)
+    assert (image_format or "refused") in finding.detail
+
+
 # -- the verb -------------------------------------------------------------------------------------
 
 
@@ -150,7 +161,7 @@ def test_no_state_directory_means_nothing_stale(tmp_path: Path) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def be(facts: Facts, real_slot: Finding, proofs: tuple[Proof, ...] = ()) -> None:
         monkeypatch.setattr("agentenv.doctor.facts.gather", lambda: facts)
-        monkeypatch.setattr(doctor_verb, "try_container", lambda _facts: (real_slot, proofs))
+        monkeypatch.setattr(doctor_verb, "try_container", lambda _facts: ([real_slot], proofs))
 
     return be
 

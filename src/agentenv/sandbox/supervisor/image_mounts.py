@@ -52,7 +52,8 @@ class Images(Protocol):
         """Raises ImageUnavailableError when the store does not have the image; OSError."""
 
     async def ready(self, digest: str) -> None:
-        """Prepare an image that is there; may take as long as unpacking it. Raises SandboxUnavailableError."""
+        """Prepare an image that is there; may take as long as unpacking it. Raises ImageUnavailableError,
+        SandboxUnavailableError."""
 
     def take(self, digest: str) -> tuple[tuple[ImageLayer, ...], ImageConfig]:
         """What the image is made from, the upmost first, for one more user of it. Raises SandboxUnavailableError when

@@ -133,7 +133,8 @@ class ImageSlot:
         )
 
     async def gather(self) -> None:
-        """Wait until its image is there, however long that takes. Raises SandboxUnavailableError."""
+        """Wait until its image is there, however long that takes. Raises ImageUnavailableError,
+        SandboxUnavailableError."""
         if self._setup.images is not None:
             await self._setup.images.ready(self._root.image)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
 from agentenv.sandbox.supervisor import syscalls
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, reset_signals, take_descriptors
@@ -111,7 +111,7 @@ class ImageTrees:
             for _ in range(_ATTEMPTS):
                 names = await self._run(digest)
                 if len(names) != len(said["layers"]):
-                    raise SandboxUnavailableError(f"image {digest} was unpacked to {len(names)} layers")
+                    raise ImageUnavailableError(f"image {digest} was unpacked to {len(names)} layers")
                 with contextlib.suppress(FileNotFoundError):
                     for name in names:
                         locks.append(hold(self._store / "trees" / name, shared=True))
@@ -121,7 +121,7 @@ class ImageTrees:
             roots = [self._checked(name) for name in reversed(names)]
         except OSError as error:
             _close(locks)
-            raise SandboxUnavailableError(f"image {digest} could not be unpacked: {error}") from error
+            raise _failed(digest, str(error)) from error
         except BaseException:
             _close(locks)
             raise
@@ -135,7 +135,7 @@ class ImageTrees:
             tree.lstat().st_uid != IDS_OF_TREES.first
             or not 0 <= (tree / "root").lstat().st_uid - tree.lstat().st_uid < IDS
         ):
-            raise SandboxUnavailableError(f"{tree} was not made by what unpacks images")
+            raise ImageUnavailableError(f"{tree} was not made by what unpacks images")
         return tree / "root"
 
     async def _run(self, digest: str) -> list[str]:
@@ -160,11 +160,10 @@ class ImageTrees:
         finally:
             os.close(read)
         if status != 0:
-            reason = answer.decode(errors="replace").strip() or end_of(status)
-            raise SandboxUnavailableError(f"image {digest} could not be unpacked: {reason}")
+            raise _failed(digest, answer.decode(errors="replace").strip() or end_of(status))
         names = answer.decode("ascii", "replace").split()
         if not all(map(_NAME.fullmatch, names)):
-            raise SandboxUnavailableError(f"image {digest} was unpacked to directories of wrong names")
+            raise ImageUnavailableError(f"image {digest} was unpacked to directories of wrong names")
         return names
 
 
@@ -193,6 +192,13 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
         os.write(answer, f"its program could not be started: {error}".encode())
     finally:
         os._exit(EXEC_FAILED)
+
+
+def _failed(digest: str, reason: str) -> ImageUnavailableError:
+    return ImageUnavailableError(
+        f"image {digest} could not be unpacked: {reason}",
+        next_step="see that the store's disk has bytes and inodes (agentenv images gc), and extended attributes",
+    )
 
 
 def _read_all(descriptor: int) -> bytes:

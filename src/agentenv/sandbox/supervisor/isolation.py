@@ -218,10 +218,10 @@ def refused_roots(spec: SandboxSpec, controllers: Iterable[str], images: str, me
     if they can."""
     have = frozenset(controllers)
     refused: dict[str, str] = {}
-    if not spec.store_dir:
-        refused["image"] = "this container has plain slots only: it was started without an image store"
-    elif images:
+    if images:
         refused["image"] = images
+    elif not spec.store_dir:
+        refused["image"] = "this container has plain slots only: it was started without an image store"
     elif lacking := sorted({"memory", "pids"} - have):
         # A limit for each process, or for each uid, is none for a slot of 65,536 uids.
         refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"

@@ -270,6 +270,8 @@ class Supervisor:
         """Send Hello, then every slot: running ones with their leases, quarantined ones as failed."""
         assert self._server is not None
         launch = self._launch
+        refused = self._refused_roots()
+        no_images = refused.get("image", "")
         self._server.link.send(
             Hello(
                 dataclasses.asdict(launch.spec),
@@ -279,9 +281,9 @@ class Supervisor:
                 self._proofs,
                 isolation.SHELL_PATH if launch.shell else "",
                 self._generation,
-                self._refused_roots(),
-                self._support.format or "",
-                [*self._support.weaker, *filter(None, [self._support.refused])],
+                refused,
+                "" if no_images else self._support.format or "",
+                [no_images] if no_images else list(self._support.weaker),
             )
         )
         self._greeted = True
@@ -485,14 +487,13 @@ async def _store_made(store: Path, stop: asyncio.Event) -> None:
 async def _support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> ImageSupport:
     """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
     spec = launch.spec
+    if refused := _refused_unprobed(launch.identity):
+        return ImageSupport(None, refused=refused)
     if not spec.store_dir:
         return NO_STORE
-    if refused := _refused_unprobed(launch.identity):
-        support = ImageSupport(None, refused=refused)
-    else:
-        await _store_made(Path(spec.store_dir), stop)
-        found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
-        support = decide(found, spec.image_format)
+    await _store_made(Path(spec.store_dir), stop)
+    found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
+    support = decide(found, spec.image_format)
     said = [*support.weaker, *filter(None, [support.refused])]
     log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
     return support
