@@ -19,9 +19,11 @@ from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, ImageRoot, ToolContext
 from agentenv.env.config import Names
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, TaskError
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
+from examples.harbor.images import TaskImages
+from examples.harbor.readiness import until_healthy
 from examples.harbor.task_file import HarborTask, read_tasks
 from examples.harbor.verifier import judged
 
@@ -68,6 +70,7 @@ class HarborEnv(AgentEnv):
         found = read_tasks(Path(config.tasks), offered, config.only_tasks)
         self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
+        self._images = TaskImages(network=config.allow_network)
         most_mib = max((task.memory_mib or 0 for task in found), default=0)
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
@@ -91,15 +94,20 @@ class HarborEnv(AgentEnv):
         """A task as the item in its transcripts."""
         return {"task_id": task.name, "image": self._image_of(task)}
 
-    def task_image(self, item: Any) -> ImageRoot:
-        """The task's image with its limits. Storage in memory counts as memory, so it has at most half of that."""
+    async def task_image(self, item: Any) -> ImageRoot:
+        """The task's image with its limits; a Dockerfile's is built. Storage in memory counts as memory, so it has at
+        most half of that. Raises what :meth:`TaskImages.of` raises."""
         task = self.tasks[item["task_id"]]
-        memory_mib = task.memory_mib or self.config.slot_memory_mib
+        of_farm = self.config.tool_pool_mode == "farm"  # which has images and limits of its own
+        memory_mib = task.memory_mib or (None if of_farm else self.config.slot_memory_mib)
         storage_mib = task.storage_mib
-        if self.config.storage == "memory":
+        if self.config.storage == "memory" and memory_mib is not None:
             storage_mib = min(storage_mib or memory_mib, memory_mib // 2)
+        image = self._image_of(task)
+        if not of_farm:
+            image = await self._images.of(image, task.build_timeout_s)
         return ImageRoot(
-            self._image_of(task),
+            image,
             cpus=task.cpus or None,
             memory_mib=memory_mib,
             storage_mib=storage_mib,
@@ -130,11 +138,15 @@ class HarborEnv(AgentEnv):
         return replace(settings, system_prompt=prompt, max_s=max_s)
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
-        """Nothing is prepared, the image has everything; the directory of logs is made as Harbor does."""
+        """Nothing is prepared, the image has everything: the directory of logs is made as Harbor does, and the task's
+        healthcheck is waited for. Raises TaskError."""
         make = "mkdir -p /logs/agent /logs/verifier && chmod 777 /logs/agent /logs/verifier && pwd"
         done = await exec_tool.terminal(make, user="root")
         if done.exit_code:
-            raise RuntimeError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
+            raise TaskError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
+        task = self.tasks[item["task_id"]]
+        if task.healthcheck is not None:
+            await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
         return {"workdir": done.stdout.strip(), "image": item["image"]}
 
     async def verify_and_score_trajectory(

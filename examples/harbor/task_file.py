@@ -20,7 +20,7 @@ from agentenv.wire.network import NetworkPolicy
 
 FILE: Final = "task.toml"
 DEFAULT_TIMEOUT_S: Final = 600.0
-"""Harbor's, for both phases."""
+"""Harbor's: of both phases, and of a build."""
 PUBLIC: Final = NetworkPolicy("public")
 """Harbor's default."""
 NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
@@ -29,14 +29,23 @@ NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
     "allowlist": "allow",
 }
 _KNOWN: Final[Mapping[str, str]] = {
-    "": "version schema_version task metadata agent verifier solution environment steps artifacts source",
+    "": "version schema_version task metadata agent verifier solution environment steps source "
+    "multi_step_reward_strategy",
     "agent": "timeout_sec user network_mode allowed_hosts",
-    "verifier": "timeout_sec user env network_mode allowed_hosts environment_mode",
+    "verifier": "timeout_sec user env network_mode allowed_hosts environment_mode environment collect",
     "solution": "env",
     "environment": "build_timeout_sec docker_image cpus memory_mb storage_mb memory storage gpus gpu_types env workdir "
-    "healthcheck mcp_servers skills_dir network_mode allowed_hosts allow_internet",
+    "os tpu healthcheck mcp_servers network_mode allowed_hosts allow_internet",
+    "environment.healthcheck": "command interval_sec timeout_sec start_period_sec start_interval_sec retries",
 }
 """The fields of each table, separated by spaces; of the file itself those without a table."""
+_LACKING: Final = (
+    ("environment", "tpu", "slots have no TPU"),
+    ("environment", "mcp_servers", "the agent has the slot's own tools"),
+    ("verifier", "environment", "the verifier runs in the agent's slot"),
+    ("verifier", "collect", "there are no other services to collect from"),
+)
+"""Table, field, and why slots cannot do what it asks for."""
 _SIZE: Final = re.compile(r"(\d+)([KMG])", re.IGNORECASE)
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -51,6 +60,20 @@ class Phase:
     user: str = ""
     """Empty: the image's."""
     network: NetworkPolicy = PUBLIC
+
+
+@dataclass(frozen=True)
+class Healthcheck:
+    """A command that succeeds when the machine is ready for the agent, and how often it is asked; as in Docker."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    """For so long failures do not count."""
+    start_interval_s: float = 5.0
+    retries: int = 3
+    """So many failures in a row mean that it never will be."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +96,14 @@ class HarborTask:
     env: Mapping[str, str] = field(default_factory=dict)
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Healthcheck | None = None
     unknown: tuple[str, ...] = ()
     """Fields that nobody reads."""
+
+    @property
+    def other_user(self) -> str | None:
+        """Who runs what is not the agent's; None: the image's user. Where the agent is somebody else, root."""
+        return "root" if self.agent.user else None
 
     @property
     def tests(self) -> Path:
@@ -97,6 +126,10 @@ def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = (
     wanted = set(only)
     if missing := wanted - {directory.name for directory in directories}:
         raise ConfigError("only_tasks", f"{min(missing)!r} is no task of {place}")
+    if not directories and (any(place.glob("task.yaml")) or any(place.glob("*/task.yaml"))):
+        raise ConfigError(
+            "tasks", f"{place} has tasks of Terminal-Bench 1 (task.yaml)", next_step="convert them: harbor task migrate"
+        )
     if not directories:
         raise ConfigError(
             "tasks", f"{place} has no {FILE}, and no directory below it has", next_step="name task directories"
@@ -149,6 +182,7 @@ class _Reader:
             env=self._env("environment"),
             verifier_env=self._env("verifier"),
             solution_env=self._env("solution"),
+            healthcheck=self._healthcheck(),
             unknown=tuple(self._unknown()),
         )
 
@@ -159,13 +193,14 @@ class _Reader:
                     yield f"{section}.{name}".lstrip(".")
 
     def _refuse_what_slots_lack(self) -> None:
-        environment = self._section("environment")
         if self._number("environment", "gpus"):
             raise self._error("environment.gpus", "slots have no GPU")
-        for name in ("healthcheck", "mcp_servers"):
-            if environment.get(name):
-                raise self._error(f"environment.{name}", "is not supported", "tasks whose one box is all they need are")
-        if self._section("verifier").get("environment_mode", "shared") != "shared":
+        if (os := self._text("environment", "os")) and os.lower() != "linux":
+            raise self._error("environment.os", f"got {os!r}: slots have Linux")
+        for section, name, why in _LACKING:
+            if self._section(section).get(name):
+                raise self._error(f"{section}.{name}", f"is not supported: {why}")
+        if (self._text("verifier", "environment_mode") or "shared") != "shared":
             raise self._error("verifier.environment_mode", "only 'shared' is supported: the verifier runs in the slot")
         if self._raw.get("steps"):
             raise self._error("steps", "tasks of several steps are not supported")
@@ -176,10 +211,13 @@ class _Reader:
     def _section(self, name: str) -> Mapping[str, Any]:
         if not name:
             return self._raw
-        value = self._raw.get(name, {})
-        if not isinstance(value, dict):
-            raise self._error(name, f"got {value!r}", "allowed: a table")
-        return value
+        found: Mapping[str, Any] = self._raw
+        for part in name.split("."):
+            value = found.get(part, {})
+            if not isinstance(value, dict):
+                raise self._error(name, f"got {value!r}", "allowed: a table")
+            found = value
+        return found
 
     def _image(self) -> str:
         given = self._text("environment", "docker_image")
@@ -192,6 +230,18 @@ class _Reader:
         except ConfigError as error:
             raise self._error("environment.docker_image", error.message, error.next_step) from error
         return given
+
+    def _healthcheck(self) -> Healthcheck | None:
+        section = "environment.healthcheck"
+        if not self._section(section):
+            return None
+        if not (command := self._text(section, "command")):
+            raise self._error(f"{section}.command", "is missing")
+        given = {
+            name: self._number(section, f"{name.removesuffix('_s')}_sec" if name.endswith("_s") else name)
+            for name in ("interval_s", "timeout_s", "start_period_s", "start_interval_s", "retries")
+        }
+        return Healthcheck(command, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
 
     def _workdir(self) -> str:
         workdir = self._text("environment", "workdir")

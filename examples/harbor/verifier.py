@@ -65,8 +65,9 @@ async def judged(exec_tool: ToolContext, task: HarborTask) -> Judged:
     """Upload the tests, run them, and read the reward. Raises InfraError, SlotDestroyedError."""
     try:
         await _prepare(exec_tool, task)
+        user = task.verifier.user or task.other_user
         ran = await exec_tool.terminal(
-            f"bash {TESTS}/test.sh", task.verifier.timeout_s, env=task.verifier_env, user=verifier_user(task)
+            f"bash {TESTS}/test.sh", task.verifier.timeout_s, env=task.verifier_env, user=user
         )
     except (OSError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
         return Judged(reason=f"the verifier could not be run: {error}")
@@ -77,11 +78,6 @@ async def judged(exec_tool: ToolContext, task: HarborTask) -> Judged:
         return Judged(await _rewards(exec_tool), "", ran.exit_code, output)
     except (OSError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
         return Judged({}, f"no reward: {error}", ran.exit_code, output)
-
-
-def verifier_user(task: HarborTask) -> str | None:
-    """Who runs the tests; None: the image's user. Where the agent is somebody else, root."""
-    return task.verifier.user or ("root" if task.agent.user else None)
 
 
 async def _prepare(exec_tool: ToolContext, task: HarborTask) -> None:

@@ -101,7 +101,8 @@ class SweImageEnv(AgentEnv):
     def task_image(self, item: Any) -> ImageRoot:
         """The record's image."""
         record = self.records[item["instance_id"]]
-        return ImageRoot(record.image, memory_mib=self.config.slot_memory_mib, workdir=record.workdir)
+        own = self.config.tool_pool_mode != "farm"  # whose slots have the farm's limits
+        return ImageRoot(record.image, memory_mib=self.config.slot_memory_mib if own else None, workdir=record.workdir)
 
     def build_task(self, item: Any) -> str:
         """The task's text: the issue, but not which tests."""

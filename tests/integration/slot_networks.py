@@ -114,12 +114,12 @@ def networks(slots: int = 2, *, allow_network: bool = True) -> Iterator[Networks
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))  # pytest's may not be entered by a slot's root
         directory.chmod(0o755)
-        container, internet = (stack.enter_context(_namespace()) for _ in range(2))
-        _connect(container, internet)
+        container, internet = (stack.enter_context(network_namespace()) for _ in range(2))
+        connect(container, internet)
         requests = directory / "requests"
         requests.touch()
         server = [sys.executable, "-B", str(_HERE.with_name("internet.py")), str(requests), WEB, OTHER, CLOSED]
-        served = stack.enter_context(_process(_in(internet, *server), stdout=subprocess.PIPE))
+        served = stack.enter_context(process(inside(internet, *server), stdout=subprocess.PIPE))
         assert served.stdout is not None
         assert served.stdout.readline() == "serving\n"
         made = []
@@ -138,23 +138,23 @@ def networks(slots: int = 2, *, allow_network: bool = True) -> Iterator[Networks
         )
         log = stack.enter_context(errors.open("w"))
         pipe = subprocess.PIPE
-        command = _in(container, "unshare", "-m", "setpriv", f"--bounding-set={RECIPE}", "sh", "-c", program)
-        running = stack.enter_context(_process(command, stdin=pipe, stdout=pipe, stderr=log))
+        command = inside(container, "unshare", "-m", "setpriv", f"--bounding-set={RECIPE}", "sh", "-c", program)
+        running = stack.enter_context(process(command, stdin=pipe, stdout=pipe, stderr=log))
         yield Networks(running, made, directory)
         assert running.stdin is not None
         running.stdin.close()
         assert running.wait(60) == 0, errors.read_text()
 
 
-def _in(namespace: subprocess.Popen[str], *argv: str) -> list[str]:
+def inside(namespace: subprocess.Popen[str], *argv: str) -> list[str]:
     return ["nsenter", "-t", str(namespace.pid), "-n", *argv]
 
 
 def _ip(namespace: subprocess.Popen[str], *words: str) -> None:
-    subprocess.run(_in(namespace, "ip", *words), check=True, timeout=60)
+    subprocess.run(inside(namespace, "ip", *words), check=True, timeout=60)
 
 
-def _connect(container: subprocess.Popen[str], internet: subprocess.Popen[str]) -> None:
+def connect(container: subprocess.Popen[str], internet: subprocess.Popen[str]) -> None:
     _ip(container, "link", "add", "veth", "type", "veth", "peer", "name", "eth0", "netns", str(internet.pid))
     _ip(container, "addr", "add", f"{CONTAINER}/24", "dev", "veth")
     for address in (WEB, OTHER, CLOSED):
@@ -165,7 +165,7 @@ def _connect(container: subprocess.Popen[str], internet: subprocess.Popen[str]) 
 
 
 @contextmanager
-def _process(command: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
+def process(command: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}"}
     with subprocess.Popen(command, env=env, text=True, **streams) as process:
         try:
@@ -175,8 +175,8 @@ def _process(command: list[str], **streams: Any) -> Iterator[subprocess.Popen[st
 
 
 @contextmanager
-def _namespace() -> Iterator[subprocess.Popen[str]]:
-    with _process(["unshare", "-n", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE) as holder:
+def network_namespace() -> Iterator[subprocess.Popen[str]]:
+    with process(["unshare", "-n", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         yield holder
@@ -185,7 +185,7 @@ def _namespace() -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def _slot_namespace() -> Iterator[subprocess.Popen[str]]:
     command = ["unshare", "-U", "-n", "sh", "-c", "echo; exec sleep infinity"]
-    with _process(command, stdout=subprocess.PIPE) as holder:
+    with process(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         for kind in ("uid_map", "gid_map"):

@@ -156,11 +156,12 @@ async def test_agent_and_verifier_are_who_the_task_says(tmp_path: Path) -> None:
     task = tmp_path / "tasks/service-account"
     shutil.copytree(TASKS / "service-account", task)
     toml = task / "task.toml"
-    toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "games"'))
+    ready = "[environment.healthcheck]\ncommand = 'id -un > /srv/ready'\n"
+    toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "games"') + ready)
     (task / "tests/test.sh").write_text('[ "$(id -un)" = root ]; echo $((! $?)) > /logs/verifier/reward.txt\n')
     changes = {"tasks": str(task)}
-    (member,) = await played(tmp_path, ["id -un; echo $SERVICE; touch /tests 2>&1"], **changes)
-    assert member.messages[3]["content"].split("\n")[2:4] == ["games", "ledger"]
+    (member,) = await played(tmp_path, ["id -un; echo $SERVICE; cat /srv/ready; touch /tests 2>&1"], **changes)
+    assert member.messages[3]["content"].split("\n")[2:5] == ["games", "ledger", "root"]
     assert "Permission denied" in member.messages[3]["content"]
     assert (member.score, member.fault) == (1.0, "none")
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.wire.network import NetworkPolicy
-from examples.harbor.task_file import HarborTask, read_task, read_tasks
+from examples.harbor.task_file import HarborTask, Healthcheck, read_task, read_tasks
 
 OURS = Path(__file__).parents[3] / "examples/harbor/tasks"
 IMAGE = '[environment]\ndocker_image = "registry.example/tasks/one:1"\n'
@@ -76,11 +76,32 @@ def test_a_network_is_what_harbor_gives_by_default(tmp_path: Path) -> None:
 
 
 def test_fields_that_nobody_reads_are_named(tmp_path: Path) -> None:
-    assert task(tmp_path, f"colour = 1\n[agent]\nmood = 2\n{IMAGE}tpus = 3\n").unknown == (
-        "colour",
-        "agent.mood",
-        "environment.tpus",
-    )
+    toml = f"colour = 1\nartifacts = ['/app']\n[agent]\nmood = 2\n{IMAGE}skills_dir = '/s'\n"
+    found = task(tmp_path, f"{toml}healthcheck = {{ command = 'true', often = 1 }}\n").unknown
+    unread = {"colour", "artifacts", "agent.mood", "environment.skills_dir", "environment.healthcheck.often"}
+    assert set(found) == unread
+
+
+def test_a_healthcheck_has_dockers_defaults(tmp_path: Path) -> None:
+    toml = f'{IMAGE}os = "linux"\n[environment.healthcheck]\ncommand = "true"\nretries = 5\nstart_period_sec = 1.5\n'
+    found = task(tmp_path, toml)
+    assert found.healthcheck == Healthcheck("true", 5.0, 30.0, 1.5, 5.0, 5)
+    assert found.unknown == ()
+
+
+def test_tasks_of_terminal_bench_1_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/task.yaml").touch()
+    for place in (tmp_path, tmp_path / "one"):
+        with pytest.raises(ConfigError, match=r"Terminal-Bench 1.*harbor task migrate"):
+            read_tasks(place, {})
+
+
+@pytest.mark.parametrize(("agent", "user"), [("", None), ('[agent]\nuser = "games"', "root")])
+def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_else(
+    tmp_path: Path, agent: str, user: str | None
+) -> None:
+    assert task(tmp_path, IMAGE + agent).other_user == user
 
 
 @pytest.mark.parametrize(
@@ -96,7 +117,12 @@ def test_fields_that_nobody_reads_are_named(tmp_path: Path) -> None:
         (IMAGE + 'allowed_hosts = ["no host!"]', "environment.allowed_hosts"),
         (IMAGE + 'network_mode = "public"\nallowed_hosts = ["a.example"]', "environment.allowed_hosts"),
         (IMAGE + "env = { A = 1 }", "environment.env"),
-        (IMAGE + "[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
+        (IMAGE + "[environment.healthcheck]\nretries = 1", "environment.healthcheck.command"),
+        (IMAGE + "healthcheck = 'true'", "environment.healthcheck"),
+        (IMAGE + 'os = "Windows"', "environment.os"),
+        (IMAGE + "[environment.tpu]\ntype = 'v6e'", "environment.tpu"),
+        (IMAGE + "[verifier.environment]\ncpus = 1", "verifier.environment"),
+        (IMAGE + "[[verifier.collect]]\ncommand = 'true'", "verifier.collect"),
         (IMAGE + "[[environment.mcp_servers]]\nname = 'a'", "environment.mcp_servers"),
         ('[environment]\ndocker_image = "UPPER CASE"', "environment.docker_image"),
         ("[environment]", "environment.docker_image"),
