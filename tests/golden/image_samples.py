@@ -19,6 +19,10 @@ IMAGE_MODELS = (
     images.ImagesRequest(references=("debian:trixie",), images=(_IMAGE,), wait_s=20.0),
     images.ImageState(wanted="debian:trixie", state="ready", image=_IMAGE),
     images.ImagesReply(images=(_FETCHING, _FAILED)),
+    images.CommitRequest(container="c", checkpoint="0" * 32, image=_ONE, run="team/a", wait_s=20.0),
+    images.LayersRequest(
+        container="c", checkpoint="0" * 32, image=_ONE, base_url="http://10.0.0.7:8000", token="t", wait_s=20.0
+    ),
     images.StoredList(version="0011223344556677", digests=(_ONE, _TWO)),
     _NODE,
     images.ImageMap(nodes=(_NODE,)),

@@ -10,12 +10,13 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from agentenv import AsyncFarm, AsyncSandbox
+from agentenv import AsyncFarm, AsyncSandbox, ImageRoot
 from agentenv.dev.agent import Ports
 from agentenv.errors import (
     AgentEnvError,
@@ -163,6 +164,37 @@ async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: S
         for reference, kind, said in wrong:
             with pytest.raises(kind, match=said):
                 await farm.sandbox(reference).open()
+
+
+async def test_checkpoints_forks_and_images_of_a_sandbox_of_the_farm(shared: Shared) -> None:
+    async with AsyncFarm("farm", farm=shared.access, start_timeout_s=START_S) as farm:
+        root = ImageRoot(shared.image("forked"), memory_mib=256, storage_mib=64)
+        async with farm.sandbox(root) as box:
+            await box.run("echo one > /opt/f; rm /etc/group")
+            checkpoint = await box.checkpoint()
+            await box.run("echo two > /opt/f")
+            (fork,) = await box.fork()
+            assert await fork.read_file("/opt/f") == "two\n"
+            await fork.write_file("/opt/f", "three")
+            await fork.close()
+            await box.restore(checkpoint)
+            assert await box.read_file("/opt/f") == "one\n"
+            await box.drop(checkpoint)
+            digest = await box.commit()
+            await box.run("echo four > /opt/f")
+            with pytest.raises(ConfigError, match="name: is for this machine's store"):
+                await box.commit("named:1")
+        async with farm.sandbox(replace(root, image=digest)) as other:
+            assert (await other.run("cat /opt/f; ls /etc/group; cat /etc/issue")).stdout == "one\nforked"
+            assert digest != await other.commit()
+        lost = AsyncFarm("farm", farm=shared.access)
+        async with lost, lost.sandbox(root) as box:
+            pool = box._session.pool
+            assert isinstance(pool, FarmPool)
+            with pytest.raises(CheckpointError, match="which is gone"):
+                await pool.images.commit("nowhere", "0" * 32, digest)
+            with pytest.raises(CheckpointError, match="there is no checkpoint"):
+                await pool.images.commit(box._session.container_id, "0" * 32, digest)
 
 
 async def test_a_group_is_prepared_once_and_nothing_of_it_stays_on_the_farm(shared: Shared, tmp_path: Path) -> None:

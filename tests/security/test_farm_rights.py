@@ -55,6 +55,7 @@ DELETE /v1/runs/{run:path}                         401  403 403  403   200   403
 GET /v1/containers                                 401  200 200  200   200   200         200      200
 POST /v1/containers/{container}/drain              401  403 403  403   403   403         403      404
 POST /v1/images                                    401  403 200  200   200   200         200      200
+POST /v1/images/commit                             401  403 400  400   400   403         403      400
 GET /v1/images                                     401  200 200  200   200   200         200      200
 POST /v1/tokens                                    401  403 403  403   200   403         403      200
 GET /                                              200  200 200  200   200   200         200      200
@@ -83,6 +84,10 @@ REQUESTS: Final[Mapping[str, tuple[str, Any]]] = {
     "DELETE /v1/runs/{run:path}": (f"/v1/runs/{RUN}", None),
     "POST /v1/containers/{container}/drain": ("/v1/containers/nowhere/drain", None),
     "POST /v1/images": ("/v1/images", {"references": [], "images": []}),
+    "POST /v1/images/commit": (
+        "/v1/images/commit",
+        {"container": "nowhere", "checkpoint": "0" * 32, "image": f"sha256:{'0' * 64}", "run": RUN},
+    ),
     "POST /v1/tokens": ("/v1/tokens", {"run": RUN, "expires_s": 60}),
     "GET /v1/leases/{container}/{slot}/{epoch}/tail": ("/v1/leases/nowhere/0/1/tail", None),
     "POST /execute": (

@@ -1,19 +1,38 @@
-"""Fetches the layers of a checkpoint from a container, as tars."""
+"""Fetches the layers of a checkpoint from a container, as tars, and makes images of them."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import headers_for, refusal
+from agentenv.containers.http import headers_for, open_session, refusal
 from agentenv.errors import CheckpointError, ConnectionLostError
+from agentenv.store.addition import Runtime
+from agentenv.store.manifest import StoredImage
+from agentenv.store.store import Store
 from agentenv.wire.leases import LAYERS_HEADER
 
 _PIECE_BYTES: Final = 1024 * 1024
 _SILENCE_S: Final = 60.0
+_EMPTY_TAR_BYTES: Final = 1024
+"""A layer in which nothing is."""
+
+
+async def image_above(
+    store: Store, base: StoredImage, container: ContainerHandle, checkpoint: str, runtime: Runtime, *, first: int = 0
+) -> tuple[StoredImage, int]:
+    """Store the image of ``base``'s layers and a checkpoint's above them, without the ``first`` lowest of these;
+    returns how many these were. Raises CheckpointError, ConnectionLostError, BadImageError, ImageUnavailableError."""
+    with tempfile.TemporaryDirectory(prefix="agentenv-layers-") as directory:
+        async with open_session() as http:
+            tars = await download_layers(http, container, checkpoint, Path(directory), first=first)
+        written = [tar for tar in tars if tar.stat().st_size > _EMPTY_TAR_BYTES]
+        return await asyncio.to_thread(store.add, base, written, runtime), len(tars)
 
 
 async def download_layers(

@@ -106,6 +106,7 @@ class SessionHost(Protocol):
     external: ExternalTools | None
     observer: CallObserver | None
     tally: CallCounters
+    pool: Any
 
     async def acquire(self, session: ToolSession, timeout_s: float | None) -> SessionLease:
         """Lease a slot in the caller's task."""
@@ -196,6 +197,11 @@ class ToolSession:
         if self._lease is None:
             raise PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
         return self._lease
+
+    @property
+    def pool(self) -> object:
+        """What leases its slots."""
+        return self._host.pool
 
     @property
     def container_id(self) -> str:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
+from agentenv.containers.layers import image_above
 from agentenv.containers.tars import get_tar, put_tar
 from agentenv.errors import ConfigError
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
-from agentenv.sdk.commits import image_above
 from agentenv.store.addition import Runtime
 from agentenv.store.dockerfile.image_config import ImageConfig
 from agentenv.store.dockerfile.machine import BaseImage, Machine, Seen, Start

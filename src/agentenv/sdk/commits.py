@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 from typing import Final
 
-from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
-from agentenv.containers.layers import download_layers
+from agentenv.containers.layers import image_above
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.executor.session import ToolSession
-from agentenv.sdk.roots import store_directory
+from agentenv.sdk.roots import farm_images, store_directory
+from agentenv.slots.farm_images import FarmImages
 from agentenv.store.addition import Runtime
-from agentenv.store.manifest import StoredImage
 from agentenv.store.reference import parse
 from agentenv.store.store import Store
-
-_EMPTY_TAR_BYTES: Final = 1024
-"""A layer in which nothing is."""
-
-
-async def image_above(
-    store: Store, base: StoredImage, container: ContainerHandle, checkpoint: str, runtime: Runtime, *, first: int = 0
-) -> tuple[StoredImage, int]:
-    """Store the image of ``base``'s layers and a checkpoint's above them, without the ``first`` lowest of these;
-    returns how many these were. Raises CheckpointError, ConnectionLostError, BadImageError, ImageUnavailableError."""
-    with tempfile.TemporaryDirectory(prefix="agentenv-layers-") as directory:
-        async with open_session() as http:
-            tars = await download_layers(http, container, checkpoint, Path(directory), first=first)
-        written = [tar for tar in tars if tar.stat().st_size > _EMPTY_TAR_BYTES]
-        return await asyncio.to_thread(store.add, base, written, runtime), len(tars)
 
 
 async def committed(session: ToolSession, name: str) -> str:
@@ -40,6 +21,8 @@ async def committed(session: ToolSession, name: str) -> str:
         raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1")
     if session.root is None or not session.root.image:
         raise CheckpointError("a slot without an image cannot become one", next_step="lease one with an image")
+    if (farm := farm_images(session.pool)) is not None:
+        return await _committed_there(session, farm, name)
     store = await asyncio.to_thread(Store.open, store_directory())
     base = await asyncio.to_thread(store.find, session.root.image)
     if base is None:
@@ -53,6 +36,17 @@ async def committed(session: ToolSession, name: str) -> str:
     if name:
         await asyncio.to_thread(store.name, name, image)
     return image.digest
+
+
+async def _committed_there(session: ToolSession, farm: FarmImages, name: str) -> str:
+    """Into the store of the slot's node, by its keeper."""
+    if name:
+        raise ConfigError("name", "is for this machine's store", next_step="use the digest that commit() returns")
+    checkpoint = await session.checkpoint()
+    try:
+        return (await farm.commit(checkpoint.container, checkpoint.root.checkpoint, checkpoint.root.image)).digest
+    finally:
+        await session.drop(checkpoint)
 
 
 _ELSEWHERE: Final = "images are made where the slot's own is stored: pull it here, or use a sandbox of this machine"

@@ -103,6 +103,11 @@ class FarmClient:
         """Have images fetched by the farm, and follow them."""
         return await self._request(images.ImagesReply, "POST", "/v1/images", request, wait_s=request.wait_s)
 
+    async def commit_image(self, request: images.CommitRequest) -> images.ImageState:
+        """Have an image made of a checkpoint, and follow it."""
+        asked = request.model_copy(update={"run": self.run})
+        return await self._request(images.ImageState, "POST", "/v1/images/commit", asked, wait_s=request.wait_s)
+
     async def image_map(self) -> images.ImageMap:
         """Which images are where."""
         return await self._request(images.ImageMap, "GET", "/v1/images")

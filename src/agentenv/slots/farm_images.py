@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from agentenv.errors import AgentEnvError, ConfigError, FarmUnreachableError, TooManyRequestsError, from_wire
@@ -51,6 +51,14 @@ class FarmImages:
         for reference in dict.fromkeys(references):
             self._tasks.start("images", self._ahead(reference), f"prefetch of {reference}")
 
+    async def commit(self, container: str, checkpoint: str, image: str) -> wire.ImageRef:
+        """The image of a checkpoint of that container, whose slot has ``image``, in the store of its node; other nodes
+        get it from there. Raises CheckpointError, ImageUnavailableError, BadImageError, ConnectionLostError."""
+        request = wire.CommitRequest(container=container, checkpoint=checkpoint, image=image, wait_s=_WAIT_S)
+        made = await self._followed(lambda: self._client.commit_image(request))
+        self._resolved[made.digest] = made
+        return made
+
     async def _ahead(self, reference: str) -> None:
         try:
             named = for_nodes(reference)
@@ -62,11 +70,20 @@ class FarmImages:
             logger.debug("%s is not prefetched: %s", reference, error)
 
     async def _resolve(self, reference: str) -> None:
-        backoff = retries()
         request = wire.ImagesRequest(references=(reference,), wait_s=_WAIT_S)
+
+        async def ask() -> wire.ImageState:
+            (state,) = (await self._client.want_images(request)).images
+            return state
+
+        self._resolved[reference] = await self._followed(ask)
+
+    async def _followed(self, ask: Callable[[], Awaitable[wire.ImageState]]) -> wire.ImageRef:
+        """Ask until it is decided, also while the farm is away. Raises what it failed with."""
+        backoff = retries()
         while True:
             try:
-                (state,) = (await self._client.want_images(request)).images
+                state = await ask()
             except (FarmUnreachableError, TooManyRequestsError):
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -74,8 +91,7 @@ class FarmImages:
             if state.error is not None:
                 raise from_wire(state.error.error, state.error.message, state.error.next_step)
             if state.image is not None:
-                self._resolved[reference] = state.image
-                return
+                return state.image
 
     def _over(self, reference: str, task: asyncio.Task[None]) -> None:
         del self._resolving[reference]

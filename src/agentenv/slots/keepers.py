@@ -114,6 +114,31 @@ class Keepers:
             if state.image is not None:
                 return
 
+    async def commit(self, handle: ContainerHandle, request: wire.CommitRequest, token: str) -> wire.ImageState:
+        """An image of a checkpoint of the container, in the store of its node; ``token`` is one that it accepts. A
+        keeper that does not answer is asked again for the ``wait_s`` of the request: it may be restarting."""
+        asked = wire.LayersRequest(
+            container=handle.id,
+            checkpoint=request.checkpoint,
+            image=request.image,
+            base_url=handle.base_url,
+            token=token,
+            wait_s=request.wait_s,
+        )
+        until_s, backoff = time.monotonic() + request.wait_s, Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
+        while True:
+            try:
+                return await self._ask(
+                    wire.ImageState, handle.node, "POST", asked, wait_s=request.wait_s, path="/v1/commits"
+                )
+            except ConnectionLostError as error:
+                if time.monotonic() >= until_s:
+                    raise ImageUnavailableError(
+                        f"node {handle.node} cannot store images: {error.message}",
+                        next_step="see that its image keeper runs (agentenv images serve)",
+                    ) from error
+            await asyncio.sleep(backoff.next_s())
+
     async def known(self, wait_s: float) -> bool:
         """Whether there is a node that could be asked; waits so long for the first."""
         with contextlib.suppress(TimeoutError):
@@ -170,10 +195,11 @@ class Keepers:
         *,
         params: Mapping[str, str] = {},
         wait_s: float,
+        path: str = "/v1/images",
     ) -> Reply:
         """Raises ConnectionLostError, ProtocolError, or what the keeper refused."""
         assert self._session is not None, "used inside `async with`"
-        url = f"{self._urls[node]}/v1/images"
+        url = f"{self._urls[node]}{path}"
         timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S)
         data = None if body is None else body.model_dump_json().encode()
         try:

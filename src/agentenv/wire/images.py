@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from agentenv.wire.base import WireModel
+from agentenv.wire.farm import RunName
 from agentenv.wire.server import ErrorReply
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -57,6 +58,29 @@ class ImagesReply(WireModel):
     """The answer, in the order of the request: references, then images."""
 
     images: tuple[ImageState, ...]
+
+
+class CommitRequest(WireModel):
+    """``POST /v1/images/commit`` of a farm: make an image of a checkpoint, in the store of its container's node. The
+    answer is an ImageState, when that is decided, at the latest after ``wait_s``; repeat it to follow it."""
+
+    container: Annotated[str, Field(min_length=1, max_length=200)]
+    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    image: Digest
+    """Of the slot that the checkpoint is of: what its layers are above."""
+    run: RunName = ""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+
+
+class LayersRequest(WireModel):
+    """``POST /v1/commits`` of a keeper: the same, with the address of the container and a pass that it accepts."""
+
+    container: str
+    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    image: Digest
+    base_url: Annotated[str, Field(pattern=r"^https?://")]
+    token: str
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
 class StoredList(WireModel):

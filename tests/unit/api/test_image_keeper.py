@@ -40,6 +40,10 @@ class Node:
         async with self._http.get(f"{self.url}{path}", headers=headers) as answer:
             return answer.status, await answer.read()
 
+    async def commit(self, **asked: object) -> tuple[int, bytes]:
+        async with self._http.post(f"{self.url}/v1/commits", json=asked) as answer:
+            return answer.status, await answer.read()
+
 
 class Nodes:
     """Keepers on this machine, each with its own store."""
@@ -202,3 +206,17 @@ def test_peers_are_read_from_a_file_that_changes(tmp_path: Path) -> None:
     assert read() == ["http://a:1"]
     file.write_text("http://b:1\nhttp://a:1\n")
     assert read() == ["http://a:1", "http://b:1"]
+
+
+async def test_an_image_of_a_checkpoint_needs_the_slots_own_and_the_container(nodes: Nodes, layout: OciLayout) -> None:
+    node = await nodes.start("a")
+    image = await _ready(node, wire.ImagesRequest(references=(f"oci:{layout.directory}",)))
+    asked = {"container": "c", "checkpoint": "0" * 32, "base_url": "http://127.0.0.1:9", "token": "t", "wait_s": 20}
+    for base, said in (
+        (f"sha256:{'1' * 64}", b"is not in the store of its node"),
+        (image.digest, b"container c: a layer"),
+    ):
+        status, body = await node.commit(**asked, image=base)
+        assert (status, said in body, b'"failed"' in body) == (200, True, True), body
+        asked["checkpoint"] = "1" * 32
+    assert (await node.commit(**asked, image="none"))[0] == 400

@@ -44,6 +44,7 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "POST /v1/containers/{container}/drain": "operate",
         "POST /v1/tokens": "admin",
         "POST /v1/images": "run",
+        "POST /v1/images/commit": "run",
         "GET /v1/images": "read",
         "POST /execute": "run",
         "POST /release": "run",

@@ -178,6 +178,12 @@ def _image_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         access.limit(right, len(request.references) + len(request.images))
         return await farm.images.wanted(request)
 
+    @app.post("/v1/images/commit")
+    async def commit(request: images.CommitRequest, right: MyRight) -> images.ImageState:
+        """Make an image of a checkpoint; repeat it to follow it."""
+        access.limit(right, 1)
+        return await farm.images.commit(request, access.run_of(right, request.run))
+
     @app.get("/v1/images")
     async def image_map(right: MyRight) -> images.ImageMap:  # noqa: ARG001 - checked by its scope
         """Which images are where."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.errors import AgentEnvError, CheckpointError, ConfigError
 from agentenv.slots.keepers import Keepers
 from agentenv.slots.pool_errors import unavailable_error
 from agentenv.slots.yard import Yard
 from agentenv.wire import images as wire
+from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 
 
@@ -24,19 +25,37 @@ class FarmImages:
         as many nodes as the farm keeps copies. Raises ConfigError without keepers."""
         if not request.references and not request.images:
             return wire.ImagesReply(images=())
+        keepers = self._required()
+        states = await asyncio.gather(
+            *(self._resolved(keepers, reference, request.wait_s) for reference in request.references)
+        )
+        for image in request.images:
+            keepers.remember(image)
+        self._yard.prefetch(image.digest for image in request.images)
+        return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
+
+    async def commit(self, request: wire.CommitRequest, run: str) -> wire.ImageState:
+        """An image of a checkpoint, made by the keeper of its container's node. Raises ConfigError without keepers."""
+        keepers = self._required()
+        link = self._yard.links.get(request.container)
+        try:
+            if link is None:
+                raise CheckpointError(f"the checkpoint is in container {request.container}, which is gone")
+            state = await keepers.commit(link.handle, request, make_pass(link.handle.token, run))
+        except AgentEnvError as error:
+            return wire.ImageState(wanted=request.checkpoint, state="failed", error=ErrorReply.of(error))
+        if state.image is not None:
+            self._yard.stored(link.handle.node, state.image.digest)
+        return state
+
+    def _required(self) -> Keepers:
         if self._keepers is None:
             raise ConfigError(
                 "images",
                 "are not fetched by this farm",
                 next_step="name its keepers' token file (images.keeper_token_file)",
             )
-        states = await asyncio.gather(
-            *(self._resolved(self._keepers, reference, request.wait_s) for reference in request.references)
-        )
-        for image in request.images:
-            self._keepers.remember(image)
-        self._yard.prefetch(image.digest for image in request.images)
-        return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
+        return self._keepers
 
     async def _resolved(self, keepers: Keepers, reference: str, wait_s: float) -> wire.ImageState:
         try:

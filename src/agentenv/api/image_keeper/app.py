@@ -2,6 +2,7 @@
 
 ====================================  ==========================================================
 ``POST /v1/images``                   have images fetched, and follow them
+``POST /v1/commits``                  make an image of a container's checkpoint
 ``GET /v1/images``                    what the store has; with ``version`` and ``wait_s``, changes
 ``GET /v1/manifests/{digest}``        for peers: an image's manifest
 ``GET /v1/layers/{diff_id}``          for peers: a layer's tar
@@ -16,7 +17,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -38,6 +39,7 @@ from agentenv.wire.server import ErrorReply, Health
 _KEEPER: Final = web.AppKey("keeper", Keeper)
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _END_S: Final = 2.0
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 def keeper_app(keeper: Keeper, token: str) -> web.Application:
@@ -48,6 +50,7 @@ def keeper_app(keeper: Keeper, token: str) -> web.Application:
         [
             web.get("/health", _health),
             web.post("/v1/images", _ensure),
+            web.post("/v1/commits", _commit),
             web.get("/v1/images", _list, allow_head=False),
             web.get("/v1/manifests/{digest}", _manifest),
             web.get("/v1/layers/{digest}", _layer),
@@ -93,14 +96,24 @@ async def _health(request: web.Request) -> web.Response:  # noqa: ARG001
 
 
 async def _ensure(request: web.Request) -> web.Response:
+    asked = await _read(request, wire.ImagesRequest)
+    wanted: tuple[str | wire.ImageRef, ...] = (*asked.references, *asked.images)
+    return _json(wire.ImagesReply(images=tuple(await request.app[_KEEPER].ensured(wanted, asked.wait_s))))
+
+
+async def _commit(request: web.Request) -> web.Response:
+    asked, keeper = await _read(request, wire.LayersRequest), request.app[_KEEPER]
+    (state,) = await keeper.states([keeper.commit(asked)], asked.wait_s)
+    return _json(state)
+
+
+async def _read(request: web.Request, model: type[Asked]) -> Asked:
     try:
-        asked = wire.ImagesRequest.model_validate_json(await request.read())
+        return model.model_validate_json(await request.read())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         raise ProtocolError(f"{where}: {first['msg']}", next_step="see agentenv.wire.images") from None
-    wanted: tuple[str | wire.ImageRef, ...] = (*asked.references, *asked.images)
-    return _json(wire.ImagesReply(images=tuple(await request.app[_KEEPER].ensured(wanted, asked.wait_s))))
 
 
 async def _list(request: web.Request) -> web.Response:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +15,12 @@ from typing import Any, Final, Self
 
 from agentenv.api.image_keeper.patience import PatienceSettings, Registry
 from agentenv.api.image_keeper.peers import Peers
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.layers import image_above
 from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
 from agentenv.image.progress import BuildStep, Report
 from agentenv.store import Store, StoredImage
+from agentenv.store.addition import Runtime
 from agentenv.store.reference import Reference, located, parse
 from agentenv.tasks import report_failure
 from agentenv.wire import images as wire
@@ -130,21 +133,45 @@ class Keeper:
 
     def ensure(self, wanted: str | wire.ImageRef) -> Pull:
         """The pull of a reference, or of an image that was resolved before: the one that goes on, or a new one."""
-        now = self._clock()
-        for key, pull in list(self._pulls.items()):
-            if pull.ended_s is not None and now - pull.ended_s > _REMEMBERED_S:
-                del self._pulls[key]
         name = wanted if isinstance(wanted, str) else wanted.digest
-        known = self._pulls.get(name)
-        if known is not None and (known.image is None or known.image.digest in self.stored):
+        if (known := self._known(name)) is not None:
             return known
         pull = self._pulls[name] = Pull(name)
         self._start(self._pull(pull, wanted))
         return pull
 
+    def _known(self, name: str) -> Pull | None:
+        now = self._clock()
+        for key, pull in list(self._pulls.items()):
+            if pull.ended_s is not None and now - pull.ended_s > _REMEMBERED_S:
+                del self._pulls[key]
+        known = self._pulls.get(name)
+        gone = known is not None and known.image is not None and known.image.digest not in self.stored
+        return None if gone else known
+
+    def commit(self, asked: wire.LayersRequest) -> Pull:
+        """The making of an image of a checkpoint, of which an image in this store is the base: the one that goes on, or
+        a new one."""
+        if (known := self._known(asked.checkpoint)) is not None:
+            return known
+        pull = self._pulls[asked.checkpoint] = Pull(asked.checkpoint)
+        self._start(self._followed(pull, self._committed(asked)))
+        return pull
+
+    async def _committed(self, asked: wire.LayersRequest) -> wire.ImageRef:
+        base = await asyncio.to_thread(self.store.find, asked.image)
+        if base is None:
+            raise ImageUnavailableError(f"the image {asked.image} is not in the store of its node (any more)")
+        container = ContainerHandle(asked.container, 0, asked.base_url, asked.token, 0)
+        image, _ = await image_above(self.store, base, container, asked.checkpoint, Runtime.of(base))
+        return wire.ImageRef(reference=image.digest, digest=image.digest)
+
     async def ensured(self, wanted: Iterable[str | wire.ImageRef], wait_s: float) -> list[wire.ImageState]:
         """The states of images, which are fetched if they are missing, when all are decided or ``wait_s`` is over."""
-        pulls = [self.ensure(one) for one in wanted]
+        return await self.states([self.ensure(one) for one in wanted], wait_s)
+
+    async def states(self, pulls: Sequence[Pull], wait_s: float) -> list[wire.ImageState]:
+        """The states of pulls, when all are decided or ``wait_s`` is over."""
         waiting = [asyncio.ensure_future(pull.over.wait()) for pull in pulls if not pull.over.is_set()]
         if waiting:
             await asyncio.wait(waiting, timeout=wait_s)
@@ -168,11 +195,12 @@ class Keeper:
         def progress(step: BuildStep) -> None:
             pull.step = step
 
+        made = self._resolved(wanted, progress) if isinstance(wanted, wire.ImageRef) else self._named(wanted, progress)
+        await self._followed(pull, made)
+
+    async def _followed(self, pull: Pull, made: Coroutine[Any, Any, wire.ImageRef]) -> None:
         try:
-            if isinstance(wanted, wire.ImageRef):
-                pull.image = await self._resolved(wanted, progress)
-            else:
-                pull.image = await self._named(wanted, progress)
+            pull.image = await made
             self.counts["pulled"] += 1
             await self._look()
         except AgentEnvError as error:
