@@ -206,13 +206,13 @@ async def test_a_hook_has_checkpoints_and_forks_which_end_with_it(images: dict[s
             pass  # their slots are free again
 
 
-async def test_plain_slots_have_one_user_and_no_checkpoints() -> None:
+async def test_plain_slots_have_one_user_and_cannot_become_images() -> None:
     async with AsyncSandbox() as box:
         for call in (box.exec(["id"], user="root"), box.terminal("id", user="root"), box.start("id", user="root")):
             with pytest.raises(InvalidArgumentsError, match="a slot without an image has one user"):
                 await call
-        with pytest.raises(CheckpointError):
-            await box.fork()
+        with pytest.raises(CheckpointError, match="cannot become one"):
+            await box.commit("plain:1")
         assert (await box.exec(["echo", "$HOME"])).stdout == "$HOME\n"
 
 
