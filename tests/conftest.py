@@ -91,7 +91,7 @@ def _wants_cluster(item: pytest.Item) -> bool:
     """It asks for the cluster, or is the nomad variant of a test for every backend."""
     variant = getattr(item, "callspec", None)
     return "cluster" in getattr(item, "fixturenames", ()) or (
-        variant is not None and "nomad" in variant.params.values()
+        variant is not None and any(str(value).endswith("nomad") for value in variant.params.values())
     )
 
 

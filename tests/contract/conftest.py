@@ -81,7 +81,7 @@ class KillableKept(LocalKeptBackend):
 
 def breakable(request: pytest.FixtureRequest, settings: ContainerSettings, state_dir: Path) -> Breakable:
     """A backend of the kind that is the request's parameter."""
-    match request.param.removeprefix("farm-"):
+    match request.param.removeprefix("farm-").removeprefix("image-"):
         case "fake":
             return KillableFake(settings)
         case "nomad":

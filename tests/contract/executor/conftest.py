@@ -6,8 +6,12 @@ which is theirs alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import pytest
 import pytest_asyncio
@@ -19,26 +23,137 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.roots import RootSpec
+from agentenv.wire.spec import MIB
 from tests.contract.conftest import KINDS, SHARED, AnyPool, Breakable, breakable, over
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
-from tests.nomad.farm import KillableNomad
+from tests.image_sources import member
+from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
 
 SETTINGS = ContainerSettings(slots_per_container=4)
+PLAIN: Final = (*KINDS, "farm-local", "farm-nomad")
+OF_IMAGES: Final = {
+    "image-local": ("test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"),
+    "image-nomad": ("test_executor_bash", "test_executor_process"),
+}
+"""Modules that also run over slots with an image, whose root they are: those whose tests reach into the slot's kernel
+(processes, files, terminals). What the others look at lies between client and server, which do not know of images; a
+container of Docker differs in its filter and capabilities, which processes meet."""
+MORE: Final = (
+    *(
+        "awk",
+        "base64",
+        "basename",
+        "cksum",
+        "cmp",
+        "cut",
+        "date",
+        "diff",
+        "dirname",
+        "du",
+        "echo",
+        "expr",
+        "false",
+        "find",
+        "git",
+    ),
+    *(
+        "kill",
+        "ln",
+        "mkfifo",
+        "mknod",
+        "nohup",
+        "od",
+        "paste",
+        "pgrep",
+        "printf",
+        "ps",
+        "readlink",
+        "realpath",
+        "rmdir",
+        "sed",
+    ),
+    *("sha256sum", "sort", "stty", "sync", "tac", "tar", "tee", "timeout", "truncate", "tty", "uniq", "xargs", "yes"),
+)
+"""Programs that tests of this folder use, beside PROGRAMS."""
 
 
-@pytest_asyncio.fixture(params=[*KINDS, "farm-local", "farm-nomad"], scope="module", loop_scope="module")
+class ImageExecutor(ToolExecutor):
+    """Whose sessions have an image, unless they ask for something else."""
+
+    image: ClassVar[RootSpec]
+
+    def open(self, trajectory: str, *, root: RootSpec | None = None, **given: Any) -> ToolSession:
+        return super().open(trajectory, root=root or self.image, **given)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in a store, as the root of slots."""
+
+    store: Path
+    root: RootSpec
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """This machine's programs, and a workspace, in a store that local containers see."""
+    place = tmp_path_factory.mktemp("image")
+    members = (
+        member("etc/passwd", PASSWD.encode()),
+        member("etc/gitconfig", b"[user]\nname = agent\nemail = agent@localhost\n", mode=0o644),
+        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        member("workspace", type=tarfile.DIRTYPE, mode=0o777),
+        member("usr/bin/sh", type=tarfile.SYMTYPE, linkname="bash"),
+        member("usr/bin/python", type=tarfile.SYMTYPE, linkname=PYTHON.name),
+        member("usr/bin/python3", type=tarfile.SYMTYPE, linkname=PYTHON.name),
+    )
+    config = {"Env": ["PATH=/usr/bin", "HOME=/workspace", "PIP_BREAK_SYSTEM_PACKAGES=1"], "WorkingDir": "/workspace"}
+    digest = add_image(place / "store", place / "oci", programs(*PROGRAMS, *MORE), files(*members), config=config)
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, place / "store")
+        yield Image(place / "store", RootSpec(digest, writable_bytes=512 * MIB))
+
+
+def _one_container(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An open pool of the kind that is the request's parameter."""
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    if request.param == "image-nomad":
+        variables = {"image_store": json.dumps(str(request.getfixturevalue("image").store))}
+        backend: Breakable = nomad_farm(request.getfixturevalue("cluster").address, SETTINGS, variables=variables)
+    else:
+        backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
+    return over(backend, settings, shared=request.param in SHARED)
+
+
+@pytest_asyncio.fixture(params=PLAIN, scope="module", loop_scope="module")
 async def shared_pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AnyPool]:
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
-    async with over(backend, settings, shared=request.param in SHARED) as opened:
+    async with _one_container(request, tmp_path_factory) as opened:
         yield opened
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test of a session runs over PLAIN, and over the image slots that its module is named for above."""
+    if "executor" in metafunc.fixturenames:
+        module = metafunc.module.__name__.rpartition(".")[2]
+        kinds = [*PLAIN, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
+        metafunc.parametrize("executor", kinds, indirect=True, scope="module")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def executor(shared_pool: AnyPool) -> AsyncIterator[ToolExecutor]:
-    async with ToolExecutor(shared_pool, ToolCatalog.builtin()) as opened:
+async def executor(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ToolExecutor]:
+    kind = ImageExecutor if request.param in OF_IMAGES else ToolExecutor
+    if kind is ImageExecutor:
+        ImageExecutor.image = request.getfixturevalue("image").root
+    async with (
+        _one_container(request, tmp_path_factory) as pool,
+        kind(pool, ToolCatalog.builtin()) as opened,
+    ):
         yield opened
 
 
