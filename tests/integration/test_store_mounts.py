@@ -105,6 +105,21 @@ def test_a_rich_tar(tmp_path: Path) -> None:
     assert len(found) == len(RICH)
 
 
+def test_directories_of_every_size_around_a_block(tmp_path: Path) -> None:
+    """Their last blocks follow their inodes where they fit, which depends on names and extended attributes."""
+    made = [member("./", type=tarfile.DIRTYPE, mode=0o755)]
+    for names in range(70):
+        pax = xattr("user.a", "v" * (names * 13 % 600)) if names % 3 == 0 else {}
+        made.append(member(f"./{names}", type=tarfile.DIRTYPE, mode=0o755, pax_headers=pax))
+        made += [member(f"./{names}/{'n' * (number % 7)}{number}", b"x") for number in range(names)]
+    for length in range(200, 256):
+        made.append(member(f"./long{length}", type=tarfile.DIRTYPE, mode=0o755))
+        made.append(member(f"./long{length}/" + "n" * length, b"y"))
+    found = seen(tmp_path, tar_of(*made))
+    assert differences(found, unpacked(tmp_path, [tmp_path / "0.tar"])) == []
+    assert len(found) == len(made)
+
+
 @pytest.mark.parametrize(("form", "packed"), [("gnu", "etc"), ("ustar", "etc"), ("pax", "usr/sbin")])
 def test_files_of_this_machine_as_gnu_tar_packs_them(tmp_path: Path, form: str, packed: str) -> None:
     tar = tmp_path / "system.tar"

@@ -4,9 +4,9 @@ Without them the kernel mounts it too, but cannot read its files.
 
 The format is Linux' ``fs/erofs/erofs_fs.h``, whose names stand in the comments. Blocks have 512 bytes, as in a tar, so
 that every file in a tar begins at a block. In the index lie, in this order: the superblock and the table of devices;
-the inodes, each followed by its extended attributes and its tail (the place of a file's data, or a short symbolic
-link); the content of directories and of long symbolic links. Every feature is one of Linux 5.16 or older; that an
-index is mounted from a file, without a loop device, takes 6.12.
+the inodes, each followed by its extended attributes and its tail (the place of a file's data, a short symbolic link, or
+the last block of a directory); the rest of directories, and long symbolic links. Every feature is one of Linux 5.16 or
+older; that an index is mounted from a file, without a loop device, takes 6.12.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import stat
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from agentenv.errors import BadImageError
@@ -81,14 +82,18 @@ class _Inode:
     """A node with its place in the index."""
 
     node: Node
-    parent: _Inode | None
-    """Of a directory, the directory it lies in (itself for the root)."""
     xattrs: bytes
     at: int = 0
     links: int = 1
+    names: list[tuple[bytes, _Inode]] = field(default_factory=list)
+    """Of a directory: what is in it, sorted, itself and its parent too."""
+    inline: int = 0
+    """How many bytes of its content follow the inode: all of a link's, or those of a directory's last block; 0 where
+    they do not fit into the inode's own last block."""
     content: bytes = b""
-    """Of a directory or a long symbolic link."""
+    """Of a directory or a symbolic link."""
     content_at: int = 0
+    """Where the content begins that does not follow the inode."""
 
     @property
     def nid(self) -> int:
@@ -107,16 +112,13 @@ def index_of(root: Node, layers: Sequence[Layer]) -> bytes:
     Raises BadImageError for what EROFS cannot express: too large a layer, too many extended attributes on one file.
     """
     _check_layers(layers)
-    inodes, by_node = _inodes(root)
+    inodes = _inodes(root)
     end = _place_inodes(inodes, _round_up(_SUPER_OFFSET + _SUPER_BLOCK.size * (1 + len(layers)), BLOCK))
     for inode in inodes:
-        if inode.node.children is not None:
-            inode.content = _directory_content(inode, by_node)
-        elif _is_long_link(inode):
-            inode.content = inode.node.target
-        if inode.content:
+        inode.content = _directory_content(inode.names) if inode.names else inode.node.target
+        if outside := len(inode.content) - inode.inline:
             inode.content_at = end
-            end = _round_up(end + len(inode.content), BLOCK)
+            end = _round_up(end + outside, BLOCK)
     index = bytearray(end)
     for number, inode in enumerate(inodes, 1):
         _write_inode(index, inode, number)
@@ -132,27 +134,30 @@ def _check_layers(layers: Sequence[Layer]) -> None:
             raise BadImageError(f"a layer has {layer.size_bytes} bytes (at most {MAX_LAYER_BYTES})")
 
 
-def _inodes(root: Node) -> tuple[list[_Inode], dict[int, _Inode]]:
-    """An inode per node, parents first, with its number of links; and the inodes by the ids of their nodes."""
-    first = _Inode(root, None, _xattr_body(root))
-    first.parent, first.links = first, 2
+def _inodes(root: Node) -> list[_Inode]:
+    """An inode per node, parents first, with its number of links and the names in it."""
+    first = _Inode(root, _xattr_body(root), links=2)
+    first.names = [(b".", first), (b"..", first)]
     inodes, by_node = [first], {id(root): first}
     stack = [first]
     while stack:
         directory = stack.pop()
         below = []
-        for _, node in sorted((directory.node.children or {}).items()):
-            if (known := by_node.get(id(node))) is not None:
-                known.links += 1
-                continue
-            inode = by_node[id(node)] = _Inode(node, None, _xattr_body(node))
-            inodes.append(inode)
-            if node.children is not None:
-                inode.parent, inode.links = directory, 2
-                directory.links += 1
-                below.append(inode)
+        for name, node in sorted((directory.node.children or {}).items()):
+            inode = by_node.get(id(node))
+            if inode is not None:
+                inode.links += 1
+            else:
+                inode = by_node[id(node)] = _Inode(node, _xattr_body(node))
+                inodes.append(inode)
+                if node.children is not None:
+                    inode.links, inode.names = 2, [(b".", inode), (b"..", directory)]
+                    directory.links += 1
+                    below.append(inode)
+            directory.names.append((name, inode))
+        directory.names.sort(key=itemgetter(0))
         stack += reversed(below)
-    return inodes, by_node
+    return inodes
 
 
 def _xattr_body(node: Node) -> bytes:
@@ -178,26 +183,21 @@ def _place_inodes(inodes: Iterable[_Inode], at: int) -> int:
     """Give every inode its place, from ``at`` on. Returns where the content of directories may begin."""
     for inode in inodes:
         at = _round_up(at, _INODE_UNIT)
-        tail = _tail_bytes(inode)
-        if stat.S_ISLNK(inode.node.mode) and tail and at % BLOCK + inode.body_bytes % BLOCK + tail > BLOCK:
-            at = _round_up(at, BLOCK)  # an inline link must not cross a block
+        inode.inline = _inline_bytes(inode)
+        if at % BLOCK + inode.body_bytes % BLOCK + inode.inline > BLOCK and inode.inline:
+            at = _round_up(at, BLOCK)  # what is inline must not cross a block
         inode.at = at
-        at += inode.body_bytes + tail
+        at += inode.body_bytes + inode.inline
+        if stat.S_ISREG(inode.node.mode) and inode.node.size:
+            at += -inode.body_bytes % 8 + _CHUNK_INDEX.size * len(_chunks(inode.node))
     return _round_up(at, BLOCK)
 
 
-def _tail_bytes(inode: _Inode) -> int:
-    node = inode.node
-    if stat.S_ISREG(node.mode) and node.size:
-        return -inode.body_bytes % 8 + _CHUNK_INDEX.size * len(_chunks(node))
-    if stat.S_ISLNK(node.mode) and not _is_long_link(inode):
-        return len(node.target)
-    return 0
-
-
-def _is_long_link(inode: _Inode) -> bool:
-    """Whether a symbolic link is stored outside its inode: if the rest of the inode's last block cannot hold it."""
-    return stat.S_ISLNK(inode.node.mode) and inode.body_bytes % BLOCK + len(inode.node.target) > BLOCK
+def _inline_bytes(inode: _Inode) -> int:
+    """How much of its content follows an inode: of a directory what its last block has, of a link everything; nothing
+    where the rest of the inode's last block cannot hold that."""
+    wanted = _directory_bytes(inode.names) % BLOCK if inode.names else len(inode.node.target)
+    return wanted if inode.body_bytes % BLOCK + wanted <= BLOCK else 0
 
 
 def _chunk_bits(node: Node) -> int:
@@ -211,14 +211,22 @@ def _chunks(node: Node) -> range:
     return range(begin, begin + blocks, 1 << _chunk_bits(node))
 
 
-def _directory_content(directory: _Inode, by_node: dict[int, _Inode]) -> bytes:
-    """Blocks of sorted entries: first their numbers, types and the places of their names, then the names."""
-    assert directory.parent is not None
-    named = [(b".", directory), (b"..", directory.parent)]
-    named += [(name, by_node[id(node)]) for name, node in (directory.node.children or {}).items()]
+def _directory_bytes(names: Sequence[tuple[bytes, _Inode]]) -> int:
+    """The length of :func:`_directory_content`, which depends on the names only."""
+    full, room = 0, BLOCK
+    for name, _ in names:
+        needed = _DIRENT.size + len(name)
+        if needed > room:
+            full, room = full + BLOCK, BLOCK
+        room -= needed
+    return full + BLOCK - room
+
+
+def _directory_content(names: Sequence[tuple[bytes, _Inode]]) -> bytes:
+    """Blocks of entries: first their numbers, types and the places of their names, then the names."""
     content, room = bytearray(), BLOCK
     block: list[tuple[bytes, _Inode]] = []
-    for name, inode in sorted(named, key=lambda pair: pair[0]):
+    for name, inode in names:
         needed = _DIRENT.size + len(name)
         if needed > room:
             content += _directory_block(block)
@@ -247,16 +255,17 @@ def _write_inode(index: bytearray, inode: _Inode, number: int) -> None:
     _INODE.pack_into(index, inode.at, *head, inode.links)
     end = inode.at + _INODE.size
     index[end : end + len(inode.xattrs) + len(tail)] = inode.xattrs + tail
-    index[inode.content_at : inode.content_at + len(inode.content)] = inode.content
+    outside = len(inode.content) - inode.inline
+    index[inode.content_at : inode.content_at + outside] = inode.content[:outside]
 
 
 def _content_of(inode: _Inode) -> tuple[int, int, int, bytes]:
     """How an inode's content is stored: the data layout, ``i_size``, ``i_u`` and what follows the inode."""
     node = inode.node
     if inode.content:
-        return _FLAT_PLAIN, len(inode.content), inode.content_at // BLOCK, b""
-    if stat.S_ISLNK(node.mode):
-        return _FLAT_INLINE, len(node.target), 0, node.target
+        layout = _FLAT_INLINE if inode.inline else _FLAT_PLAIN
+        tail = inode.content[len(inode.content) - inode.inline :]
+        return layout, len(inode.content), inode.content_at // BLOCK, tail
     if stat.S_ISREG(node.mode) and node.size:
         places = (_CHUNK_INDEX.pack(0, node.layer + 1, block) for block in _chunks(node))
         tail = bytes(-inode.body_bytes % 8) + b"".join(places)
