@@ -19,7 +19,7 @@ from typing import Final
 
 from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
-from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.supervisor import slot_process, syscalls
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, reset_signals, take_descriptors
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer, config_of, held_manifest
 from agentenv.sandbox.supervisor.isolation import Identity
@@ -175,6 +175,7 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
         reset_signals()
         os.chdir("/")
         os.nice(_NICE)
+        Path("/proc/self/oom_score_adj").write_text(str(slot_process.victim_score()))
         first = IDS_OF_TREES.first
         os.setgroups([])
         os.setresgid(first, first, first)

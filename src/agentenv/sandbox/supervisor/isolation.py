@@ -225,10 +225,12 @@ def refused_roots(spec: SandboxSpec, controllers: Iterable[str], images: str, me
     elif lacking := sorted({"memory", "pids"} - have):
         # A limit for each process, or for each uid, is none for a slot of 65,536 uids.
         refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"
+    elif memory and disk:
+        refused["image"] = f"what a slot writes could lie nowhere: {memory} {disk}"
     if "cpu" not in have:
         refused["cpu_millis"] = "CPU time cannot be limited here: there is no cgroup of the cpu controller"
     if memory:
-        refused["writable=memory"] = f"{memory} Ask for it: storage on disk (writable = disk)."
+        refused["writable=memory"] = f'{memory} Ask for the disk by name: writable = disk, storage="disk".'
     if disk:
         refused["writable=disk"] = disk
     return refused
