@@ -1,7 +1,9 @@
-"""Run in an image slot: changes a directory at random, and tells a tree by everything that can be seen of it.
+"""Run in a slot: changes a directory at random, and tells a tree by everything that can be seen of it.
 
 python3 changing_tree.py change SEED DIRECTORY
 python3 changing_tree.py digest DIRECTORY
+
+Not as root, in a plain slot, the digest is exact (see there).
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def change(directory: Path, chance: random.Random) -> None:
                     file.write(b"begin")
                     file.truncate(chance.randrange(10_000, 200_000))
         case 7:
-            os.lchown(some, chance.randrange(2000), chance.randrange(2000)) if os.path.lexists(some) else None
+            owners = chance.randrange(2000), chance.randrange(2000)
+            if os.geteuid() == 0 and os.path.lexists(some):
+                os.lchown(some, *owners)
         case 8:
             if os.path.lexists(some) and not some.is_symlink():
                 some.chmod(chance.choice([0o600, 0o644, 0o755, 0o4755, 0o2711]) | (0o700 if some.is_dir() else 0))
@@ -64,13 +68,15 @@ def change(directory: Path, chance: random.Random) -> None:
                 os.utime(some, ns=(when, when), follow_symlinks=False)
 
 
-def digest(directory: Path) -> str:
+def digest(directory: Path, *, owned: bool = False) -> str:
     """Names, kinds, modes, owners, times, attributes and content. Not the times of directories, nor which names are one
     file: overlayfs changes both by itself when it copies something up."""
     lines = []
     for path in sorted(directory.rglob("*")):
         seen = path.lstat()
-        line: list[object] = [str(path.relative_to(directory)), oct(seen.st_mode), seen.st_uid, seen.st_gid]
+        owner = seen.st_uid, seen.st_gid
+        line: list[object] = [str(path.relative_to(directory)), oct(seen.st_mode)]
+        line.append(owner == (os.geteuid(), os.getegid()) if owned else owner)
         if not stat.S_ISDIR(seen.st_mode):
             line += [seen.st_size, seen.st_mtime_ns]
             names = os.listxattr(path, follow_symlinks=False)
@@ -83,6 +89,36 @@ def digest(directory: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def exact(directory: Path) -> str:
+    """All of :func:`digest`, for files that are the caller's own, and what it leaves out; the holes of files too."""
+    lines = [digest(directory, owned=True)]
+    names: dict[int, list[str]] = {}
+    for path in [directory, *sorted(directory.rglob("*"))]:
+        seen, name = path.lstat(), str(path.relative_to(directory))
+        if stat.S_ISDIR(seen.st_mode):
+            lines.append(repr((name, oct(seen.st_mode), seen.st_mtime_ns, sorted(os.listxattr(path)))))
+        else:
+            names.setdefault(seen.st_ino, []).append(name)
+            lines.append(repr((name, seen.st_nlink)))
+        if stat.S_ISREG(seen.st_mode):
+            lines.append(repr((name, parts(path, seen.st_size))))
+    return hashlib.sha256("\n".join([*lines, repr(sorted(names.values()))]).encode()).hexdigest()
+
+
+def parts(path: Path, size: int) -> list[tuple[int, int]]:
+    """Where a file has content."""
+    found, at, file = [], 0, os.open(path, os.O_RDONLY)
+    while at < size:
+        try:
+            begin = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: there is no more
+            break
+        at = os.lseek(file, begin, os.SEEK_HOLE)
+        found.append((begin, at))
+    os.close(file)
+    return found
+
+
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "change":
@@ -90,4 +126,4 @@ if __name__ == "__main__":
         given = random.Random(int(seed))
         for _ in range(STEPS):
             change(Path(tree), given)
-    print(digest(Path(rest[-1])))
+    print((exact if os.geteuid() else digest)(Path(rest[-1])))

@@ -52,6 +52,7 @@ class Hello:
     reason."""
     image_format: str = ""
     image_weaker: list[str] = field(default_factory=list)
+    workspaces_copied: str = ""
     """See ServerInfo."""
 
 

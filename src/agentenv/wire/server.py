@@ -47,6 +47,9 @@ class ServerInfo(WireModel):
     """How images are shown to slots (``erofs``, ``tree``, ``shifted``); empty: there are plain slots only."""
     image_weaker: tuple[str, ...] = ()
     """What is less for image slots than elsewhere, one sentence each; or why there are none."""
+    workspaces_copied: str = ""
+    """Why a checkpoint of a plain slot is a copy of its workspace, which takes time with its size; empty: it is a layer
+    under the workspaces that begin with it."""
 
 
 class SlotsReply(WireModel):

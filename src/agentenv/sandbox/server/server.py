@@ -124,6 +124,7 @@ class Server:
             allow_network=spec["allow_network"],
             image_format=hello.image_format,
             image_weaker=tuple(hello.image_weaker),
+            workspaces_copied=hello.workspaces_copied,
         )
         return SandboxApp(container, self.poller, info, hello.token, watch, watchers), container
 

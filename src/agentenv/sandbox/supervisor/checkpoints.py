@@ -1,8 +1,8 @@
 """Checkpoints: files that slots have written, kept read-only below this container's directory.
 
-One of an image slot is a stack: the image, then the layer of each checkpoint up to this one. A layer is a file system
-of its own (the tmpfs that was a slot's writable layer, or the one on the disk), so that it goes away in one unmount.
-One of a plain slot is a tar of its workspace, in a file system of its own too.
+One is a stack: the image (of a plain slot: nothing), then the layer of each checkpoint up to this one. A layer is a
+file system of its own (the tmpfs that was a slot's writable layer or workspace, or the one on the disk), so that it
+goes away in one unmount. Where workspaces cannot be layers, one of a plain slot is a tar of it, in a file system too.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import mounts, syscalls
 from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, MS_REMOUNT
-from agentenv.sandbox.supervisor.user_namespace import IdRange
+from agentenv.sandbox.supervisor.user_namespace import Ids
+
+MAX_LAYERS: Final = 64
+"""Checkpoints that a slot may stand on: each costs every lookup of a name a little."""
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A layer that is no longer written to. ``ids``: those under which its files were written."""
+    """A layer that is no longer written to: a file system, and the directory in it that is the layer's root. ``ids``:
+    those under which its files were written."""
 
     mount: Path
-    ids: IdRange
+    files: Path
+    ids: Ids
     memory_bytes: int
     """0: it is on the disk."""
-
-    @property
-    def files(self) -> Path:
-        """The layer's root."""
-        return self.mount / "upper"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Checkpoint:
     """An image and the layers above it, the upmost first."""
 
     image: str
+    """Empty: layers of a plain slot."""
     layers: tuple[Frozen, ...]
 
 
@@ -62,6 +64,8 @@ class Checkpoints:
     a disk are bounded by what that has free."""
 
     def __init__(self, place: Path, budget_bytes: int) -> None:
+        self.layered = False
+        """Whether workspaces can be layers here; otherwise they are copied."""
         self._place = place
         self._budget_bytes = budget_bytes
         self._kept: dict[str, Checkpoint | Packed] = {}
@@ -79,14 +83,14 @@ class Checkpoints:
     def find(self, name: str) -> Checkpoint:
         """One of an image slot. Raises CheckpointError: there is none (any more)."""
         found = self._find(name)
-        if isinstance(found, Packed):
+        if isinstance(found, Packed) or not found.image:
             raise CheckpointError(f"checkpoint {name} is one of a slot without an image")
         return found
 
-    def find_packed(self, name: str) -> Packed:
+    def find_plain(self, name: str) -> Checkpoint | Packed:
         """One of a plain slot. Raises CheckpointError: there is none (any more)."""
         found = self._find(name)
-        if isinstance(found, Checkpoint):
+        if isinstance(found, Checkpoint) and found.image:
             raise CheckpointError(f"checkpoint {name} is one of image {found.image}")
         return found
 
@@ -112,16 +116,24 @@ class Checkpoints:
         )
 
     def freeze(
-        self, name: str, image: str, below: tuple[Frozen, ...], writable: Path, ids: IdRange, *, in_memory: bool
+        self,
+        name: str,
+        image: str,
+        below: tuple[Frozen, ...],
+        writable: Path,
+        ids: Ids,
+        files: str,
+        *,
+        in_memory: bool = True,
     ) -> Checkpoint:
-        """Keep the file system mounted at ``writable``, which nothing uses any more, as a layer above ``below``.
-        Raises OSError."""
+        """Keep the file system mounted at ``writable``, which nothing uses any more, as a layer above ``below``, with
+        the directory ``files`` of it as its root. Raises OSError."""
         target = self._place / name
         target.mkdir(parents=True)
         memory_bytes = _used_bytes(writable) if in_memory else 0
         syscalls.mount(str(writable), str(target), flags=MS_MOVE)
         syscalls.mount("none", str(target), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
-        layer = self._mounted[target] = Frozen(target, ids, memory_bytes)
+        layer = self._mounted[target] = Frozen(target, target / files, ids, memory_bytes)
         made = self._kept[name] = Checkpoint(image, (layer, *below))
         return made
 

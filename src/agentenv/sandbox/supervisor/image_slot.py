@@ -17,14 +17,14 @@ from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, child, disk_layers, mounts, slot_process, syscalls
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoints, Frozen
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.ready_namespaces import Namespace
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange, make_user_namespace
+from agentenv.sandbox.supervisor.user_namespace import IdRange, Ids, make_user_namespace
 from agentenv.wire.roots import RootSpec, shm_bytes
 from agentenv.wire.spec import SlotLimits
 
@@ -41,8 +41,6 @@ EXTRA_CAPABILITIES: Final = {
     "audit_write": 29,
 }  # fmt: skip
 """What a lease may ask for as well."""
-MAX_LAYERS: Final = 64
-"""Checkpoints that a slot may stand on: each costs every lookup of a name a little."""
 HOSTNAME: Final = "slot"
 _USER_NAMESPACE_FD: Final = 5
 _PARTS: Final = ("upper", "work", "root")
@@ -172,7 +170,7 @@ class ImageSlot:
     async def _show_layers(self) -> None:
         """The frozen layers and the image; what lies under the same ids is shown by one mapping."""
         program = self._setup.root_launcher
-        mappings: dict[IdRange, int] = {}
+        mappings: dict[Ids, int] = {}
         try:
             below: list[Frozen | ImageLayer] = [*self._layers, *self._image]
             for name, layer in zip(self._lowers, below, strict=True):
@@ -202,7 +200,7 @@ class ImageSlot:
         if self._on_disk:
             await asyncio.to_thread(disk_layers.shrink, self._place)
         checkpoint = checkpoints.freeze(
-            name, self._root.image, self._layers, self._place, self._ids, in_memory=not self._on_disk
+            name, self._root.image, self._layers, self._place, self._ids, "upper", in_memory=not self._on_disk
         )
         self._mounted.clear()
         checkpoints.hold(checkpoint.layers[:1])

@@ -1,4 +1,7 @@
-"""A plain slot: its workspace is a tmpfs of its own, its root the container's template, under bubblewrap."""
+"""A plain slot: its workspace is a tmpfs of its own, its root the container's template, under bubblewrap.
+
+After a checkpoint, and when it begins with one, its workspace stands above frozen ones, or is a copy of one.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import child, mounts, slot_process, syscalls, workspace_copy
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Packed
+from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.user_namespace import OneId
+from agentenv.sandbox.supervisor.workspace_layers import UPPER, LayeredWorkspace
 
 
 class PlainSlot:
@@ -23,12 +28,15 @@ class PlainSlot:
 
     view = None
 
-    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, origin: Packed | None = None) -> None:
+    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, origin: Checkpoint | Packed | None = None) -> None:
         """``origin``: the workspace that it begins with; None: an empty one."""
         self._setup = setup
         self._slot = slot
         self._reaper = reaper
-        self._origin = origin
+        self._packed = origin if isinstance(origin, Packed) else None
+        self._begins_above = self._layers = origin.layers if isinstance(origin, Checkpoint) else ()
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
@@ -40,9 +48,24 @@ class PlainSlot:
         """See SlotKind."""
         return self._setup.plan(self._slot)
 
+    @property
+    def _place(self) -> Path:
+        return self._setup.tree.workspace(self._slot)
+
+    @property
+    def _layered(self) -> LayeredWorkspace:
+        parts = self._setup.tree.workspace_parts(self._slot)
+        return LayeredWorkspace(self._place, parts, self._setup.root_launcher, self._reaper)
+
     async def prepare(self) -> None:
-        """Mount a new workspace, and fill it with that of its origin."""
-        limits, place = self._setup.spec.limits, self._setup.tree.workspace(self._slot)
+        """Mount a new workspace: an empty one, or that of its origin."""
+        if self._layers:
+            assert self._setup.checkpoints is not None
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
+            await self._lay()
+            return
+        limits, place = self._setup.spec.limits, self._place
         under = place.stat().st_dev
         mounts.mount_tmpfs(
             place, size_bytes=limits.workspace_bytes, mode=0o700, uid=self.uid, inodes=limits.workspace_inodes
@@ -50,10 +73,17 @@ class PlainSlot:
         fresh = os.statvfs(place)
         if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
             raise OSError(f"the workspace of slot {self._slot} is not a fresh, empty mount")
-        if self._origin is not None:
-            with self._origin.tar.open("rb") as tar:
+        if self._packed is not None:
+            with self._packed.tar.open("rb") as tar:
                 await workspace_copy.unpack(self._setup, self._slot, self.plan, self._reaper, tar.fileno())
             self.reopen()
+
+    async def _lay(self) -> None:
+        limits = self._setup.spec.limits
+        await self._layered.mount(
+            self._layers, self.uid, size_bytes=limits.workspace_bytes, inodes=limits.workspace_inodes
+        )
+        self.reopen()
 
     def reopen(self) -> None:
         """See that its owner may enter a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
@@ -69,7 +99,21 @@ class PlainSlot:
         return checkpoints.refusal(self._setup.tree.workspace(self._slot))
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
-        """Copy the workspace, and go on in it."""
+        """Freeze the workspace as a layer and go on above it; where that would not be exact, copy it."""
+        exact = len(self._layers) < MAX_LAYERS and not (self._layers and self._layered.has_changed_links)
+        if not checkpoints.layered or not exact:
+            await self._copy(checkpoints, name)
+            return
+        written, files = self._place, "."
+        if self._layers:
+            self._layered.unmount(written=False)
+            written, files = self._layered.written, UPPER
+        made = checkpoints.freeze(name, "", self._layers, written, OneId(self.uid), files)
+        checkpoints.hold(made.layers[:1])
+        self._layers, self._holding = made.layers, True
+        await self._lay()
+
+    async def _copy(self, checkpoints: Checkpoints, name: str) -> None:
         try:
             async with checkpoints.one_at_a_time:
                 with checkpoints.packing(name) as file:
@@ -82,7 +126,14 @@ class PlainSlot:
 
     def discard(self) -> None:
         """Discard the workspace."""
-        syscalls.umount(str(self._setup.tree.workspace(self._slot)))
+        if not self._layers:
+            syscalls.umount(str(self._place))
+            return
+        self._layered.unmount()
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
+        self._layers = self._begins_above
 
     async def start(self) -> SlotProcess:
         """Start bwrap. The slot's ``/dev/pts`` is mounted outside until bwrap has bound it into the slot, where it

@@ -45,6 +45,10 @@ class Tree:
         """The mount point of one slot's workspace."""
         return self.workspaces / str(slot)
 
+    def workspace_parts(self, slot: int) -> Path:
+        """A directory for the parts of one slot's workspace, where it has some."""
+        return self.workspaces / f"{slot}.parts"
+
     def image_root(self, slot: int) -> Path:
         """The mount point of what the root of one slot's image is made from: a plain slot may wait in its workspace."""
         return self.image_roots / str(slot)

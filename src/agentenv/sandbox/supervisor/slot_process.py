@@ -17,7 +17,7 @@ from typing import Protocol
 from agentenv.errors import CheckpointError, ConfigError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen, Packed
+from agentenv.sandbox.supervisor.checkpoints import Checkpoint, Checkpoints, Frozen, Packed
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers, file_bytes
 from agentenv.sandbox.supervisor.image_mounts import Images
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -68,11 +68,11 @@ class SlotSetup:
             return None
         return slot_plan(self.layout, self.spec.container, f"image-{slot}", limits, cpu_millis)
 
-    def packed_of(self, root: RootSpec) -> Packed:
+    def origin_of(self, root: RootSpec) -> Checkpoint | Packed:
         """What a plain slot with this root begins with. Raises CheckpointError."""
         if self.checkpoints is None:
             raise CheckpointError("this container keeps no checkpoints")
-        return self.checkpoints.find_packed(root.checkpoint)
+        return self.checkpoints.find_plain(root.checkpoint)
 
     def require_fit(self, root: RootSpec) -> None:
         """Raises ConfigError when no slot here can ever have this root."""

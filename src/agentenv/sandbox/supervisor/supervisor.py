@@ -60,6 +60,7 @@ from agentenv.sandbox.supervisor import (
     selftest,
     server_process,
     tmux_bundle,
+    workspace_layers,
 )
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
@@ -149,6 +150,7 @@ class Supervisor:
         self._greeted = False
         self._generation = 0
         self._server_broke = ""
+        self._copied = ""
         self._proofs: list[dict[str, object]] = []
         setup, self._private = _prepare_setup(launch, reaper, support)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
@@ -242,6 +244,7 @@ class Supervisor:
             raise isolation.explain_bwrap(error.message) from error
         for slot in others:
             slot.begin()
+        self._copied = await self._why_workspaces_are_copied()
         assert first.process is not None
         address = self._probe_address()
         proofs = await selftest.prove(self._setup, first.process, self._launch.host_namespaces, address)
@@ -250,6 +253,19 @@ class Supervisor:
         if broken is not None:
             raise broken
         first.reset()
+
+    async def _why_workspaces_are_copied(self) -> str:
+        """Why checkpoints of plain slots are copies here; empty if they are layers."""
+        setup, identity = self._setup, self._launch.identity
+        assert setup.checkpoints is not None
+        if identity.mode == isolation.USER:
+            return "only a container that root has started can show the files of one slot as another's"
+        place, uids = self._private / "layers-probe", (identity.slot_uid(0), identity.slot_uid(1))
+        copied = await workspace_layers.refusal(place, setup.root_launcher, self._reaper, uids)
+        setup.checkpoints.layered = not copied
+        if copied:
+            log.warning("checkpoints of workspaces are copies: %s", copied)
+        return copied
 
     def _probe_address(self) -> tuple[str, int]:
         """Address at which a slot with network tries to reach the server, and must fail."""
@@ -284,6 +300,7 @@ class Supervisor:
                 refused,
                 "" if no_images else self._support.format or "",
                 [no_images] if no_images else list(self._support.weaker),
+                self._copied,
             )
         )
         self._greeted = True

@@ -42,13 +42,32 @@ class IdRange:
         """As in ``/proc/PID/uid_map``."""
         return f"0 {self.first} {IDS}\n"
 
+    count = IDS
+
+
+@dataclass(frozen=True)
+class OneId:
+    """The only id of a plain slot, of user and group."""
+
+    first: int
+
+    @property
+    def maps(self) -> str:
+        """As in ``/proc/PID/uid_map``."""
+        return f"0 {self.first} 1\n"
+
+    count = 1
+
+
+Ids = IdRange | OneId
+
 
 async def make_user_namespace(
-    program: Path, ids: IdRange, reaper: Reaper, *, shown: IdRange | None = None, nested: bool = False
+    program: Path, ids: Ids, reaper: Reaper, *, shown: Ids | None = None, nested: bool = False
 ) -> int:
     """A descriptor of a new user namespace, owned by the range's root; nothing lives in it. ``program`` is slotroot.
 
-    ``shown``: instead of a slot's own map, one that shows files written under that range as files of ``ids``, for the
+    ``shown``: instead of a slot's own map, one that shows files written under those ids as files of ``ids``, for the
     mounts of frozen layers. ``nested``: user namespaces may be made in it. Raises SandboxUnavailableError, OSError.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,7 +76,7 @@ async def make_user_namespace(
             arguments = [str(program), "userns", str(ids.first), *(["nested"] if nested else [])]
             pid = _spawn(arguments, theirs.fileno())
             exited = reaper.watch(pid)
-        maps = ids.maps if shown is None else f"{shown.first} {ids.first} {IDS}\n"
+        maps = ids.maps if shown is None else f"{shown.first} {ids.first} {ids.count}\n"
         namespace = await _hand_over(ours, pid, maps)
         try:
             async with asyncio.timeout(_DEADLINE_S):
