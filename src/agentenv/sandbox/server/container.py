@@ -20,6 +20,7 @@ from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.kept_checkpoints import KeptCheckpoints
 from agentenv.sandbox.server.layer_routes import LayerExports
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, Received, SlotHandedOver
@@ -52,6 +53,7 @@ class Container:
         self._heard_at_s = context.poller.loop.time()
         self.attendance = Attendance(unattended_after_s, context.poller.loop.time)
         self.exports = LayerExports(context.supervisor)
+        self.checkpoints = KeptCheckpoints()
         self._slots = [Slot(index, context) for index in range(slots)]
 
     def __repr__(self) -> str:
@@ -137,6 +139,13 @@ class Container:
     def heard(self) -> None:
         """A pool has sent a heartbeat, or was sent a beat."""
         self._heard_at_s = self.context.poller.loop.time()
+
+    def make_room(self) -> None:
+        """Forget the checkpoints of runs that are gone."""
+        leasing = {slot.lease.tags.run for slot in self._slots if slot.lease is not None}
+        for checkpoint in self.checkpoints.stale(leasing, self.context.poller.loop.time()):
+            log.info("checkpoint %s is forgotten: its run has had no slot here for long", checkpoint)
+            self.context.supervisor.drop(checkpoint)
 
     async def end(self, request: EndRequest) -> ReleaseReply:
         """See :meth:`Slot.end`."""

@@ -145,6 +145,8 @@ class Holder:
     def renew(self, request: RenewRequest) -> RenewReply:
         """One heartbeat for many leases."""
         self._container.heard()
+        if self._run is not None:
+            self._container.checkpoints.seen(self._run, self._context.poller.loop.time())
         renewed: list[int] = []
         stale: list[int] = []
         lost: list[LeaseLoss] = []
@@ -172,8 +174,10 @@ class Holder:
 
     async def checkpoint(self, request: CheckpointRequest) -> CheckpointReply:
         """See :meth:`agentenv.sandbox.server.slot.Slot.checkpoint`."""
-        slot = self._container.slot(request.slot)
-        name = await slot.checkpoint(self._own(request.key), request.request_id)
+        slot, key, now = self._container.slot(request.slot), self._own(request.key), self._context.poller.loop.time()
+        self._container.make_room()
+        name = await slot.checkpoint(key, request.request_id)
+        self._container.checkpoints.made(name, slot.run_of(key.epoch) or "", now)
         return CheckpointReply(slot=request.slot, checkpoint=name)
 
     async def restore(self, request: RestoreRequest) -> ReleaseReply:
@@ -193,6 +197,7 @@ class Holder:
         slot = self._container.slot(request.slot)
         slot.admit(self._own(request.key))
         self._context.supervisor.drop(request.checkpoint)
+        self._container.checkpoints.dropped(request.checkpoint)
         return ReleaseReply(slot=request.slot, state=slot.state)
 
     def _own(self, key: LeaseKey) -> LeaseKey:

@@ -37,6 +37,18 @@ async def test_a_run_keeps_its_own_leases(run: str | None, renews: bool) -> None
     container.close()
 
 
+@pytest.mark.parametrize(("renewing", "kept"), [("gone", {"b", "c"}), (None, {"c"})])
+async def test_checkpoints_of_runs_that_are_gone_make_room(renewing: str | None, kept: set[str]) -> None:
+    container, _ = _leased("a")
+    for checkpoint, run in (("b", "gone"), ("c", "a")):
+        container.checkpoints.made(checkpoint, run, asyncio.get_running_loop().time() - 1e6)
+    Holder(container, renewing).renew(RenewRequest(keys=(), ttl_s=60))
+    container.make_room()
+    drop = cast("MagicMock", container.context.supervisor.drop)
+    assert {"b", "c"} - {call.args[0] for call in drop.call_args_list} == kept
+    container.close()
+
+
 async def test_why_a_lease_was_lost_is_for_its_own_run() -> None:
     container, key = _leased("a")
     container.slot(0).lost(Loss.ended, "its agent ended")
