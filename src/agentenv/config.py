@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
-from agentenv.wire.spec import Bind, ContainerSpec, ImageFormat, Isolation, SlotLimits
+from agentenv.wire.spec import Bind, Capability, ContainerSpec, ImageFormat, Isolation, SlotLimits
 
 Driver = Literal["docker", "raw_exec", "apptainer"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
@@ -59,6 +59,8 @@ class ContainerFields(TypedDict, total=False):
     spare_shells: bool
     image_format: ImageFormat
     checkpoint_bytes: int
+    allowed_capabilities: Sequence[Capability]
+    allow_nested_namespaces: bool
 
 
 class ContainerSettings(Settings):
@@ -80,6 +82,8 @@ class ContainerSettings(Settings):
     spare_shells: bool = ContainerSpec.spare_shells
     image_format: ImageFormat = ContainerSpec.image_format
     checkpoint_bytes: Annotated[int, _bounds("checkpoint_bytes")] = ContainerSpec.checkpoint_bytes
+    allowed_capabilities: tuple[Capability, ...] = ContainerSpec.allowed_capabilities
+    allow_nested_namespaces: bool = ContainerSpec.allow_nested_namespaces
 
     @model_validator(mode="after")
     def _possible(self) -> ContainerSettings:

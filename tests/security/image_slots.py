@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import pytest
 
@@ -21,7 +21,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.spec import MIB, ImageFormat, SlotLimits
+from agentenv.wire.spec import MIB, Capability, ImageFormat, SlotLimits
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad, first_pid, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
@@ -123,11 +123,20 @@ class ImageSlots:
 
 @asynccontextmanager
 async def container(
-    images: Images, request: pytest.FixtureRequest | None = None, *, slots: int = 3, image_format: ImageFormat = "auto"
+    images: Images,
+    request: pytest.FixtureRequest | None = None,
+    *,
+    slots: int = 3,
+    image_format: ImageFormat = "auto",
+    allowing: bool = True,
 ) -> AsyncIterator[ImageSlots]:
-    """One container of image slots over this store: local, or of the kind that is the request's parameter."""
+    """One container of image slots over this store: local, or of the kind that is the request's parameter. Unless it is
+    not ``allowing``, leases get all capabilities that there are."""
     kind: Kind = "local" if request is None else request.param
     containers = ContainerSettings(slots_per_container=slots, limits=LIMITS, image_format=image_format)
+    if allowing:
+        allowed = {"allowed_capabilities": get_args(Capability), "allow_nested_namespaces": True}
+        containers = containers.model_copy(update=allowed)
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, images.store)

@@ -486,3 +486,31 @@ async def test_what_root_may_do(slots: ImageSlots) -> None:
     assert told[:2] == ["data", "refused"]
     assert "bin" in told[2]
     assert told[3:] == ["port 80"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"capabilities": ("net_admin",)}, r"root\.capabilities: .*net_admin \(allowed_capabilities\)"),
+        ({"capabilities": ("net_raw",)}, r"root\.capabilities: .*net_raw \(allowed_capabilities\)"),
+        ({"nested_namespaces": True}, r"root\.nested_namespaces: .*allow_nested_namespaces"),
+    ],
+)
+async def test_what_reaches_more_of_the_kernel_is_allowed_by_name(
+    cautious: ImageSlots, asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await cautious.open(**asked)
+    assert await sh(await cautious.open(capabilities=("sys_ptrace",)), "echo works") == "works\n"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def a_cautious_container(images: Images) -> AsyncIterator[ImageSlots]:
+    async with container(images, allowing=False) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cautious(a_cautious_container: ImageSlots) -> AsyncIterator[ImageSlots]:
+    yield a_cautious_container
+    await a_cautious_container.release_all()

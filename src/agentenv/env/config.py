@@ -47,7 +47,7 @@ from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.tools.schema import closest
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
-from agentenv.wire.spec import MIB, Isolation, SlotLimits
+from agentenv.wire.spec import MIB, ContainerSpec, Isolation, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -131,6 +131,13 @@ class AgentFields(FarmFields):
     slot_workspace_mib: int = Field(default=1024, ge=1, description="Size of a workspace; it is in memory")
     checkpoint_mib: int = Field(
         default=4096, ge=0, description="Memory for checkpoints of a container, beside its slots' own"
+    )
+    allowed_capabilities: Names = Field(
+        default_factory=lambda: [str(name) for name in ContainerSpec.allowed_capabilities],
+        description="Capabilities that slots with images may ask for: net_raw, net_admin, sys_ptrace, ...",
+    )
+    allow_nested_namespaces: bool = Field(
+        default=False, description="Slots with images may ask for user namespaces of their own"
     )
     sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
     sandbox_binds: Names = Field(default_factory=list, description="Host paths mounted read-only: source:target,...")
@@ -304,6 +311,8 @@ class AgentFields(FarmFields):
             limits=limits,
             binds=tuple(_bind(text) for text in self.sandbox_binds),
             checkpoint_bytes=self.checkpoint_mib * MIB,
+            allowed_capabilities=tuple(self.allowed_capabilities),
+            allow_nested_namespaces=self.allow_nested_namespaces,
             env=self.sandbox_env,
         )
 

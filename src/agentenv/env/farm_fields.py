@@ -11,6 +11,7 @@ from agentenv.errors import ConfigError
 OF_THE_FARM: Final = (
     "isolation", "slots_per_container", "min_containers", "max_containers", "target_idle_slots",
     "scale_cooldown_s", "slot_processes", "slot_memory_mib", "slot_workspace_mib", "checkpoint_mib",
+    "allowed_capabilities", "allow_nested_namespaces",
     "sandbox_binds", "sandbox_env", "nomad_address", "sandbox_job_id", "sandbox_image", "driver",
 )  # fmt: skip
 """Settings that say what a farm's containers are like, and how many there are."""

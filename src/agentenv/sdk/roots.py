@@ -15,8 +15,8 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.store.reference import is_digest, parse
 from agentenv.store.store import Store
 from agentenv.wire.network import NetworkPolicy
-from agentenv.wire.roots import Capability, RootSpec, Writable
-from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, SlotLimits
+from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, Capability, SlotLimits
 
 Network = Literal["none", "public"] | Sequence[str] | NetworkPolicy
 """What a sandbox may reach: nothing; everything but this machine and closed networks; or only these hosts
@@ -118,7 +118,10 @@ def container_for(root: ImageRoot, settings: ContainerSettings) -> ContainerSett
     if not memory_bytes and root.storage_mib is not None and asked.writable == "memory":
         memory_bytes = asked.writable_bytes + _ROOM_BYTES
     limits = replace(settings.limits, memory_bytes=max(settings.limits.memory_bytes, memory_bytes))
-    return _with(settings, limits, asked.network)
+    allowed = tuple(dict.fromkeys((*settings.allowed_capabilities, *asked.capabilities)))
+    nested = settings.allow_nested_namespaces or asked.nested_namespaces
+    update = {"allowed_capabilities": allowed, "allow_nested_namespaces": nested}
+    return _with(settings, limits, asked.network).model_copy(update=update)
 
 
 def plain_container_for(fields: RootFields, settings: ContainerSettings) -> ContainerSettings:

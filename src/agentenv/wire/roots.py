@@ -10,15 +10,13 @@ from typing import Any, Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
-from agentenv.wire.spec import MIB, SlotLimits, build
+from agentenv.wire.spec import MIB, Capability, SlotLimits, build
 
 Writable = Literal["memory", "disk"]
-Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"]
-"""Capabilities over the slot's own namespaces that a lease may ask for, beyond those that every image slot has."""
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_ENV: Final = 500
-_UNASKED: Final = {"image": "", "cpu_millis": 0, "writable": "memory"}
+_UNASKED: Final = {"image": "", "cpu_millis": 0, "writable": "memory", "nested_namespaces": False}
 """The values of fields with which nothing is asked for."""
 
 
@@ -99,11 +97,13 @@ def shm_bytes(given_bytes: int, memory_bytes: int) -> int:
 
 def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> ConfigError | None:
     """Why a container cannot hold such a root; None if it can. ``limits`` are those of its slots, ``refused`` the
-    fields of a root that it cannot hold at all, or with a value (``writable=memory``), each with the reason."""
+    fields of a root that it cannot hold at all, or with a value (``writable=memory``, ``capabilities=net_raw``), each
+    with the reason."""
     for name, reason in refused.items():
         field_name, _, value = name.partition("=")
         asked = getattr(root, field_name)
-        if asked == value if value else asked != _UNASKED.get(field_name):
+        values = asked if isinstance(asked, tuple) else (asked,)
+        if value in values if value else asked != _UNASKED.get(field_name):
             return ConfigError(f"root.{field_name}", reason)
     for name in ("memory_bytes", "processes"):
         wanted, most = getattr(root, name), getattr(limits, name)

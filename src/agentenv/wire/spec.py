@@ -21,6 +21,8 @@ MEMORY_HEADROOM_BYTES = 64 * MIB
 """Minimum memory left for a slot's processes when all its file systems are full."""
 
 Isolation = Literal["auto", "full", "user"]
+Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"]
+"""Capabilities over the slot's own namespaces that a lease may ask for, beyond those that every image slot has."""
 ImageFormat = Literal["auto", "erofs", "tree", "shifted"]
 ATTACHED = "attached"
 """In :attr:`ContainerSpec.closed_networks`: all networks the container itself is attached to."""
@@ -102,6 +104,11 @@ class ContainerSpec:
     checkpoint_bytes: int = field(default=4096 * MIB, metadata=_within(0, 2**50))
     """Memory that all checkpoints of the container may take together, beside that of the slots. 0: there are none.
     Those of slots that write to a disk take theirs there instead."""
+    allowed_capabilities: tuple[Capability, ...] = ("sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod")
+    """What a lease with an image may ask for. Not by default: ``net_admin`` and ``net_raw``, with which programs reach
+    parts of the kernel that have often been flawed (packet filters, packet sockets)."""
+    allow_nested_namespaces: bool = False
+    """Leases with an image may ask for ``nested_namespaces``: its programs reach most of the kernel then."""
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
@@ -110,6 +117,8 @@ class ContainerSpec:
                 self._check(setting.name, least <= getattr(self, setting.name) <= most, f"{least} to {most}")
         self._check("isolation", self.isolation in get_args(Isolation), ", ".join(get_args(Isolation)))
         self._check("image_format", self.image_format in get_args(ImageFormat), ", ".join(get_args(ImageFormat)))
+        unknown = set(self.allowed_capabilities) - set(get_args(Capability))
+        self._check("allowed_capabilities", not unknown, ", ".join(get_args(Capability)))
         networks = all(map(_is_network, self.closed_networks))
         self._check("closed_networks", networks, "IPv4 networks as 10.0.0.0/8, or attached")
 

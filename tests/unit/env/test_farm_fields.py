@@ -15,6 +15,7 @@ OTHERS: dict[str, Any] = {
     "sandbox_job_id": "another", "sandbox_image": "another", "driver": "raw_exec", "scale_cooldown_s": 1.0,
     "target_idle_slots": 1, "min_containers": 2, "max_containers": 9, "slots_per_container": 9, "slot_processes": 99,
     "slot_memory_mib": 4096, "slot_workspace_mib": 512, "checkpoint_mib": 1,
+    "allowed_capabilities": ["net_raw"], "allow_nested_namespaces": True,
 }  # fmt: skip
 
 

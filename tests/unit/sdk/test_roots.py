@@ -89,6 +89,7 @@ def test_a_container_of_ones_own_has_what_the_root_asks_for(root: ImageRoot) -> 
     assert unfit(spec, made.limits, {}) is None
     assert made.limits.memory_bytes >= SlotLimits().memory_bytes, "nor less than it would have"
     assert not made.allow_network
+    assert made.allowed_capabilities == ContainerSettings().allowed_capabilities
     assert container_for(ImageRoot("debian", network="public"), ContainerSettings()).allow_network
 
 
@@ -131,3 +132,9 @@ def test_capabilities_and_namespaces_reach_the_root() -> None:
     spec = ImageRoot("debian", capabilities=["net_raw"], nested_namespaces=True).spec("sha256:" + "a" * 64)
     assert (spec.capabilities, spec.nested_namespaces) == (("net_raw",), True)
     assert RootSpec.parse(spec.to_dict()) == spec
+
+
+def test_a_container_of_ones_own_allows_what_the_root_asks_for() -> None:
+    made = container_for(ImageRoot("debian", capabilities=["net_raw"], nested_namespaces=True), ContainerSettings())
+    assert made.allowed_capabilities == (*ContainerSettings().allowed_capabilities, "net_raw")
+    assert made.allow_nested_namespaces

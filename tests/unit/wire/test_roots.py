@@ -65,6 +65,14 @@ def test_what_a_container_cannot_hold_at_all_is_refused_if_it_is_asked_for() -> 
     _says(unfit(root(), LIMITS, {"image": "plain slots only"}), "root.image: plain slots only")
 
 
+def test_a_capability_is_refused_by_its_name() -> None:
+    refused = {"capabilities=net_admin": "no net_admin", "nested_namespaces": "none of them"}
+    asked = root(capabilities=("sys_nice", "net_admin"))
+    _says(unfit(asked, LIMITS, refused), "root.capabilities: no net_admin")
+    _says(unfit(root(nested_namespaces=True), LIMITS, refused), "root.nested_namespaces: none of them")
+    assert unfit(root(capabilities=("sys_nice",)), LIMITS, refused) is None
+
+
 def test_shared_memory_leaves_room_in_small_slots() -> None:
     assert shm_bytes(64 * MIB, 2048 * MIB) == 64 * MIB
     assert shm_bytes(64 * MIB, 100 * MIB) == 25 * MIB

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.slot_env import GITCONFIG
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
-from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
+from agentenv.wire.spec import Bind, Capability, SandboxSpec, SlotLimits
 
 FULL = "full"
 USER = "user"
@@ -233,6 +234,11 @@ def refused_roots(spec: SandboxSpec, controllers: Iterable[str], images: str, me
         refused["writable=memory"] = f'{memory} Ask for the disk by name: writable = disk, storage="disk".'
     if disk:
         refused["writable=disk"] = disk
+    for name in get_args(Capability):
+        if name not in spec.allowed_capabilities:
+            refused[f"capabilities={name}"] = f"this container does not allow {name} (allowed_capabilities)"
+    if not spec.allow_nested_namespaces:
+        refused["nested_namespaces"] = "this container does not allow them (allow_nested_namespaces)"
     return refused
 
 

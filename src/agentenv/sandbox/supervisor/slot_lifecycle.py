@@ -165,11 +165,15 @@ class SlotLifecycle:
                 self._services.setup.require_fit(root)
                 self._next = self._made_from(root)
             except (AgentEnvError, OSError) as error:
-                refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
-                self._services.reports.refused(self, refused)
-                self._turn(SlotPhase.resetting)
-                return
-            self._turn(SlotPhase.rerooting)
+                self.refuse(error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error)))
+            else:
+                self._turn(SlotPhase.rerooting)
+
+    def refuse(self, why: AgentEnvError) -> None:
+        """It cannot have the root that was asked for; ignored while the slot is not ready."""
+        if self.phase is SlotPhase.ready:
+            self._services.reports.refused(self, why)
+            self._turn(SlotPhase.resetting)
 
     def _made_from(self, root: RootSpec) -> SlotKind:
         setup, reaper = self._services.setup, self._services.reaper

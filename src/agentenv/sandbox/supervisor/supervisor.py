@@ -80,7 +80,7 @@ from agentenv.sandbox.supervisor.slot_network import NetworkServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
 from agentenv.tasks import TaskSet
 from agentenv.wire.network import NetworkPolicy
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import SandboxSpec
 from agentenv.wire.states import SlotPhase
 
@@ -369,7 +369,7 @@ class Supervisor:
             case Seal(number, epoch) if epoch == self._slots[number].epoch:
                 self._slots[number].seal()
             case Reroot(number, epoch, root) if epoch == self._slots[number].epoch:
-                self._slots[number].reroot(RootSpec.parse(root))
+                self._reroot(self._slots[number], RootSpec.parse(root))
             case Connect(number, epoch, policy) if epoch == self._slots[number].epoch:
                 self._slots[number].connect(NetworkPolicy.parse(policy))
             case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
@@ -382,6 +382,13 @@ class Supervisor:
                 self._slots[number].remember(lease)
             case Fence(generation):
                 self._generation = max(self._generation, generation)
+
+    def _reroot(self, slot: SlotLifecycle, root: RootSpec) -> None:
+        """The server has looked too, but it is the side that is less trusted."""
+        if why := unfit(root, self._launch.spec.limits, self._refused_roots()):
+            slot.refuse(why)
+        else:
+            slot.reroot(root)
 
     async def _export(self, checkpoint: str, layer: int) -> None:
         descriptor, layers, reason = -1, 0, ""

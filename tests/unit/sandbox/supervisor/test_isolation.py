@@ -6,6 +6,7 @@ import dataclasses
 import stat
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +24,7 @@ from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.sandbox.supervisor.selftest import Ran
 from agentenv.slots.backends.base import StartFailed
-from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
+from agentenv.wire.spec import Bind, Capability, SandboxSpec, SlotLimits
 
 ROOT = Identity(FULL, 0, 0, uid_block=2)
 ORDINARY = Identity(USER, 1000, 1000)
@@ -303,9 +304,18 @@ def test_a_kernel_without_openat2_is_not_served_on(status: int, holds: bool, say
     assert says in proof.detail
 
 
+def test_what_has_to_be_allowed_is_refused_by_its_name() -> None:
+    cautious = SandboxSpec(container="c", token_file="/t", data_dir="/d", store_dir="/s")
+    refused = isolation.refused_roots(cautious, ("cpu", "memory", "pids"), "", "", "")
+    assert set(refused) == {"capabilities=net_raw", "capabilities=net_admin", "nested_namespaces"}
+    assert "allowed_capabilities" in refused["capabilities=net_admin"]
+    assert "allow_nested_namespaces" in refused["nested_namespaces"]
+
+
 def test_what_of_a_root_a_container_refuses() -> None:
     plain = SandboxSpec(container="c", token_file="/t", data_dir="/d")
-    with_store = dataclasses.replace(plain, store_dir="/s")
+    allowing = dataclasses.replace(plain, allowed_capabilities=get_args(Capability), allow_nested_namespaces=True)
+    with_store = dataclasses.replace(allowing, store_dir="/s")
     every = ("cpu", "memory", "pids")
 
     assert isolation.refused_roots(with_store, every, "", "", "") == {}

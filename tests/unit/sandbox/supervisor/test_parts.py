@@ -6,12 +6,18 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.supervisor import launch, mounts, server_process, sweep
+from agentenv.sandbox.supervisor import isolation, launch, mounts, server_process, sweep
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop
+from agentenv.sandbox.supervisor.supervisor import Supervisor
+from agentenv.wire.roots import RootSpec
+from agentenv.wire.spec import Capability, SandboxSpec
 
 
 def test_a_crash_loop_is_so_many_within_so_long() -> None:
@@ -99,3 +105,17 @@ def test_the_server_imports_from_where_its_supervisor_does(monkeypatch: pytest.M
     assert (Path(own) / "agentenv/__init__.py").is_file()
     assert named == ["/srv/packages", "/usr/lib"]
     assert Path("/usr/lib") in mounts.interpreter_directories(), "shown to the server where it could not reach it"
+
+
+@pytest.mark.parametrize(("capabilities", "allowed"), [(("net_admin",), False), (("sys_nice",), True)])
+def test_the_supervisor_refuses_what_a_server_should_have_refused(
+    capabilities: tuple[Capability, ...], allowed: bool
+) -> None:
+    spec = SandboxSpec(container="c", token_file="/t", data_dir="/d", store_dir="/s")
+    refused = isolation.refused_roots(spec, ("cpu", "memory", "pids"), "", "", "")
+    supervisor = SimpleNamespace(_launch=SimpleNamespace(spec=spec), _refused_roots=lambda: refused)
+    slot = Mock()
+    asked = RootSpec(f"sha256:{'a' * 64}", capabilities=capabilities)
+    Supervisor._reroot(cast("Supervisor", supervisor), slot, asked)
+    assert slot.reroot.called == allowed
+    assert slot.refuse.called != allowed
