@@ -169,8 +169,8 @@ def test_a_busy_machine_is_mentioned_and_every_target_explained() -> None:
 
 
 def test_there_is_a_measurement_for_every_id() -> None:
-    farm = {f"F{number}" for number in (*range(1, 12), 14)} | {"F3.real"}
-    images = {"I1", "I4", "I5", "I6", "I7", "I8", "I9"}
+    farm = {f"F{number}" for number in range(1, 15)} | {"F3.real"}
+    images = {"I1", "I4", "I5", "I6", "I7", "I8", "I9", "I10"}
     assert TARGETS.keys() == {f"T{number}" for number in range(1, 10)} | farm | images | {"S1", "N1", "N2"}
 
 

@@ -4,7 +4,8 @@ Every method takes ``now`` (monotonic seconds) where time matters and returns th
 must perform, in order. The rules it keeps for any order of events:
 
 - whose turn it is, the line decides (:mod:`agentenv.slots.line`); a waiter put back keeps its place;
-- a group gets all of its slots together, or none;
+- a group gets all of its slots together, or none; of those that lack slots when some are lost, only the first keeps
+  what it has, or they would wait for each other's;
 - slots are leased packed low: lowest container index, then lowest slot;
 - a waiter that needs a particular container holds up nobody while that has no room, and fails when that leaves;
 - a slot has at most one lease, and is leased again only after its container reported it free;
@@ -141,7 +142,7 @@ class Ledger:
 
     def quarantined(self, container_id: str, slot: int, now: float) -> list[Command]:
         """The container could not verify the reset. A container is retired when most of its slots are quarantined."""
-        return self._reset_done(container_id, slot, SlotState.quarantined, now)
+        return self._let_one_gather(now) + self._reset_done(container_id, slot, SlotState.quarantined, now)
 
     def taken(self, container_id: str, slot: int, holder: Holder, now: float) -> list[Command]:
         """The container has leased a slot that was not requested here: a lease of ours from before a restart, or
@@ -284,7 +285,8 @@ class Ledger:
             slot.lease = None
             self._counts.move_slot(container, slot, SlotState.gone, now)
         self._counts.forget_gone()
-        return commands + self._refuse(self._images.gone(container, now), now) + self._settle(now)
+        commands += self._refuse(self._images.gone(container, now), now)
+        return commands + self._let_one_gather(now) + self._settle(now)
 
     # -- images -------------------------------------------------------------------------------
 
@@ -491,6 +493,20 @@ class Ledger:
         waiter = self._waiter_of(lease)
         waiter.confirmed -= lease.state is LeaseState.granted
         self._waiters.lease_refused(waiter, lease.position)
+
+    def _let_one_gather(self, now: float) -> list[Command]:
+        """Slots are gone for good: of the groups that lack some, all but the first give back what they have. They keep
+        their turn."""
+        commands: list[Command] = []
+        for waiter in self._waiters.gatherers()[1:]:
+            for lease in self._leases_of(waiter):
+                self._put_back(lease)
+                if lease.state is LeaseState.granted:
+                    commands += self._give_back(lease, LeaseState.released, now)
+                else:  # it is given back when the container answers; until then it counts beside its waiter
+                    self._line.took(lease.tags.run, lease.tags.kind)
+                    lease.ticket = None
+        return commands
 
     def _adopt(self, container: ContainerRecord, slot: SlotRecord, holder: Holder, now: float) -> None:
         lease = LeaseRecord(self._number(), None, holder.trajectory, slot, tags=holder.tags, state=LeaseState.granted)

@@ -185,6 +185,12 @@ class Waiters:
         short = (self._by_ticket[ticket] for ticket in self._short)
         return [*self._particular.values(), *(one for one in short if one.request.container)]
 
+    def gatherers(self) -> list[Waiter]:
+        """Those that have a part of their slots and could have the others anywhere, the first to be served first."""
+        tickets = self._short if self.gathering is None else [*self._short, self.gathering]
+        waiters = (self._by_ticket[ticket] for ticket in dict.fromkeys(tickets))
+        return [one for one in waiters if not one.request.container and 0 < len(one.missing) < len(one.leases)]
+
     def lease_requested(self, waiter: Waiter, position: int, lease: int) -> None:
         """A lease is being requested for one of its trajectories."""
         waiter.leases[position] = lease
@@ -196,6 +202,9 @@ class Waiters:
         if not waiter.missing:
             insort(self._short, waiter.ticket)
         waiter.leases[position] = None
+        if waiter.ticket in self.aside:  # for one slot more now
+            self.aside.remove(waiter.ticket)
+            self.aside.add(waiter.request.image, _key(waiter), waiter.ticket, len(waiter.missing))
 
     def remove(self, ticket: int) -> Waiter | None:
         """It has its slots, or has left. Slots counted to its run that it has no lease of are given back; each of its

@@ -334,3 +334,39 @@ def test_a_refused_lease_of_a_particular_container_holds_up_nobody() -> None:
     ledger.refuse(grant.lease, 1)
     assert _grants(_ask_of(ledger, "", "other")) == [("other", "a", 0)]
     assert _grants(ledger.freed("b", 0, 2)) == [("x", "b", 0)]
+
+
+def test_groups_that_lose_slots_do_not_wait_for_each_others() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 2), ("c", 2, 2))
+    _take(ledger, "single")
+    _, first = ledger.enqueue(SlotRequest(("p", "q")), 0, 100)
+    _, second = ledger.enqueue(SlotRequest(("r", "s")), 0, 100)
+    assert _grants(first) == [("p", "a", 1), ("q", "b", 0)]
+    assert _grants(second) == [("r", "b", 1), ("s", "c", 0)]
+    kept, given = first[1], second[0]
+    assert isinstance(kept, Grant)
+    assert isinstance(given, Grant)
+    ledger.confirm(kept.lease, 1)
+    assert ledger.lose("c", "gone", 2) == [], "it takes the slot that it was about to have"
+    ledger.confirm(given.lease, 3)
+    lost = ledger.lose("a", "gone", 4)
+    assert Reclaim("b", 1, given.lease) in lost
+    granted = ledger.freed("b", 1, 5)
+    assert _grants(granted) == [("p", "b", 1)]
+    (again,) = [one for one in granted if isinstance(one, Grant)]
+    assert {one.trajectory for one in ledger.confirm(again.lease, 6) if isinstance(one, HandOver)} == {"p", "q"}
+    for lease in (kept.lease, again.lease):
+        ledger.release(lease, 7)
+    assert [*_grants(ledger.freed("b", 0, 8)), *_grants(ledger.freed("b", 1, 8))] == [("r", "b", 0), ("s", "b", 1)]
+
+
+def test_what_a_group_asks_for_and_is_to_give_back_is_given_back_when_it_comes() -> None:
+    ledger = _with(("a", 0, 1), ("b", 1, 2), ("c", 2, 1))
+    ledger.enqueue(SlotRequest(("p", "q")), 0, 100)
+    _, second = ledger.enqueue(SlotRequest(("r", "s")), 0, 100)
+    asked = second[0]
+    assert isinstance(asked, Grant)
+    ledger.lose("c", "gone", 1)
+    assert ledger.lose("a", "gone", 1) == []
+    assert ledger.confirm(asked.lease, 2) == [Reclaim("b", 1, asked.lease)]
+    assert _grants(ledger.freed("b", 1, 3)) == [("p", "b", 1)]
