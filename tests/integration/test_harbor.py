@@ -16,13 +16,15 @@ from agentenv.errors import ConfigError
 from agentenv.report import read_records
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
-from agentenv.testing import Call, Reply
+from agentenv.testing import Call, Reply, ScriptedPolicy
 from examples.base_image import make_base
 from examples.harbor import __main__ as command
 from examples.harbor.env import HarborConfig, HarborEnv
+from examples.harbor.players import empty, oracle
+from examples.harbor.task_file import read_task
 from examples.scripted import play
 from tests.debian_images import base_in_cache
-from tests.integration.results import rows
+from tests.integration.results import processed, rows
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import settings
 
@@ -171,3 +173,11 @@ def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path) -> None:
     config = HarborConfig(**{**values, "tasks": str(TASKS), "tool_pool_mode": "fake"})
     with pytest.raises(ConfigError, match="tool_pool_mode"):
         HarborEnv(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="unused")])
+
+
+async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:
+    task = read_task(TASKS / "count-requests", {})
+    async with ScriptedPolicy({task.name: [oracle(task), empty(task)]}) as policy:
+        groups = await processed(tmp_path, policy, "examples.harbor.env", {"tasks": str(task.directory)})
+    assert [[member.score for member in group.trajectories] for group in groups] == [[1.0, 0.0]]
+    assert groups[0].trajectories[0].messages[1]["content"].startswith("[task:count-requests]")

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from agentenv.report import read_records
+from agentenv.report import read_records as read_rollouts
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
-from agentenv.testing import Call, Reply
+from agentenv.testing import Call, Reply, ScriptedPolicy
 from examples.base_image import make_base
 from examples.scripted import play
 from examples.swe import __main__ as command
 from examples.swe import debian, releases
 from examples.swe.image_env import SweImageEnv
+from examples.swe.players import empty, oracle
+from examples.swe.records import read_records
 from tests.debian_images import base_in_cache
-from tests.integration.results import rows
+from tests.integration.results import processed, rows
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
@@ -68,7 +70,7 @@ async def played(records: Path, tmp_path: Path, commands: Sequence[str], **field
             [Reply("", (Call("bash", {"command": text, "env": {"GOLD": gold}}),)), Reply("done")] for text in commands
         ],
     )
-    (group,) = read_records(tmp_path / "rollouts.jsonl")
+    (group,) = read_rollouts(tmp_path / "rollouts.jsonl")
     return list(group.trajectories)
 
 
@@ -142,3 +144,11 @@ async def test_an_image_of_another_commit_is_the_tasks_fault(records: Path, tmp_
     (member,) = await played(other, tmp_path, ["true"])
     assert (member.score, member.fault) == (None, "task")
     assert "has no ffff" in member.error
+
+
+async def test_the_environments_own_command_plays_records_for_a_model(records: Path, tmp_path: Path) -> None:
+    (record,) = read_records([json.loads(records.read_text())])
+    async with ScriptedPolicy({RECORD: [oracle(record), empty(record)]}) as policy:
+        groups = await processed(tmp_path, policy, "examples.swe.image_env", {"dataset_name": str(records)})
+    assert [[member.score for member in group.trajectories] for group in groups] == [[1.0, 0.0]]
+    assert record.problem_statement in groups[0].trajectories[0].messages[1]["content"]
