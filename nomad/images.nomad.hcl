@@ -2,7 +2,8 @@
 # farm's containers mount read-only (variable image_volume of sandbox.nomad.hcl). It alone has the network and the
 # registries' credentials, and it is an ordinary process: no capability, no other user's rights.
 #
-#   nomad var put nomad/jobs/agentenv-images token=$(openssl rand -hex 32) auth=@auth.json
+#   (umask 077; openssl rand -hex 32 > keeper.token)
+#   nomad var put nomad/jobs/agentenv-images token=@keeper.token auth=@auth.json
 #   nomad job run -var image=registry.example.com/agentenv-farm:1 nomad/images.nomad.hcl
 #
 # `token` is what the farm service and all keepers share ([images] keeper_token_file of its settings). `auth` has the

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -34,7 +35,7 @@ from tests.farm_process import COMMAND, SETTINGS, FarmProcess
 from tests.image_sources import member, oci_layout, tar_of
 from tests.integration.test_env_prepared import PreparedEnv
 from tests.small_image import small_image
-from tests.unit.env.env_stubs import SOLVE, environment
+from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
 from tests.waiting import START_S, eventually
 
 pytestmark = [
@@ -147,6 +148,19 @@ async def test_what_is_prefetched_is_on_the_node_before_anybody_leases(shared: S
     await eventually(there)
 
 
+async def test_images_are_prefetched_by_the_command(shared: Shared) -> None:
+    image = shared.image("asked")
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "images", "prefetch", "--json", "--farm", shared.farm.url, "--token", shared.access.token,
+        image, "oci:/nowhere", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    told = json.loads((await process.communicate())[0])["images"]
+    assert process.returncode == 1
+    assert (told[0]["place"], told[0]["error"], told[1]["digest"]) == (shared.farm.url, None, None)
+    (node,) = await shared.where()
+    assert told[0]["digest"] in node.stored
+
+
 async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: Shared) -> None:
     images = shared.directory / "images"
     oci_layout(images / "broken", b"this is no tar" * 100, how="")
@@ -214,6 +228,40 @@ async def test_a_group_is_prepared_once_and_nothing_of_it_stays_on_the_farm(shar
     async with FarmPool(shared.access) as pool:
         with pytest.raises(CheckpointError, match="there is no checkpoint"):
             await pool.lease("t", root=state.checkpoint.root, container=state.checkpoint.container)
+
+
+class ImageEnv(AnswerEnv):
+    """Each item has an image of its own, whose name the verifier looks for."""
+
+    def task_image(self, item: Any) -> str:
+        return str(item["image"])
+
+    async def verify_and_score_trajectory(
+        self, item: Any, final_response: str, *, exec_tool: Any, **_: Any
+    ) -> tuple[float, dict[str, Any]]:
+        result = await exec_tool.terminal("cat answer /etc/issue; id -u")
+        return float(result.stdout == f"42\n{item['id']}0\n"), {}
+
+
+async def test_an_environments_items_have_images_which_are_fetched_ahead(shared: Shared, tmp_path: Path) -> None:
+    of_the_farm = {"tool_pool_mode": "farm", "farm_url": shared.farm.url, "farm_token": shared.token}
+    async with environment(
+        ImageEnv, tmp_path, {"*": [SOLVE]}, require_sandbox=False, group_size=2, **of_the_farm
+    ) as env:
+        env.items = [{"id": name, "image": shared.image(name)} for name in ("item-a", "item-b", "item-c")]
+        before = len((await shared.where())[0].stored)
+        first = await env.get_next_item()
+        second = await env.get_next_item()
+
+        async def all_there() -> bool:
+            return len((await shared.where())[0].stored) == before + 3
+
+        await eventually(all_there)  # the last is not even drawn by anybody
+        for item in (first, second, await env.get_next_item()):
+            group, _ = await env.collect_trajectories(item)
+            assert group is not None
+            assert group["scores"] == [1.0, 1.0]
+        assert await env.get_next_item() is None
 
 
 @pytest.mark.parametrize("reference", ["dockerfile:.", "docker-daemon:task:1"])

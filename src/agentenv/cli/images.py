@@ -1,4 +1,4 @@
-"""``agentenv images pull | build | list | gc | serve``: the image store of this machine."""
+"""``agentenv images pull | build | list | prefetch | gc | serve``: the image store of this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentenv.cli.image_keeper import serve
+from agentenv.cli.image_prefetch import prefetch
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import err, escape, out, print_json, verb
 from agentenv.cli.progress import shown
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 images = group("Images that slots have as their root: this machine's store of them.")
 
 images.command()(serve)
+images.command()(prefetch)
 
 StoreOption = Annotated[
     Path | None,

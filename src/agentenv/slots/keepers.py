@@ -50,7 +50,7 @@ class Keepers:
     """See the module. Implements :class:`agentenv.slots.yard.ImageStores`. An async context manager."""
 
     def __init__(self, token: str, url_of: Callable[[ContainerHandle], str]) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token
         self._url_of = url_of
         self._urls: dict[str, str] = {}
         """By node; those whose containers are gone are kept, they may still resolve."""
@@ -197,27 +197,46 @@ class Keepers:
         wait_s: float,
         path: str = "/v1/images",
     ) -> Reply:
-        """Raises ConnectionLostError, ProtocolError, or what the keeper refused."""
+        """As :func:`ask_keeper`."""
         assert self._session is not None, "used inside `async with`"
-        url = f"{self._urls[node]}{path}"
-        timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S)
-        data = None if body is None else body.model_dump_json().encode()
-        try:
-            async with self._session.request(
-                method, url, data=data, params=params, headers=self._headers, timeout=timeout, allow_redirects=False
-            ) as answer:
-                raw = await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ConnectionLostError(f"{url} cannot be reached: {error or 'no answer in time'}") from error
-        if answer.status != 200:
-            said = error_reply(raw)
-            if said is None:
-                raise ConnectionLostError(f"{url} answered HTTP {answer.status}")
-            raise from_wire(said.error, f"{url}: {said.message}", said.next_step)
-        try:
-            return model.model_validate_json(raw)
-        except ValidationError as error:
-            raise ProtocolError(f"{url}: {error}") from error
+        url, token = self._urls[node], self._token
+        return await ask_keeper(self._session, url, token, model, method, body, params=params, wait_s=wait_s, path=path)
 
     def __repr__(self) -> str:
         return f"<Keepers of {len(self._urls)} nodes>"
+
+
+async def ask_keeper(
+    session: aiohttp.ClientSession,
+    url: str,
+    token: str,
+    model: type[Reply],
+    method: str,
+    body: WireModel | None = None,
+    *,
+    params: Mapping[str, str] = {},
+    wait_s: float,
+    path: str = "/v1/images",
+) -> Reply:
+    """What the keeper at ``url`` answers to somebody who may be held back for ``wait_s``. Raises
+    ConnectionLostError, ProtocolError, or what it refused."""
+    place = f"{url.rstrip('/')}{path}"
+    timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S)
+    headers = {"Authorization": f"Bearer {token}"}
+    data = None if body is None else body.model_dump_json().encode()
+    try:
+        async with session.request(
+            method, place, data=data, params=params, headers=headers, timeout=timeout, allow_redirects=False
+        ) as answer:
+            raw = await answer.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise ConnectionLostError(f"{place} cannot be reached: {error or 'no answer in time'}") from error
+    if answer.status != 200:
+        said = error_reply(raw)
+        if said is None:
+            raise ConnectionLostError(f"{place} answered HTTP {answer.status}")
+        raise from_wire(said.error, f"{place}: {said.message}", said.next_step)
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise ProtocolError(f"{place}: {error}") from error

@@ -92,3 +92,52 @@ def test_a_keeper_needs_its_token(tmp_path: Path, command: Command) -> None:
     code, _, stderr = command.run("images", "serve", "--token-file", str(tmp_path / "none"))
     assert code != 0
     assert "cannot be read" in stderr
+
+
+def test_prefetched_into_this_machines_store(command: Command, reference: str) -> None:
+    told = command.told("images", "prefetch", reference, "oci:/nonexistent")["images"]
+    assert told[0] == {**told[0], "reference": reference, "error": None}
+    assert [one["digest"] for one in command.told("images", "list")["images"]] == [told[0]["digest"]]
+    assert (told[1]["digest"], told[1]["error"]["code"]) == (None, "config")
+    code, said, stderr = command.run("images", "prefetch", reference, "oci:/nonexistent")
+    assert (code, said.split()[:2]) == (1, [reference, told[0]["digest"]])
+    assert "there is no /nonexistent" in stderr
+
+
+def test_prefetched_by_a_keeper(tmp_path: Path, command: Command, reference: str) -> None:
+    (tmp_path / "token").write_text("keepers-token-0123456789")
+    serve = (
+        "images",
+        "serve",
+        "--port",
+        "0",
+        "--json",
+        "--allow-path",
+        str(tmp_path),
+        "--store",
+        str(tmp_path / "far"),
+    )
+    with command.started(*serve, "--token-file", str(tmp_path / "token")) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        asked = ("images", "prefetch", "--keeper", url, "--token-file", str(tmp_path / "token"))
+        good, bad = command.told(*asked, reference, f"oci:{tmp_path}/none")["images"]
+        assert (good["place"], good["error"]) == (url, None)
+        assert Store(tmp_path / "far").find(good["digest"]) is not None
+        assert bad["error"]["message"].startswith("image: there is no")
+        code, said, _ = command.run(*asked, reference)
+        assert (code, said.split()) == (0, [reference, good["digest"], url])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--farm", "http://127.0.0.1:9", "--keeper", "http://127.0.0.1:9"], "the farm asks its keepers itself"),
+        (["--keeper", "http://127.0.0.1:9"], "give both"),
+        (["--farm", "http://127.0.0.1:9", "--token", "x"], "the nodes of this farm fetch their images"),
+    ],
+)
+def test_prefetch_refuses_what_makes_no_sense(command: Command, arguments: list[str], said: str) -> None:
+    code, _, stderr = command.run("images", "prefetch", *arguments, "dockerfile:.")
+    assert code == 2
+    assert said in stderr
