@@ -69,9 +69,13 @@ async def test_programs_and_servers(tmp_path: Path) -> None:
     assert await output_of(examples("docs/sandbox.md")[4], tmp_path) == expected
 
 
+async def test_servers_without_asyncio(tmp_path: Path) -> None:
+    assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == "from the sandbox\nHTTP/1.0 200 OK\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
 async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
     small_image(tmp_path / "layout")
     expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
-    assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == expected

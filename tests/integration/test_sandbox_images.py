@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import threading
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, ToolContext
+from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, Sandbox, ToolContext
 from agentenv.errors import (
     CheckpointError,
     ConfigError,
+    InfraError,
     InvalidArgumentsError,
     PoolClosedError,
     SandboxUnavailableError,
 )
 from agentenv.sdk.processes import ExecResult
+from tests.integration.awaited import awaited
 from tests.small_image import small_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
@@ -30,13 +35,21 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     place = tmp_path_factory.mktemp("images")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTENV_CACHE_DIR", str(place / "cache"))
-        yield {user: small_image(place / f"layout-{user}", user=user) for user in ("", "app")}
+        yield {user: small_image(place / f"layout-{user}", user=user) for user in ("", "app", "1234:staff")}
 
 
-@pytest.fixture
-async def box(images: dict[str, str]) -> AsyncIterator[AsyncSandbox]:
-    async with AsyncSandbox(image=images[""], memory_mib=512, storage_mib=128, forks=2) as opened:
-        yield opened
+@pytest.fixture(params=["awaited", "plain"])
+async def box(images: dict[str, str], request: pytest.FixtureRequest) -> AsyncIterator[AsyncSandbox]:
+    """Of both kinds: what one can the other can."""
+    if request.param == "awaited":
+        async with AsyncSandbox(image=images[""], memory_mib=512, storage_mib=128, forks=2) as opened:
+            yield opened
+        return
+    plain = Sandbox(image=images[""], memory_mib=512, storage_mib=128, forks=2)
+    try:
+        yield awaited(await asyncio.to_thread(plain.open))
+    finally:
+        await asyncio.to_thread(plain.close)
 
 
 USERS = [
@@ -110,6 +123,9 @@ async def test_bytes_pass_unchanged_up_to_the_cap(box: AsyncSandbox) -> None:
     assert cut.stdout_bytes == every[:500] + every[-500:]
     assert cut.stdout_dropped_bytes == len(every) - 1000
     assert (await box.exec(["sleep", "1000"], timeout_s=0.2)).timed_out
+    in_bash = await box.run("cat", stdin=b"\xff" + 5000 * b"a", output_bytes=2000)
+    assert in_bash.stdout.startswith("\ufffdaaa")
+    assert in_bash.stdout_dropped_bytes == 3001
 
 
 async def test_checkpoints_and_forks_are_files_and_no_processes(box: AsyncSandbox) -> None:
@@ -206,6 +222,22 @@ async def test_a_hook_has_checkpoints_and_forks_which_end_with_it(images: dict[s
             pass  # their slots are free again
 
 
+async def test_many_sandboxes_of_several_images_share_a_farm(images: dict[str, str]) -> None:
+    async def used(number: int) -> tuple[str, ...]:
+        image = [*images.values()][number % 3]
+        async with AsyncSandbox(image=image, memory_mib=256, storage_mib=64, pool=farm) as box:
+            await box.run(f"echo {number} > ~/mine; echo {number} > /tmp/mine")
+            await everybody.wait()
+            told = await box.exec(["sh", "-c", "cat ~/mine /tmp/mine; id -un; ls ~ | cat"])
+            return tuple(told.stdout.split())
+
+    everybody = asyncio.Barrier(50)
+    async with AsyncFarm(slots=50, start_timeout_s=300, timeout_s=300) as farm:
+        found = await asyncio.gather(*(used(number) for number in range(50)))
+    users = ["root", "app", "app"]
+    assert found == [(str(n), str(n), users[n % 3], "mine") for n in range(50)]
+
+
 async def test_plain_slots_have_one_user_and_cannot_become_images() -> None:
     async with AsyncSandbox() as box:
         for call in (box.exec(["id"], user="root"), box.terminal("id", user="root"), box.start("id", user="root")):
@@ -258,3 +290,81 @@ async def test_connections_to_a_server_in_the_slot() -> None:
             await box.seal()
             with pytest.raises(Exception, match="lost"):
                 await waiting
+
+
+def test_blocking_connections_to_a_server_in_the_slot() -> None:
+    with Sandbox() as box:
+        box.write_file("server.py", SERVER)
+        assert next(box.start(["python3", "server.py"]).output()) == b"up\n"
+        sent = os.urandom(1_000_000)
+        with box.connect(8000) as connected:
+
+            def send() -> None:
+                connected.sendall(sent)
+                connected.shutdown(socket.SHUT_WR)
+
+            sender = threading.Thread(target=send)
+            sender.start()
+            assert connected.makefile("rb").read() == sent + b"over"
+            sender.join()
+        with pytest.raises(ConnectionRefusedError), box.connect(9):
+            pass
+
+        def until_lost() -> None:
+            with box.connect(8001) as waiting:
+                box.seal()
+                assert waiting.recv(1) == b""
+
+        with pytest.raises(InfraError, match="lost"):
+            until_lost()
+
+
+async def test_a_server_in_the_slot_at_a_port_of_this_machine() -> None:
+    async with AsyncSandbox() as box:
+        await box.write_file("server.py", SERVER)
+        server = await box.start(["python3", "server.py"])
+        assert await anext(server.output()) == b"up\n"
+        sent = os.urandom(1_000_000)
+        async with box.forward(8000) as url:
+            host, port = url.removeprefix("http://").split(":")
+
+            async def echoed() -> bytes:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(sent)
+                writer.write_eof()
+                try:
+                    return await reader.read()
+                finally:
+                    writer.close()
+
+            assert await asyncio.gather(*(echoed() for _ in range(4))) == [sent + b"over"] * 4
+            reader, cut = await asyncio.open_connection(host, int(port))
+            await box.seal()
+            with pytest.raises(ConnectionError):
+                await reader.read()
+            cut.close()
+            with pytest.raises(ConfigError, match="local_port"):
+                async with box.forward(8000, local_port=int(port)):
+                    pass
+        with pytest.raises(ConnectionRefusedError):
+            await echoed()
+
+
+def test_an_http_server_in_the_slot_is_asked_by_its_url() -> None:
+    with Sandbox() as box:
+        box.write_file("page", "from the slot")
+        server = box.start(["python3", "-u", "-m", "http.server", "--bind", "127.0.0.1", "8000"])
+        next(server.output())
+        with box.forward(8000) as url, urllib.request.urlopen(f"{url}/page", timeout=60) as answer:
+            assert answer.read() == b"from the slot"
+
+
+async def test_a_working_directory_may_be_below_the_home(box: AsyncSandbox) -> None:
+    await box.write_file("~/notes/a", "")
+    for told in (
+        (await box.run("pwd", cwd="~/notes")).stdout,
+        (await box.exec(["bash", "-c", "pwd"], cwd="~/notes")).stdout,
+        (await box.terminal("pwd", cwd="~/notes")).stdout,
+        (b"".join([piece async for piece in (await box.start("pwd", cwd="~/notes")).output()])).decode(),
+    ):
+        assert told == "/root/notes\n"

@@ -286,18 +286,26 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
+        stdin: bytes | str | None = None,
         user: str | None = None,
+        output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
-        :meth:`exec`, which runs a program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user`` and
+        ``output_bytes``: see :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
         return await self._usable().terminal(
-            command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output
+            command,
+            timeout_s,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            user=user,
+            output_bytes=output_bytes,
+            on_output=on_output,
         )
 
     async def terminal(

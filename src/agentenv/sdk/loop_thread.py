@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
 from agentenv.errors import PoolClosedError
@@ -55,6 +56,18 @@ class LoopThread:
             call.wait()
             raise
         return call.result()
+
+    @contextmanager
+    def held(self, work: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter ``work`` in the thread, and leave it there when the block ends. Raises as :meth:`run`."""
+        entered = self.run(work.__aenter__())
+        try:
+            yield entered
+        except BaseException as error:
+            if not self.run(work.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self.run(work.__aexit__(None, None, None))
 
     def close(self) -> None:
         """Stop the loop and end the thread. Repeatable."""

@@ -14,8 +14,10 @@ They also work where an event loop is already running (a notebook). Ctrl-C also 
 
 from __future__ import annotations
 
+import socket
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -25,6 +27,7 @@ from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
+from agentenv.sdk.forwards import as_socket
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import ExecResult, Signal, SlotProcess
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
@@ -165,18 +168,28 @@ class Sandbox(_Opened):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
+        stdin: bytes | str | None = None,
         user: str | None = None,
+        output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
-        :meth:`exec`, which runs a program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user`` and
+        ``output_bytes``: see :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
         return self._loop.run(
-            self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output)
+            self._box.run(
+                command,
+                timeout_s,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                user=user,
+                output_bytes=output_bytes,
+                on_output=on_output,
+            )
         )
 
     def exec(
@@ -196,6 +209,24 @@ class Sandbox(_Opened):
                 argv, cwd=cwd, env=env, user=user, stdin=stdin, output_bytes=output_bytes, timeout_s=timeout_s
             )
         )
+
+    @contextmanager
+    def connect(self, port: int, *, timeout_s: float = 30.0) -> Iterator[socket.socket]:
+        """A connection to a server that listens at this port of the sandbox's own 127.0.0.1 (or ::1): a blocking
+        socket, for ``with``; up to 64 at once. ``makefile()`` makes a file of it.
+
+        It ends with the block, and when the sandbox is sealed, restored or closed: that reads as its end, and leaving
+        the block raises InfraError. Raises ConnectionRefusedError when nothing listens there, TimeoutError, InfraError.
+        """
+        with self._loop.held(as_socket(self._box.connect(port, timeout_s=timeout_s))) as connected:
+            yield connected
+
+    @contextmanager
+    def forward(self, port: int, *, local_port: int = 0) -> Iterator[str]:
+        """Listen on this machine's loopback while the block runs, and lead every connection to the server at this port
+        of the sandbox; the URL to use here. See :meth:`agentenv.AsyncSandbox.forward`."""
+        with self._loop.held(self._box.forward(port, local_port=local_port)) as url:
+            yield url
 
     def start(
         self,

@@ -21,6 +21,7 @@ from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.sdk.commits import committed
+from agentenv.sdk.forwards import forwarded
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
 from agentenv.sdk.roots import Network, network_policy
 from agentenv.wire.calls import CallResult
@@ -166,6 +167,17 @@ class SlotTools(ABC):
         """
         async with self.lease_for_transfer() as lease, connected(lease, port, timeout_s=timeout_s) as streams:
             yield streams
+
+    @asynccontextmanager
+    async def forward(self, port: int, *, local_port: int = 0) -> AsyncIterator[str]:
+        """Listen on this machine's loopback while the block runs, and lead every connection to the server at this port
+        of the slot; the URL to use here: ``async with box.forward(8000) as url:`` gives ``http://127.0.0.1:40123``.
+
+        ``local_port`` 0: any free one. Whoever is on this machine can connect. A connection is reset when it cannot be
+        made (nothing listens there, or 64 are open) or is lost. Raises ConfigError when it cannot listen.
+        """
+        async with forwarded(lambda: self.connect(port), local_port) as (host, chosen):
+            yield f"http://{host}:{chosen}"
 
     async def start(
         self,

@@ -124,26 +124,31 @@ class ToolContext(SlotTools):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
+        stdin: bytes | str | None = None,
         session: str | None = None,
         pty: bool | None = None,
         user: str | None = None,
+        output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
 
         Without ``session`` it is a new ``bash -c``, killed after ``timeout_s``. With ``session`` it runs in the
         persistent bash session of that name: directory, variables and functions are kept, and a command that
-        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` and ``on_output``
-        are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called with the output
-        as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is, see :meth:`exec`.
+        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin``, ``output_bytes``
+        and ``on_output`` are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called
+        with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; it and
+        ``output_bytes``: see :meth:`exec`.
         """
         given: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         if session is None:
-            given |= {"cwd": cwd, "stdin": stdin}
+            given |= {"cwd": cwd, "output_bytes": output_bytes}
+            given["stdin_data" if isinstance(stdin, bytes) else "stdin"] = stdin
             return await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)
         if stdin is not None:
             raise InvalidArgumentsError("terminal: a session has no stdin", next_step="call its tool with input")
+        if output_bytes is not None:
+            raise InvalidArgumentsError("terminal: a session's output has its own limit", next_step="leave it out")
         if on_output is not None:
             raise InvalidArgumentsError(
                 "terminal: on_output is for commands without a session",

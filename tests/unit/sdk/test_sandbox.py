@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
 from agentenv.config import ContainerFields
+from agentenv.containers.connect import Streams
 from agentenv.errors import (
     AcquireTimeoutError,
     CheckpointError,
@@ -40,6 +42,8 @@ AWAITED: dict[object, object] = {
     AsyncFarm | None: Farm | None,
     SlotProcess: Process,
     AsyncIterator[bytes]: Iterator[bytes],
+    AsyncIterator[str]: Iterator[str],
+    AsyncIterator[Streams]: Iterator[socket.socket],
 }
 """What stands for what is awaited."""
 
@@ -56,7 +60,7 @@ def parameters(of: Callable[..., object]) -> list[tuple[str, object, object]]:
 @pytest.mark.parametrize(
     ("plain", "awaited", "without"),
     [
-        (Sandbox, AsyncSandbox, {"connect", "lease_for_transfer", "slot_session"}),
+        (Sandbox, AsyncSandbox, {"lease_for_transfer", "slot_session"}),
         (Farm, AsyncFarm, {"session"}),
         (Process, SlotProcess, set()),
     ],
@@ -70,7 +74,7 @@ def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: ty
         hints = {hint: AWAITED.get(found, found) for hint, found in typing.get_type_hints(there).items()}
         assert typing.get_type_hints(here) == hints, name
         assert parameters(here) == parameters(there), name
-        waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(there)
+        waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(inspect.unwrap(there))
         assert waits == (name not in ("__init__", "sandbox")), name
 
 
