@@ -10,6 +10,7 @@ import threading
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,17 @@ async def test_a_lone_sandbox_has_the_limits_it_asks_for(images: dict[str, str])
         assert (await box.run("head -c 1000000000 /dev/zero > /opt/more")).exit_code != 0
     async with AsyncSandbox(memory_mib=3072, storage_mib=2048) as plain:
         assert (await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large")).stdout == "1500000000\n"
+
+
+async def test_capabilities_are_asked_for_by_name(images: dict[str, str]) -> None:
+    async def has_net_admin(**asked: Any) -> bool:
+        async with AsyncSandbox(image=images[""], memory_mib=512, **asked) as box:
+            status = (await box.exec(["cat", "/proc/self/status"])).stdout
+            (effective,) = [line for line in status.splitlines() if line.startswith("CapEff:")]
+            return bool(int(effective.split()[1], 16) >> 12 & 1)  # linux/capability.h
+
+    assert not await has_net_admin()
+    assert await has_net_admin(capabilities=["net_admin"], nested_namespaces=True)
 
 
 async def test_an_image_is_made_of_what_was_written(images: dict[str, str]) -> None:
