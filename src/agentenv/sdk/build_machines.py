@@ -57,10 +57,12 @@ class SlotMachines:
     """Implements :class:`agentenv.store.dockerfile.machine.Machines` over the sandboxes of a farm and its store."""
 
     def __init__(self, farm: AsyncFarm, store: Store, root: RootSpec) -> None:
-        """``root``: limits and network of the machines; its image is replaced."""
+        """``farm``: opened at the first :meth:`open`, since a build of cached steps needs no machine; the caller's to
+        close. ``root``: limits and network of the machines; its image is replaced."""
         self._farm = farm
         self._store = store
         self._root = root
+        self._opening = asyncio.Lock()
 
     async def resolve(self, reference: str) -> BaseImage:
         """See Machines."""
@@ -82,6 +84,9 @@ class SlotMachines:
             raise ConfigError("image", f"{name} is not in the store (any more)", next_step="build again")
         else:
             image = found
+        async with self._opening:
+            if not self._farm.is_open:
+                await self._farm.open()
         root = replace(self._root, image=image.digest, user="0")
         async with self._farm.sandbox(root) as box:
             yield SlotMachine(box, self._store, image)

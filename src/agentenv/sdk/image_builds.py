@@ -59,9 +59,12 @@ async def build_image(
     )
     root = RootSpec(_NO_IMAGE, writable_bytes=limits.storage_mib * MIB, network=limits.network)
     cache = LayerCache(store.layout.directory / "builds")
-    async with AsyncFarm("local", slots=_STAGES_AT_ONCE, settings=settings, timeout_s=limits.timeout_s) as farm:
-        machines = SlotMachines(farm, store, root)
+    farm = AsyncFarm("local", slots=_STAGES_AT_ONCE, settings=settings, timeout_s=limits.timeout_s)
+    machines = SlotMachines(farm, store, root)
+    try:
         with BuildContext(directory) as context:
             return await build(
                 dockerfile, context, machines, cache, options, listeners=listeners, timeout_s=limits.timeout_s
             )
+    finally:
+        await farm.close()
