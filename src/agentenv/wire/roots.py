@@ -108,7 +108,11 @@ def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> Con
     for name in ("memory_bytes", "processes"):
         wanted, most = getattr(root, name), getattr(limits, name)
         if wanted > most:
-            return ConfigError(f"root.{name}", f"{wanted} is more than a slot here has ({most})")
+            return ConfigError(
+                f"root.{name}",
+                f"{wanted} is more than a slot here has ({most})",
+                next_step=f"ask for less, or give the containers more (limits.{name})",
+            )
     if not root.image:
         return None
     memory_bytes = root.memory_bytes or limits.memory_bytes
