@@ -20,7 +20,10 @@ from agentenv.farm.orphans import IDLE_JOB_AFTER_S, UNATTENDED_AFTER_S
 from agentenv.sandbox.server.inbox import MAX_WAITING_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("README.md", "docs/operations.md", "docs/nomad.md", "docs/metrics.md", "docs/scaling.md")
+PAGES = (
+    *("README.md", "docs/operations.md", "docs/nomad.md", "docs/metrics.md", "docs/scaling.md"),
+    *("docs/images.md", "docs/recipes.md"),
+)
 
 
 def page(name: str) -> str:
@@ -94,7 +97,9 @@ def commands(name: str) -> Iterator[str]:
     """What a page says to type: in code spans, and on lines of their own."""
     text = page(name)
     yield from re.findall(r"`((?:agentenv|make) [^`]+)`", text)
-    yield from re.findall(r"^    (?:sudo )?((?:agentenv|make) [^#\n]+)", text, re.MULTILINE)
+    yield from re.findall(r"^    (?:sudo |\.venv/bin/)?((?:agentenv|make) [^#\n]+)", text, re.MULTILINE)
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^(agentenv [^#\n]+)", block, re.MULTILINE)
 
 
 def told(words: list[str]) -> str:
