@@ -13,7 +13,7 @@ from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
 from benchmarks.targets.images import (
-    f12_copies,
+    f12_plain,
     i1_lease,
     i4_neighbours,
     i5_fork,
@@ -57,7 +57,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F9": f9_size,
     "F10": f10_pick,
     "F11": f11_neighbour_run,
-    "F12": f12_copies,
+    "F12": f12_plain,
     "F13": f13_once,
     "F14": f14_successor,
     "I1": i1_lease,

@@ -147,23 +147,32 @@ async def i5_fork(effort: Effort) -> list[Outcome]:
     ]
 
 
-async def f12_copies(effort: Effort) -> list[Outcome]:
-    """The same of a plain slot, whose workspace is copied."""
-    one, kept, back = [], [], []
-    async with image_farm(3) as farm:
+async def f12_plain(effort: Effort) -> list[Outcome]:
+    """The same of a plain slot; and once more when its workspace has to be copied, because a file with two names was
+    changed in a fork."""
+    one, many, kept, back, copied, filled = [], [], [], [], [], []
+    async with image_farm(CHILDREN + 2) as farm:
         for _ in range(effort.rounds):
             async with farm.executor.open("parent") as parent:
-                await timed_call(parent, FILL.replace("/w", "w"), 300.0)
+                await timed_call(parent, f"{FILL.replace('/w', 'w')} && echo one > name && ln name other", 300.0)
                 name, seconds = await _kept(farm, parent)
-                kept.append(seconds)
+                kept.append(1e3 * seconds)
                 child = RootSpec("", checkpoint=name)
-                one.append(percentile([await _forked(farm, child) for _ in range(3)], 0.5))
-                back.append(await _restored(farm, parent, name))
+                one.append(1e3 * percentile([await _forked(farm, child) for _ in range(9)], 0.5))
+                many.append(1e3 * await _forked_at_once(farm, child))
+                back.append(1e3 * await _restored(farm, parent, name))
+                await timed_call(parent, "echo two >> w/other")
+                name, seconds = await _kept(farm, parent)
+                copied.append(seconds)
+                filled.append(await _forked(farm, RootSpec("", checkpoint=name)))
             await farm.freed(farm.slots)
     return [
-        at_most("F12.plain", "fork of a plain slot with 500 MB in 8,000 files, p50", "s", 3).outcome(one),
-        at_most("F12.plain.checkpoint", "checkpoint of it", "s", 3).outcome(kept),
-        at_most("F12.plain.restore", "restore of it", "s", 3).outcome(back),
+        at_most("F12.plain", "fork of a plain slot with 500 MB in 8,000 files, p50", "ms", 30).outcome(one),
+        at_most("F12.plain.16", "16 forks of it at once", "ms", 200).outcome(many),
+        at_most("F12.plain.checkpoint", "checkpoint of it", "ms", 30).outcome(kept),
+        at_most("F12.plain.restore", "restore of it", "ms", 30).outcome(back),
+        at_most("F12.copy", "fork of it from a copy", "s", 3).outcome(filled),
+        at_most("F12.copy.checkpoint", "checkpoint of it by a copy", "s", 3).outcome(copied),
     ]
 
 
