@@ -119,7 +119,7 @@ class Container:
     def sent(self, asked: CallInFlight) -> None:
         """This answer was handed to a connection."""
         asked.memory.sent(asked)
-        self._slots[asked.slot].made_room()
+        self._slots[asked.slot].calls.made_room()
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ class Container:
         states = [slot.state for slot in self._slots]
         counted.slots_free = states.count(SlotState.free)
         counted.slots_leased = states.count(SlotState.leased)
-        counted.calls_queued = sum(slot.queued for slot in self._slots)
-        counted.calls_running = sum(slot.busy for slot in self._slots)
+        counted.calls_queued = sum(slot.calls.queued for slot in self._slots)
+        counted.calls_running = sum(slot.calls.busy for slot in self._slots)
         return counted.as_dict()
 
     def states(self) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Holder:
                 continue
             if asked.message is None:
                 asked.resubmitted(outlet)
-                self._container.slot(asked.slot).cancel(asked)
+                self._container.slot(asked.slot).calls.cancel(asked)
             else:
                 self.forget((call,))
 
@@ -79,7 +79,7 @@ class Holder:
         for call in calls:
             if (asked := self._known(call.id, call.lease)) is not None:
                 asked.memory.forget(asked)
-                self._container.slot(asked.slot).made_room()
+                self._container.slot(asked.slot).calls.made_room()
             elif call.id not in self._context.index:
                 with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it ended
                     self._container.slot(call.lease.slot).admit(self._own(call.lease)).inbox.drop(call.id)
@@ -127,7 +127,7 @@ class Holder:
         attached = memory.inbox.take(call.id, call.attachments)
         try:
             arguments = parse_arguments(call.tool, with_attached(call.tool, call.arguments, attached))
-            slot.submit(call, arguments, memory, outlet, held_bytes, attached)
+            slot.calls.submit(call, arguments, memory, outlet, held_bytes, attached)
         except BaseException:
             close_all(attached)
             raise

@@ -1,4 +1,4 @@
-"""One slot: its state, its lease, its queue of calls."""
+"""One slot: its state, its lease, and what it is made anew for. Its calls are SlotCalls'."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 
 from agentenv.errors import (
@@ -24,32 +23,16 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
-from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
-from agentenv.sandbox.server.agent_link import AgentLink
-from agentenv.sandbox.server.call_runner import CallRunner
-from agentenv.sandbox.server.calls import CallInFlight, Outlet, Stop, answer, ended, refusal
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.inbox import Attached, Inbox
 from agentenv.sandbox.server.leases import Lease
-from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
-from agentenv.sandbox.server.session_calls import SessionCalls
-from agentenv.sandbox.slot_env import SEALED_ENV, image_env
-from agentenv.wire.base import WireModel
-from agentenv.wire.calls import Call
+from agentenv.sandbox.server.slot_calls import SlotCalls
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
-
-MAX_QUEUED_CALLS = 2_000
-"""Calls that may be queued in one slot; more are refused."""
-MAX_UNSENT_BYTES = 8 * 1024 * 1024
-"""Finished replies per lease that no client has taken, before its slot pauses."""
-MAX_SENT_BYTES = 16 * 1024 * 1024
-"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection (2 MiB here, a few
-more in each kernel), so that data lost in a cut connection can be sent again."""
 
 RELEASE_S = 20.0
 """How long a release waits for the supervisor before it returns without an answer."""
@@ -66,8 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Slot:
-    """One slot. Its calls run one at a time, in order of arrival (session calls run concurrently); slots never wait
-    for each other."""
+    """One slot. Slots never wait for each other."""
 
     def __init__(self, index: int, context: ServerContext) -> None:
         self.index = index
@@ -78,9 +60,6 @@ class Slot:
         self.reason = ""
         self._context = context
         self._loop = context.poller.loop
-        self._memory: ReplyMemory | None = None
-        self._queue: deque[CallInFlight] = deque()
-        self._runner: CallRunner | None = None
         self._sealing = False
         self._rerooting = False
         self._freezing = ""
@@ -89,25 +68,19 @@ class Slot:
         self._frozen: dict[str, str] = {}
         """Checkpoints made for this lease, by request."""
         self._connecting: deque[asyncio.Future[str]] = deque()
-        self._network_env: dict[str, str] = {}
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._sealed_by = ""
         self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
         """Requests of leases that have ended: a late copy of such a request must not get a lease."""
-        self._called = False
-        """Whether a call of the lease has run here: without one the policy cannot have destroyed anything."""
         self._ended: tuple[Lease, AgentEnvError] | None = None
         """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may report why the agent ended."""
-        self._current: CallInFlight | None = None
-        self.past = PastCalls()
-        self._session_calls = SessionCalls(context, self.past)
+        self.calls = SlotCalls(index, context, self._agent_lost, lambda: bool(self._freezing))
 
     def __repr__(self) -> str:
-        busy = "running" if self._current else "idle"
-        return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {busy}, queued={len(self._queue)})"
+        return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {self.calls!r})"
 
     @property
     def state(self) -> SlotState:
@@ -121,22 +94,6 @@ class Slot:
         self._state = to
         self._context.changed(self.index)
 
-    @property
-    def queued(self) -> int:
-        """Calls waiting for the running one."""
-        return len(self._queue)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call runs."""
-        return self._current is not None
-
-    @property
-    def running(self) -> tuple[CallInFlight, ...]:
-        """Calls that run now."""
-        current = () if self._current is None else (self._current,)
-        return (*current, *self._session_calls.running)
-
     def report(self) -> SlotReport:
         """For ``GET /v1/slots``."""
         lease = self.lease
@@ -147,7 +104,7 @@ class Slot:
             trajectory=lease.trajectory if lease else None,
             tags=lease.tags if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
-            running_calls=(self._current is not None) + len(self._queue) + len(self._session_calls),
+            running_calls=len(self.calls),
             in_state_s=self._loop.time() - self._state_since_s,
             reason=self.reason,
         )
@@ -164,11 +121,11 @@ class Slot:
         if self.state is not SlotState.free:
             raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased)
-        self._called, self._sealed_by = False, ""
+        self.calls.any_ran, self._sealed_by = False, ""
         lease = Lease.grant(request, self.epoch, self._loop.time())
         if request.root is not None:
             self._rerooting = True
-            self._close_runner()
+            self.calls.close()
         self._take_up(lease)
         if request.root is not None:
             self._context.supervisor.reroot(self.index, self.epoch, request.root.to_dict())
@@ -238,9 +195,8 @@ class Slot:
             return self.state
         if not self._sealing:
             self._sealing, self._sealed_by = True, request_id
-            self._stop_current(Stop.cancelled)
-            self._session_calls.stop()
-            self._close_runner()
+            self.calls.stop()
+            self.calls.close()
             self._context.supervisor.seal(self.index, self.epoch)
         if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
             # Programs in the slot can make the seal slow: this must not be a failure that is retried for free.
@@ -264,7 +220,7 @@ class Slot:
             return self._frozen[request_id]
         name = self._freezing = secrets.token_hex(16)
         self._not_frozen = ""
-        self._stop_calls()
+        self.calls.stop()
         self._context.supervisor.freeze(self.index, self.epoch, name)
         await self._until_recreated(key, "frozen")
         if self._not_frozen:
@@ -280,8 +236,8 @@ class Slot:
         assert self.lease is not None
         self.lease.root = replace(self.lease.root or RootSpec("", checkpoint), checkpoint=checkpoint)
         self._rerooting = True
-        self._stop_calls()
-        self._close_runner()
+        self.calls.stop()
+        self.calls.close()
         self._context.supervisor.reroot(self.index, self.epoch, self.lease.root.to_dict())
         await self._until_recreated(key, "restored")
 
@@ -311,19 +267,13 @@ class Slot:
         if epoch != self.epoch or not self._connecting:
             return
         self._connecting.popleft().set_result(reason)
-        if self._runner is not None:
-            self._session_calls.change_env(self._runner.change_env(self._network_env, env))
-        self._network_env = env
+        self.calls.change_network_env(env)
 
     def _check_recreatable(self, key: LeaseKey) -> None:
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
         if self._sealing or self._rerooting or self._freezing:
             raise SandboxUnavailableError(f"slot {self.index} is being recreated already", next_step="ask again")
-
-    def _stop_calls(self) -> None:
-        self._stop_current(Stop.cancelled)
-        self._session_calls.stop()
 
     async def _until_recreated(self, key: LeaseKey, done: str) -> None:
         if not await self._settle(SEAL_S) and self.lease is not None and self.lease.admits(key):
@@ -343,7 +293,7 @@ class Slot:
             self._sealing = False
             self.lease.sealed = True
             self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
-            self._open_runner(packet, agent, era=0, sealed=True)
+            self._open_calls(packet, agent, era=0, sealed=True)
         elif self._freezing and packet.kept and packet.epoch == self.epoch:
             self._freezing = ""
             if self.lease is None:
@@ -351,15 +301,15 @@ class Slot:
                 self._context.supervisor.reset(self.index, self.epoch)
                 return
             self._cancel_unheard()
-            self._close_runner()
-            self._open_runner(packet, agent, era=0, sealed=self.lease.sealed)
+            self.calls.close()
+            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed)
         elif self._rerooting and packet.epoch == self.epoch:
             self._rerooting = False
             if self.lease is None:  # released meanwhile: only now can it be reset
                 agent.close()
                 self._context.supervisor.reset(self.index, self.epoch)
                 return
-            self._open_runner(packet, agent, era=0, sealed=False)
+            self._open_calls(packet, agent, era=0, sealed=False)
         elif self._sealing and packet.kept:
             # Released while it was being sealed: only now can it be reset.
             self._sealing = False
@@ -369,8 +319,7 @@ class Slot:
         else:
             self._renewed(packet, agent)
         self._wake_settled()
-        self._pump()
-        self._session_calls.pump()
+        self.calls.pump()
 
     def refused(self, epoch: int, code: str, reason: str) -> None:
         """The slot cannot have the root of its lease; it is being reset."""
@@ -394,7 +343,7 @@ class Slot:
             if not ended:
                 self._freezing = ""
                 self._wake_settled()
-                self._pump()
+                self.calls.pump()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""
@@ -402,7 +351,7 @@ class Slot:
         self._sealing = False
         self.epoch = epoch
         self.reason = reason
-        self._close_runner()
+        self.calls.close()
         if self.state is not SlotState.quarantined:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.quarantined)
         self._wake_settled()
@@ -411,13 +360,13 @@ class Slot:
         """The slot's agent is no longer usable. Repeatable until the slot is ready again."""
         if self.state not in (SlotState.free, SlotState.leased):
             return
-        if self._runner is not None and self._runner.take_above() == MEMORY_ABOVE:
+        if self.calls.take_above() == MEMORY_ABOVE:
             loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
         self._context.statistics.slots_lost += 1
         self._lose_lease(loss, reason)
         self._sealing = False
-        self._close_runner()
+        self.calls.close()
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         if ask_reset:
             self._context.supervisor.reset(self.index, self.epoch)
@@ -427,78 +376,23 @@ class Slot:
         if self._expiry is not None:
             self._expiry.cancel()
         self._cancel_unheard()
-        self._close_runner()
+        self.calls.close()
         self._wake_settled()
 
-    # -- calls -------------------------------------------------------------------------------------
+    # -- what its holder may use ------------------------------------------------------------------
 
     def admit(self, key: LeaseKey) -> ReplyMemory:
         """The reply memory of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
-        if self.lease is None or self._memory is None or not self.lease.admits(key):
+        if self.lease is None or self.calls.memory is None or not self.lease.admits(key):
             raise self._gone(key)
-        return self._memory
+        return self.calls.memory
 
     def beside(self, key: LeaseKey) -> SlotIo:
         """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.admit(key)
-        if self._runner is None:
+        if self.calls.io is None:
             raise SandboxUnavailableError(f"slot {self.index} is being reset", next_step="ask again")
-        return self._runner.io
-
-    def submit(
-        self,
-        call: Call,
-        arguments: WireModel,
-        memory: ReplyMemory,
-        outlet: Outlet,
-        held_bytes: int,
-        attached: Mapping[str, Attached],
-    ) -> None:
-        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, or
-        use too much memory."""
-        if len(self._queue) + len(self._session_calls) >= MAX_QUEUED_CALLS:
-            raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
-        memory.inbox.hold(held_bytes)
-        asked = CallInFlight(call, arguments, memory, outlet, self._loop.time(), attached)
-        self._called = True
-        memory.begin(asked)
-        asked.held_bytes = held_bytes
-        if self._session_calls.takes(arguments):
-            self._session_calls.submit(asked)
-            return
-        self._queue.append(asked)
-        self._pump()
-
-    def cancel(self, asked: CallInFlight) -> None:
-        """Cancel this call now, whether it is queued or running. No effect when it has ended."""
-        if asked is self._current and self._runner is not None:
-            self._runner.stop(asked, Stop.cancelled)
-        elif asked.message is None and not self._session_calls.cancel(asked) and asked in self._queue:
-            self._queue.remove(asked)
-            asked.stop = Stop.cancelled
-            answer(asked, ended(asked, self._loop.time(), {}), self._context.statistics)
-
-    def made_room(self) -> None:
-        """A reply was sent or forgotten: a slot that paused for room may continue."""
-        self._session_calls.pump()
-        if self._queue and self._current is None:
-            self._pump()
-
-    def _pump(self) -> None:
-        """Start the next call, if possible."""
-        while self._queue and self._current is None and self._runner is not None and not self._freezing:
-            if self._memory is None or self._memory.full:
-                return
-            asked = self._queue.popleft()
-            self._current = asked
-            self._runner.begin(asked)
-
-    def _call_ended(self) -> None:
-        self._current = None
-        self._pump()
-        if self._current is None and self._runner is not None:
-            # After the answer is sent: starting the next spare shell delays no call.
-            self._context.poller.defer(self._runner.prepare)
+        return self.calls.io
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -510,17 +404,10 @@ class Slot:
 
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
-        self._memory = ReplyMemory(
-            self._context.index,
-            max_count=self._context.reply_memory,
-            max_unsent_bytes=MAX_UNSENT_BYTES,
-            max_sent_bytes=MAX_SENT_BYTES,
-            inbox=Inbox(self._context.statistics.hold),
-        )
+        self.calls.begin_lease()
         self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()
-        if self._runner is not None:
-            self._context.poller.defer(self._runner.prepare)
+        self.calls.prepare()
 
     def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
         """A new epoch, or a slot that this (new) server process takes over."""
@@ -528,7 +415,7 @@ class Slot:
         self._sealing = self._rerooting = False
         self._freezing = ""
         self._cancel_unheard()
-        self._close_runner()
+        self.calls.close()
         if self.state is not SlotState.resetting:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self.epoch = packet.epoch
@@ -541,36 +428,16 @@ class Slot:
                 agent.close()
                 self._context.supervisor.reset(self.index, self.epoch)
                 raise
-        self._open_runner(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
+        self._open_calls(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased if lease else SlotState.free)
         if lease is not None:
-            self._called = True  # as far as this server process can know
+            self.calls.any_ran = True  # as far as this server process can know
             self._take_up(lease)
 
-    def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        given, shell, paths = self._context.env, self._context.shell, packet.paths
-        if packet.view is not None:
-            view = packet.view
-            self._network_env, shell = view.network_env, view.shell
-            given = image_env({**view.env, **view.network_env}, self._context.given_env, view.user, shell)
-            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
-        env = {name: paths.in_slot(value) for name, value in given.items()}
-        context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
-        link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
-        if era > 0:
-            link.kill_former_runs()
-        paths = replace(paths, home=env.get("HOME", ""))
-        io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
-        self._runner = CallRunner(context, io, self._call_ended, self._agent_lost, self.past)
-        self._session_calls.open(io, context.env)
+    def _open_calls(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
+        self.calls.open(packet, agent, era, sealed=sealed)
         if self.lease is not None:
-            context.poller.defer(self._runner.prepare)
-
-    def _close_runner(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
-        self._session_calls.close()
+            self.calls.prepare()
 
     def _agent_lost(self, loss: Loss, reason: str) -> None:
         if loss is not Loss.ended:
@@ -581,8 +448,8 @@ class Slot:
             return  # the supervisor has killed it
         elif self._unheard is None:
             # Only the supervisor can tell how it ended, and reports it at once.
-            if self._runner is not None:
-                self._runner.io.limits.look()
+            if self.calls.io is not None:
+                self.calls.io.limits.look()
             self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
 
     def _supervisor_said_nothing(self, reason: str) -> None:
@@ -596,14 +463,14 @@ class Slot:
 
     def _reset(self) -> None:
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
-        self._close_runner()
+        self.calls.close()
         if not (self._sealing or self._rerooting or self._freezing):
             self._context.supervisor.reset(self.index, self.epoch)
 
     def _lose_lease(self, loss: Loss, reason: str) -> None:
         """The lease ends without its holder's doing; the holder gets the reason however late it asks."""
         if self.lease is not None:
-            if WAYS[loss] is SlotDestroyedError and not self._called:
+            if WAYS[loss] is SlotDestroyedError and not self.calls.any_ran:
                 loss = Loss.unused
             error = error_of(loss, self.index, reason)
             self._ended = self.lease, error
@@ -622,26 +489,8 @@ class Slot:
         for waiter in self._connecting:
             waiter.set_result("the lease has ended")
         self._connecting.clear()
-        self._stop_current(Stop.lost, error)
-        self._session_calls.end(error)
-        queued, self._queue = self._queue, deque()
-        for asked in queued:
-            answer(asked, refusal(asked.call_id, error), self._context.statistics)
-        self.past.clear()
+        self.calls.end_lease(error)
         self._frozen.clear()
-        if self._memory is not None:
-            self._memory.clear()
-            self._memory = None
-
-    def _stop_current(self, stop: Stop, error: AgentEnvError | None = None) -> None:
-        """Answer the running call at once, without waiting for its process (the slot is about to end)."""
-        asked, self._current = self._current, None
-        if asked is None or self._runner is None:
-            return
-        self._runner.abandon(asked)
-        asked.stop = stop
-        result = ended(asked, self._loop.time(), {}) if error is None else refusal(asked.call_id, error)
-        answer(asked, result, self._context.statistics)
 
     def _watch_expiry(self) -> None:
         lease = self.lease

@@ -63,14 +63,14 @@ class Tail:
         self._slot = slot
         self._told: dict[str, _Told] = {}
         self._numbers = 0
-        self._past = slot.past.added - sum(1 for _ in slot.past.after(0))
+        self._past = slot.calls.past.added - sum(1 for _ in slot.calls.past.after(0))
 
     def lines(self, now: float) -> Iterator[TailLine]:
         """What is new."""
-        for past in self._slot.past.after(self._past):
+        for past in self._slot.calls.past.after(self._past):
             yield from self._ended(past, now)
-        self._past = self._slot.past.added
-        running = self._slot.running
+        self._past = self._slot.calls.past.added
+        running = self._slot.calls.running
         for asked in running:
             yield from self._running(asked, now)
         for call_id in self._told.keys() - {asked.call_id for asked in running}:

@@ -89,7 +89,7 @@ async def _seal(kill: Any, limits: Any = None) -> None:
     slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
     slot.state = SlotState.free
     lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))
-    slot._called = True  # the model's commands ran here
+    slot.calls.any_ran = True  # the model's commands ran here
     setup: Any = SimpleNamespace(plan=lambda _: None)
     life = SlotLifecycle(SlotServices(setup, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
     life.phase, life.process, life._limits = SlotPhase.ready, cast("Any", SimpleNamespace(kill=kill)), limits

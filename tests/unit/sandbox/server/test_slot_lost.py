@@ -66,7 +66,7 @@ async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, err
     key = slot.lease.key
     runner = MagicMock()
     runner.take_above.return_value = above
-    slot._runner, slot._called = runner, True
+    slot.calls._runner, slot.calls.any_ran = runner, True
     slot.lost(Loss.silent, "a killed call did not end")
     assert type(slot.why_lost(key)) is error
     slot.close()
