@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import tarfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -17,6 +21,7 @@ from agentenv.wire.spec import ImageFormat
 from tests.image_sources import member
 from tests.security.image_slots import ImageSlots, container, make_images, usual_files
 from tests.small_root import files
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -156,3 +161,30 @@ async def test_what_cannot_be_unpacked_is_refused_and_the_slots_go_on(
 async def test_an_image_that_is_not_there_is_refused(slots: ImageSlots) -> None:
     with pytest.raises(ImageUnavailableError, match="is not in the store"):
         await slots.open(f"sha256:{'0' * 64}")
+
+
+def unpackers(slots: ImageSlots) -> list[int]:
+    """The processes of the container that unpack an image."""
+    found = []
+    for pid in slots.processes():
+        with contextlib.suppress(OSError):
+            if b"agentenv.store.unpacked" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+async def test_an_unpacking_that_is_killed_is_told_and_done_again(
+    slots: ImageSlots, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["slots"] == "erofs":
+        return  # nothing is unpacked
+    await slots.open()
+    image = slots.images.over_programs(*usual_files(), *(member(f"many/{n}", b"x") for n in range(3000)))
+    opening = asyncio.ensure_future(slots.open(image))
+    await until(lambda: unpackers(slots))
+    for pid in unpackers(slots):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ImageUnavailableError, match="could not be unpacked: killed by SIGKILL"):
+        await opening
+    assert await run(await slots.open(image), "ls /many | wc -l") == "3000"
+    assert list((slots.images.store / "trees").glob("*.part")) == []

@@ -14,7 +14,7 @@ import pytest
 from agentenv.errors import BadImageError
 from agentenv.locks import hold
 from agentenv.store import Store
-from agentenv.store.unpacked import names_of, unpack
+from agentenv.store.unpacked import names_of, sweep_trees, unpack
 from tests.image_sources import member, oci_layout, tar_of
 from tests.integration.mounted_index import Listing, mounted
 from tests.integration.mounted_trees import overlaid
@@ -209,3 +209,27 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         assert (used.f_blocks - used.f_bfree) * used.f_frsize < 100_000
     finally:
         subprocess.run(["umount", store.layout.trees], check=True)
+
+
+def test_what_an_ordinary_keeper_gives_up_is_deleted_by_the_next_unpacking(tmp_path: Path) -> None:
+    """It owns the store, but not what is in unpacked layers."""
+    keeper = 54_321
+    tmp_path.chmod(0o755)
+    store = Store.open(tmp_path / "store")
+    image = store.ensure(f"oci:{oci_layout(tmp_path / 'oci', tar_of(member('d/a', b'a')), how='').directory}")
+    (name,) = unpack(store.layout, image.diff_ids)
+    for path in (store.layout.directory, *store.layout.directory.rglob("*")):
+        if store.layout.tree(name) not in (path, *path.parents):
+            os.chown(path, keeper, keeper)
+    here = os.open(tmp_path, os.O_RDONLY)  # directories above are root's alone
+    if (child := os.fork()) == 0:
+        os.fchdir(here)
+        os.setresgid(keeper, keeper, keeper)
+        os.setresuid(keeper, keeper, keeper)
+        os._exit(0 if image.digest in Store(Path("store")).gc(budget_bytes=0, keep_s=0).images else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(here)
+    left = list(store.layout.trees.iterdir())
+    assert [path.name for path in left] == [f"{store.layout.tree(name).name}.part"]
+    sweep_trees(store.layout)
+    assert list(store.layout.trees.iterdir()) == []

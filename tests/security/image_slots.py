@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tarfile
 from collections.abc import AsyncIterator
@@ -108,8 +109,11 @@ class ImageSlots:
 
     def agents(self) -> list[int]:
         """The first processes of the image slots, as this machine counts."""
-        first = self.backend.pids[self._container] if self.backend else first_pid(self._container)
-        return [pid for pid in _below(first) if _is_root_of_a_slot(pid)]
+        return [pid for pid in self.processes() if _is_root_of_a_slot(pid)]
+
+    def processes(self) -> list[int]:
+        """All processes of the container of the session that was opened last, as this machine counts."""
+        return _below(self.backend.pids[self._container] if self.backend else first_pid(self._container))
 
     async def epochs(self, session: ToolSession) -> list[int]:
         """How often each slot of the container of that session was made anew."""
@@ -156,7 +160,10 @@ def _docker_farm(request: pytest.FixtureRequest, containers: ContainerSettings, 
 
 
 def _below(pid: int) -> list[int]:
-    children = [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += map(int, path.read_text().split())
     return [*children, *(below for child in children for below in _below(child))]
 
 
