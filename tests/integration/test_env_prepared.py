@@ -103,6 +103,17 @@ async def test_a_group_is_prepared_once_and_so_are_the_epochs_until_the_containe
     assert len({meta["by"] for meta in metas}) == 2
 
 
+async def test_no_container_prepares_an_item_twice_however_full_it_is(tmp_path: Path) -> None:
+    busy = [Reply("", (Call("bash", {"command": "sleep 1.2; echo 42 > answer"}),)), Reply("done")]
+    few = {"tool_pool_mode": "fake", "min_containers": 2, "max_containers": 2, "slots_per_container": 2}
+    async with opened(tmp_path, "", {"*": [busy]}, **few, group_size=12) as env:
+        group, _ = await env.collect_trajectories({"id": "x"})
+        assert group is not None
+        assert group["scores"] == [1.0] * 12
+        assert 1 <= env.counts["prepared_count"] <= 2
+        assert env.counts["prepared_count"] + env.counts["prepared_reused"] == 12
+
+
 async def test_once_without_a_preparation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prepare: 'once', but there is no prepare"):
         AnswerEnv(settings(tmp_path, prepare="once"), [])

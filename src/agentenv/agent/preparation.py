@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -19,6 +20,7 @@ from agentenv.agent.prepared import Key, PreparedState, PreparedStates
 from agentenv.agent.protocols import Session, SessionOpener
 from agentenv.errors import CheckpointError, InfraError, TaskError
 from agentenv.executor.session import Checkpoint
+from agentenv.wire.roots import RootSpec
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,14 @@ class Preparations:
                 raise _again(end)
             if end == "not_kept":
                 return None
+
+    def here(self, key: Key, session: Session, root: RootSpec | None) -> PreparedState | None:
+        """The state that the slot of this session, whose root this is, can be given in place of a preparation."""
+        state = self._states.here(key, session.container_id)
+        if state is None or root is None:
+            return state
+        same = state.checkpoint.root == replace(root, checkpoint=state.checkpoint.root.checkpoint)
+        return state if same else None  # with another network, for instance
 
     @contextmanager
     def standing_on(self, state: PreparedState) -> Iterator[None]:
@@ -143,6 +153,10 @@ class Preparation:
         InfraError."""
         kept = await self._preparations.keep(self.key, session, meta, took_s)
         self._end = "kept" if kept else "not_kept"
+
+    def found(self) -> None:
+        """It was not necessary: the slot was given files that were prepared before."""
+        self._end = "kept"
 
     def __enter__(self) -> Self:
         return self

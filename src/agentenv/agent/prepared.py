@@ -48,6 +48,10 @@ class PreparedStates:
             self._states[chosen] = self._states.pop(chosen)
         return chosen
 
+    def here(self, key: Key, container: str) -> PreparedState | None:
+        """The state of this key in that container."""
+        return next((state for state in self._in(container) if state.key == key), None)
+
     def keep(self, state: PreparedState) -> list[PreparedState]:
         """Add a state. Returns those it replaces, which are forgotten: of the same key and container, and beyond the
         most that a container has."""

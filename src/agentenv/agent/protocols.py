@@ -94,6 +94,10 @@ class Session(Protocol):
         """Keep the slot's files, for slots of the same container that begin with them; everything running in it is
         killed. Raises CheckpointError, InfraError."""
 
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Give the slot the files of a checkpoint of the same container; everything running in it is killed. Raises
+        CheckpointError, InfraError."""
+
     async def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint of the same container. Raises InfraError."""
 

@@ -247,7 +247,12 @@ class Rollout:
             if isinstance(begun, Preparation):
                 with begun:
                     session = await stack.enter_async_context(self._session(attempt, root))
-                    await self._prepare_for_all(attempt, session, begun)
+                    if (state := preparations.here(key, session, root)) is None:
+                        await self._prepare_for_all(attempt, session, begun)
+                    else:  # its container was full a moment ago
+                        stack.enter_context(preparations.standing_on(state))
+                        await self._restore(attempt, session, state, preparations)
+                        begun.found()
                 return session
             if (session_there := await self._fork(attempt, begun, preparations, stack)) is not None:
                 return session_there
@@ -268,6 +273,21 @@ class Rollout:
             await self._prepare(attempt, session)
             await preparation.keep(session, deepcopy(attempt.workspace_meta), timeline.now() - began_s)
 
+    async def _restore(
+        self, attempt: Attempt, session: Session, state: PreparedState, preparations: Preparations
+    ) -> None:
+        with attempt.working(), attempt.timeline.phase("prepare", "restore"):
+            try:
+                await session.restore(state.checkpoint)
+            except InfraError:  # a new attempt is not to meet it again
+                preparations.lost(state)
+                raise
+        self._has_begun(attempt, state, preparations)
+
+    def _has_begun(self, attempt: Attempt, state: PreparedState, preparations: Preparations) -> None:
+        preparations.reused()
+        attempt.workspace_meta, attempt.prepared = deepcopy(dict(state.meta)), True
+
     async def _fork(
         self, attempt: Attempt, state: PreparedState, preparations: Preparations, stack: AsyncExitStack
     ) -> Session | None:
@@ -287,8 +307,7 @@ class Rollout:
                 preparations.lost(state)
                 raise
             stack.push_async_exit(trial.pop_all())
-        preparations.reused()
-        attempt.workspace_meta, attempt.prepared = deepcopy(dict(state.meta)), True
+        self._has_begun(attempt, state, preparations)
         return session
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import Turns
-from agentenv.errors import CheckpointError
+from agentenv.errors import CheckpointError, InfraError
 from agentenv.executor.session import Checkpoint
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
@@ -46,6 +46,8 @@ class StubSession:
     """What :meth:`checkpoint` raises."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     dropped: list[Checkpoint] = field(default_factory=list)
+    restored: list[Checkpoint] = field(default_factory=list)
+    unrestored: InfraError | None = None
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
@@ -65,6 +67,12 @@ class StubSession:
         self.checkpoints.append(Checkpoint(self.container_id, replace(self.root or ROOT, checkpoint=name)))
         return self.checkpoints[-1]
 
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.container == self.container_id
+        self.restored.append(checkpoint)
+        if self.unrestored is not None:
+            raise self.unrestored
+
     async def drop(self, checkpoint: Checkpoint) -> None:
         self.dropped.append(checkpoint)
 
@@ -81,6 +89,7 @@ class StubSessions:
         self.refuse_root: Callable[[RootSpec | None], Exception | None] = lambda _: None
         self.container_id = "c0"
         self.unkept: CheckpointError | None = None
+        self.unrestored: InfraError | None = None
 
     def open(
         self,
@@ -99,7 +108,7 @@ class StubSessions:
         if (refusal := self.refuse(trajectory) or self.refuse_root(root)) is not None:
             raise refusal
         session = StubSession(trajectory, self.behaviour, root=root, container_id=container or self.container_id)
-        session.unkept = self.unkept
+        session.unkept, session.unrestored = self.unkept, self.unrestored
         self.opened.append(session)
         self.leased += 1
         try:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,16 @@ from agentenv.agent.preparation import Preparation, Preparations, fork_patience_
 from agentenv.agent.prepared import PreparedState
 from agentenv.agent.rollout import Rollout
 from agentenv.agent.transcript import Transcript
-from agentenv.errors import AcquireTimeoutError, CheckpointError, ContainerLostError, InfraError, TaskError
+from agentenv.errors import (
+    AcquireTimeoutError,
+    CheckpointError,
+    ContainerLostError,
+    InfraError,
+    LeaseLostError,
+    TaskError,
+)
 from agentenv.executor.session import Checkpoint
+from agentenv.wire.network import NetworkPolicy
 from tests.unit.agent.agent_stubs import ROOT, StubHooks, StubSession, StubSessions, echo, farm
 from tests.waiting import loop_turns
 
@@ -179,6 +188,45 @@ async def test_where_its_container_is_full_another_is_prepared_in_another() -> N
     assert [(one.score, one.attempt) for one in await env.group(3)] == [(1.0, 1)] * 3
     assert env.forks(2) == ["", "g2-0@0", "g2-0@0"]
     assert [one.container_id for one in env.sessions.opened] == ["c0", "c1", "c1", "c1"]
+
+
+def full(env: Environment) -> None:
+    """The container has no slot for forks, but a moment later for others."""
+    env.sessions.refuse_root = lambda root: AcquireTimeoutError("full") if root and root.checkpoint else None
+
+
+async def test_a_slot_of_the_same_container_after_all_is_given_the_prepared_files() -> None:
+    env = Environment(Preparing())
+    await env.group(1)
+    full(env)
+    assert [(one.score, one.attempt) for one in await env.group(3)] == [(1.0, 1)] * 3
+    assert env.hooks.prepared == ["g1-0"]
+    restored = [[each.root.checkpoint for each in one.restored] for one in env.sessions.opened]
+    assert restored == [[], ["g1-0@0"], ["g1-0@0"], ["g1-0@0"]]
+    assert env.counts == {"prepared_count": 1, "prepared_reused": 3}
+    assert env.hooks.metas[3]["made"] == ["by", "g1-0", "changed by its verifier"]
+
+
+async def test_files_that_cannot_be_restored_are_prepared_again() -> None:
+    env = Environment(Preparing())
+    await env.group(1)
+    full(env)
+    env.sessions.unrestored = LeaseLostError("there is no checkpoint")
+    (transcript,) = await env.group(1)
+    assert (transcript.score, transcript.attempt) == (1.0, 2)
+    assert env.hooks.prepared == ["g1-0", "g2-0-try2"]
+
+
+def test_files_are_restored_under_the_same_root_only() -> None:
+    preparations = Preparations(FailureLog(), Counter())
+    other = replace(ROOT, network=NetworkPolicy("public"), checkpoint="c")
+    preparations._states.keep(PreparedState(("a", ""), Checkpoint("c0", other), 1.0))
+    session = StubSession("t", echo)
+    assert preparations.here(("a", ""), session, ROOT) is None
+    assert preparations.here(("a", ""), session, replace(other, checkpoint="")) is not None
+    assert preparations.here(("b", ""), session, replace(other, checkpoint="")) is None
+    session.container_id = "c1"
+    assert preparations.here(("a", ""), session, replace(other, checkpoint="")) is None
 
 
 def test_a_slot_is_waited_for_no_longer_than_a_preparation_takes() -> None:
