@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.config import cache_dir, state_dir
+from agentenv.sandbox.supervisor.disk_layers import refusal
+from agentenv.sandbox.supervisor.image_formats import may_not_gain_privileges
 from agentenv.sandbox.supervisor.limits import layout_v1, own_directory_v2
 from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
 
@@ -56,6 +58,10 @@ class Facts:
     """Those of :data:`SLOT_PROGRAMS` that slots have."""
     tmux: bool = False
     bash_static: bool = False
+    skopeo: bool = False
+    no_new_privileges: bool = False
+    disk_refusal: str = ""
+    """Why slots with images cannot keep what they write on this machine's disk; empty if they can."""
     shm_bytes: int | None = None
     open_files_hard: int | None = None
     """None: unlimited."""
@@ -95,6 +101,9 @@ def gather() -> Facts:
         slot_programs=frozenset(name for name in SLOT_PROGRAMS if shutil.which(name, path=_SLOT_PATH)),
         tmux=shutil.which("tmux") is not None,
         bash_static=shutil.which("bash-static") is not None,
+        skopeo=shutil.which("skopeo") is not None,
+        no_new_privileges=may_not_gain_privileges(_text("/proc/self/status")),
+        disk_refusal=_disk_refusal() if os.geteuid() == 0 else "",
         shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to
         open_files_hard=_hard_limit(resource.RLIMIT_NOFILE),
         processes_hard=_hard_limit(resource.RLIMIT_NPROC),
@@ -211,6 +220,10 @@ def _hard_limit(which: int) -> int | None:
 
 def _nearest_existing(path: Path) -> Path:
     return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+
+
+def _disk_refusal() -> str:
+    return refusal(_nearest_existing(cache_dir() / "disk").resolve(), _text("/proc/self/mountinfo"))
 
 
 def _terminals() -> int | None:

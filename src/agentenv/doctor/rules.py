@@ -9,6 +9,7 @@ from enum import IntEnum
 
 from agentenv.config import ContainerSettings
 from agentenv.doctor.facts import SLOT_PROGRAMS, Facts
+from agentenv.sandbox.supervisor.image_formats import NO_NEW_PRIVILEGES
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 
 MIB = 1024 * 1024
@@ -54,8 +55,8 @@ def _system(facts: Facts) -> Finding:
         return Finding("kernel", Level.broken, f"{facts.system}: slots need Linux", "run agentenv in a Linux machine")
     if number < (5, 6):
         return Finding("kernel", Level.broken, f"{facts.kernel}: openat2 needs 5.6", "install a newer kernel")
-    if number < (5, 19):
-        return Finding("kernel", Level.ok, f"{facts.kernel} (5.19 or newer for image-backed slots, later)")
+    if number < (5, 12):
+        return Finding("kernel", Level.ok, f"{facts.kernel}: plain slots; those with images need 5.12")
     return Finding("kernel", Level.ok, facts.kernel)
 
 
@@ -283,6 +284,44 @@ def _stale(facts: Facts) -> Finding:
     )
 
 
+def _privileges_of_images(facts: Facts) -> Finding:
+    if facts.no_new_privileges:
+        return Finding(
+            "privileges of images",
+            Level.weaker,
+            f"no slots with images: {NO_NEW_PRIVILEGES}",
+            "in docker: leave out --security-opt no-new-privileges",
+        )
+    return Finding("privileges of images", Level.ok, "programs of images may be setuid")
+
+
+def _registries(facts: Facts) -> Finding:
+    if facts.skopeo:
+        return Finding("images of registries", Level.ok, "fetched by skopeo")
+    return Finding(
+        "images of registries",
+        Level.weaker,
+        "skopeo is not installed: images come from archives, OCI layouts and the Docker engine only",
+        "install skopeo",
+        _install("skopeo"),
+    )
+
+
+def _disk(facts: Facts) -> Finding:
+    if not facts.root:
+        return Finding("storage on disk", Level.ok, "for slots with images, which only containers of root have")
+    if not facts.disk_refusal:
+        return Finding("storage on disk", Level.ok, "reserved for each slot that asks for it")
+    return Finding(
+        "storage on disk",
+        Level.weaker,
+        f"what slots write lies in memory only: {facts.disk_refusal}",
+        "set AGENTENV_CACHE_DIR to a directory on such a disk, or use storage in memory"
+        if "lies on" in facts.disk_refusal
+        else "see there, or use storage in memory",
+    )
+
+
 def image_slots(image_format: str, said: Sequence[str]) -> Finding:
     """What a container says of slots with images: their format (empty: it has none), and what is less or why."""
     name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in said)
@@ -305,6 +344,9 @@ RULES: tuple[Callable[[Facts], Finding], ...] = (
     _slot_programs,
     _tmux,
     _fast_shell,
+    _privileges_of_images,
+    _registries,
+    _disk,
     _limits,
     _terminals,
     _memory,

@@ -63,13 +63,17 @@ class ImageSupport:
         return "" if self.format is None or "memory" in self.writable else self.weaker[-1]
 
 
+NO_NEW_PRIVILEGES: Final = (
+    "programs of images become root or other users (su, sudo, apt), which no_new_privs forbids here: start the "
+    "container without no-new-privileges (docker/README.md)"
+)
 NO_STORE: Final = ImageSupport(None)
 """Of a container that has not been given a store; it says so itself."""
 
 
-def without_probes(identity: Identity, uid_map: str, version: str) -> str:
-    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``uid_map``
-    and ``version`` are the texts of /proc/self/uid_map and /proc/version."""
+def without_probes(identity: Identity, uid_map: str, version: str, status: str) -> str:
+    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``uid_map``,
+    ``version`` and ``status`` are the texts of /proc/self/uid_map, /proc/version and /proc/self/status."""
     if _GVISOR in version:
         return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
     if identity.mode == USER:
@@ -84,7 +88,12 @@ def without_probes(identity: Identity, uid_map: str, version: str) -> str:
             f"the container's engine maps its ids (userns-remap), and slots of images need those from {FIRST_ID:#x} to "
             f"{end - 1:#x}: start it with --userns=host"
         )
-    return ""
+    return NO_NEW_PRIVILEGES if may_not_gain_privileges(status) else ""
+
+
+def may_not_gain_privileges(status: str) -> bool:
+    """Whether a process has no_new_privs, by the text of its /proc/PID/status."""
+    return any(line.split() == ["NoNewPrivs:", "1"] for line in status.splitlines())
 
 
 def decide(found: Probes, wanted: ImageFormat = "auto") -> ImageSupport:

@@ -494,7 +494,8 @@ def _prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tup
 
 
 def _refused_unprobed(identity: Identity) -> str:
-    return without_probes(identity, Path("/proc/self/uid_map").read_text(), Path("/proc/version").read_text())
+    texts = (Path(name).read_text() for name in ("/proc/self/uid_map", "/proc/version", "/proc/self/status"))
+    return without_probes(identity, *texts)
 
 
 async def _store_made(store: Path, stop: asyncio.Event) -> None:

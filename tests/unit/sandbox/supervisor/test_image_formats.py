@@ -11,6 +11,7 @@ from agentenv.wire.spec import ImageFormat, SlotLimits
 
 ROOT, ORDINARY = Identity("full", 0, 0), Identity("user", 1000, 1000)
 ALL_IDS = "         0          0 4294967295\n"
+PRIVILEGES = "Name:\tpython\nNoNewPrivs:\t0\n"
 LINUX = "Linux version 6.12.0 (debian) #1 SMP PREEMPT_DYNAMIC Debian"
 NO_EROFS = "create erofs: Block device required"
 NO_MAPPED = "mount overlay on root: Invalid argument"
@@ -76,12 +77,16 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
 def test_a_host_that_need_not_be_tried_says_why(
     host: str, identity: Identity, uid_map: str, version: str, said: str
 ) -> None:
-    assert said in without_probes(identity, uid_map, version), host
+    assert said in without_probes(identity, uid_map, version, PRIVILEGES), host
+
+
+def test_without_new_privileges_no_program_of_an_image_could_become_root() -> None:
+    assert "no-new-privileges" in without_probes(ROOT, ALL_IDS, LINUX, PRIVILEGES.replace("0", "1"))
 
 
 def test_root_with_all_ids_has_to_be_tried() -> None:
-    assert without_probes(ROOT, ALL_IDS, LINUX) == ""
-    assert without_probes(ROOT, "0 0 1000\n1000 1000 4294966295\n", LINUX) == ""
+    assert without_probes(ROOT, ALL_IDS, LINUX, PRIVILEGES) == ""
+    assert without_probes(ROOT, "0 0 1000\n1000 1000 4294966295\n", LINUX, PRIVILEGES) == ""
 
 
 @pytest.mark.parametrize("wanted", ["erofs", "tree", "shifted"])
