@@ -62,6 +62,14 @@ class SweImageEnv(AgentEnv):
     name = "swe-images"
     env_config_cls = SweImageConfig
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: ConfigError."""
+        super().__init__(*args, **kwargs)
+        if self.config.tool_pool_mode not in ("local", "nomad", "farm"):
+            raise ConfigError(
+                "tool_pool_mode", "these records have images of their own", next_step="allowed: local, nomad, farm"
+            )
+
     async def setup(self) -> None:
         """Read the records, then set up like every environment. Raises: ConfigError naming record and field, and what
         AgentEnv.setup raises."""

@@ -10,23 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-from agentenv.errors import ConfigError
 from agentenv.report import read_records
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
 from agentenv.testing import Call, Reply, ScriptedPolicy
 from examples.base_image import make_base
 from examples.harbor import __main__ as command
-from examples.harbor.env import HarborConfig, HarborEnv
+from examples.harbor.env import HarborEnv
 from examples.harbor.players import empty, oracle
 from examples.harbor.task_file import read_task
 from examples.scripted import play
 from tests.debian_images import base_in_cache
 from tests.integration.results import processed, rows
 from tests.integration.test_env_local import leftovers
-from tests.unit.env.env_stubs import settings
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
@@ -166,13 +163,6 @@ async def test_agent_and_verifier_are_who_the_task_says(tmp_path: Path) -> None:
     assert member.messages[3]["content"].split("\n")[2:5] == ["games", "ledger", "root"]
     assert "Permission denied" in member.messages[3]["content"]
     assert (member.score, member.fault) == (1.0, "none")
-
-
-def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path) -> None:
-    values = settings(tmp_path).model_dump(exclude_unset=True)
-    config = HarborConfig(**{**values, "tasks": str(TASKS), "tool_pool_mode": "fake"})
-    with pytest.raises(ConfigError, match="tool_pool_mode"):
-        HarborEnv(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="unused")])
 
 
 async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_gold_patch_scores_1_and_nothing_scores_0(
 ) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for line in ("examples.swe.debian out/swe --package jinja2", "examples.swe --images out/swe/records.jsonl"):
-        assert f"    .venv/bin/python -m {line}\n" in readme
+        assert f"    .venv/bin/python -m {line}" in readme
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(records)])
     assert command.main() == 0
     assert rows(capsys.readouterr().out) == [f"ok {RECORD} 1 0 S", "1 of 1 ok"]

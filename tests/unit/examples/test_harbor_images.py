@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
+from agentenv import AgentEnv
 from agentenv.env.farm_fields import OF_THE_FARM
-from agentenv.errors import TaskError
+from agentenv.errors import ConfigError, TaskError
 from agentenv.sdk.image_builds import BuildLimits
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.store.dockerfile.build import Built
@@ -111,12 +113,18 @@ async def test_slots_of_a_farm_have_its_own_limits_where_the_task_has_none(tmp_p
 CLUSTER = {"tool_pool_mode": "nomad", "nomad_address": "http://nomad.example:4646", "slots_per_container": 7}
 
 
-@pytest.mark.parametrize("kind", ["harbor", "swe"])
-def test_settings_of_a_cluster_are_the_backends(tmp_path: Path, kind: str) -> None:
-    if kind == "harbor":
-        backend = harbor(tmp_path, allow_network=True, **CLUSTER).build_backend()
-    else:
-        config = SweImageConfig(**values(tmp_path, CLUSTER), allow_network=True, dataset_name="records.jsonl")
-        backend = SweImageEnv(config, [SERVER]).build_backend()
+def swe(tmp_path: Path, **changed: Any) -> SweImageEnv:
+    return SweImageEnv(SweImageConfig(**values(tmp_path, changed), dataset_name="records.jsonl"), [SERVER])
+
+
+@pytest.mark.parametrize("made", [harbor, swe])
+def test_settings_of_a_cluster_are_the_backends(tmp_path: Path, made: Callable[..., AgentEnv[Any]]) -> None:
+    backend = made(tmp_path, allow_network=True, **CLUSTER).build_backend()
     assert isinstance(backend, NomadBackend)
     assert "nomad.example:4646" in repr(backend)
+
+
+@pytest.mark.parametrize("made", [harbor, swe])
+def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path, made: Callable[..., AgentEnv[Any]]) -> None:
+    with pytest.raises(ConfigError, match="tool_pool_mode"):
+        made(tmp_path, tool_pool_mode="fake")
