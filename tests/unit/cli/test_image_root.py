@@ -16,23 +16,27 @@ LOCAL = Backend.local
 
 
 @pytest.mark.parametrize(
-    ("asked", "backend", "farm", "named"),
+    ("asked", "farm", "named"),
     [
-        (Asked(image="a", dockerfile=Path("/")), LOCAL, False, "are two roots"),
-        (Asked(image="a", network=True, allow=("b.example",)), LOCAL, False, "are two answers"),
-        (Asked(user="app"), LOCAL, False, "--user"),
-        (Asked(workdir="/x"), LOCAL, False, "--workdir"),
-        (Asked(cpus=1.0), LOCAL, True, "--cpus"),
-        (Asked(allow=("b.example",)), LOCAL, False, "--allow"),
-        (Asked(image="a"), Backend.nomad, False, "--backend nomad"),
-        (Asked(image="a"), Backend.fake, False, "--backend fake"),
-        (Asked(dockerfile=Path("/dev")), LOCAL, False, "/dev has no Dockerfile"),
-        (Asked(dockerfile=Path("/etc/passwd")), LOCAL, True, "built on this machine"),
+        (Asked(image="a", dockerfile=Path("/")), False, "are two roots"),
+        (Asked(image="a", network=True, allow=("b.example",)), False, "are two answers"),
+        (Asked(user="app"), False, "--user"),
+        (Asked(workdir="/x"), False, "--workdir"),
+        (Asked(cpus=1.0), True, "--cpus"),
+        (Asked(allow=("b.example",)), False, "--allow"),
+        (Asked(dockerfile=Path("/dev")), False, "/dev has no Dockerfile"),
+        (Asked(dockerfile=Path("/etc/passwd")), True, "built on this machine"),
     ],
 )
-def test_what_does_not_go_together_is_refused(asked: Asked, backend: Backend, farm: bool, named: str) -> None:
+def test_what_does_not_go_together_is_refused(asked: Asked, farm: bool, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        asked.check(backend, farm=farm)
+        asked.check(LOCAL, farm=farm)
+
+
+def test_images_are_for_slots_of_this_machine() -> None:
+    for backend in (Backend.nomad, Backend.fake):
+        with pytest.raises(ConfigError, match=f"not for --backend {backend}"):
+            Asked(image="a").check(backend, farm=False)
 
 
 def test_what_goes_together_is_the_root_and_its_container() -> None:
