@@ -95,7 +95,7 @@ def test_the_policy_is_given_to_tokens_and_not_to_every_job_of_a_namespace(name:
 
 def commands(name: str) -> Iterator[str]:
     """What a page says to type: in code spans, and on lines of their own."""
-    text = page(name)
+    text = page(name).replace("\\\n", " ")
     yield from re.findall(r"`((?:agentenv|make) [^`]+)`", text)
     yield from re.findall(r"^    (?:sudo |\.venv/bin/)?((?:agentenv|make) [^#\n]+)", text, re.MULTILINE)
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
