@@ -55,9 +55,10 @@ async def _run(
         try:
             async with asyncio.timeout(_COPY_S):
                 status = await asyncio.shield(exited)
-        except BaseException:
+        except BaseException as error:
             slot_process.kill_family(pid)
-            await asyncio.shield(exited)
+            if isinstance(error, TimeoutError):  # cancelled, the container ends, and nobody tells of exits any more
+                await asyncio.wait((exited,), timeout=slot_process.KILL_DEADLINE_S)
             raise
         if status:
             raise WorkspaceCopyError(os.WEXITSTATUS(status), _reason(status, os.read(words, _WORDS_BYTES)))
