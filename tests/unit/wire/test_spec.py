@@ -21,6 +21,7 @@ GIVEN = {
     "binds": (Bind("/a", "/b"),),
     "env": {"A": "b"},
     "image_format": "tree",
+    "allowed_capabilities": ("net_raw",),
 }
 
 
