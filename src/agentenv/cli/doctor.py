@@ -75,7 +75,7 @@ def try_container(facts: Facts) -> tuple[list[Finding], tuple[Proof, ...]]:
 
 
 async def _probe(isolation: str) -> tuple[list[Finding], tuple[Proof, ...]]:
-    from agentenv.doctor.rules import Finding, Level, image_slots
+    from agentenv.doctor.rules import Finding, Level, image_slots, workspaces
     from agentenv.farm import open
 
     settings = open.container_settings(slots_per_container=1, isolation=isolation)
@@ -90,7 +90,8 @@ async def _probe(isolation: str) -> tuple[list[Finding], tuple[Proof, ...]]:
         slot = Finding("a real slot", Level.weaker, detail)
     else:
         slot = Finding("a real slot", Level.ok, f"runs; a command took {result.duration_s * 1e3:.1f} ms")
-    return [slot, image_slots(described.image_format, described.image_weaker)], described.proofs
+    found = [slot, image_slots(described.image_format, described.image_weaker), workspaces(described.workspaces_copied)]
+    return found, described.proofs
 
 
 def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from agentenv.cli import doctor as doctor_verb
 from agentenv.cli.app import app
 from agentenv.doctor.facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
-from agentenv.doctor.rules import RULES, Finding, Level, image_slots, judge, worst
+from agentenv.doctor.rules import RULES, Finding, Level, image_slots, judge, workspaces, worst
 from agentenv.wire.server import Proof
 
 GIB = 1024**3
@@ -211,3 +211,9 @@ def test_failed_proofs_are_shown_with_their_cure(machine: Any) -> None:
     stdout = CliRunner().invoke(app, ["doctor"]).stdout
     assert "own uid" in stdout
     assert "be root" in stdout
+
+
+def test_workspaces_are_kept_or_copied_and_both_is_said() -> None:
+    assert workspaces("").detail == "workspaces are kept where they are, in milliseconds"
+    copied = workspaces("Linux is older than 6.3")
+    assert copied.detail.endswith("each way: Linux is older than 6.3")
