@@ -40,8 +40,8 @@ from agentenv.sandbox.supervisor import (
     syscalls,
 )
 from agentenv.sandbox.supervisor.isolation import USER, Identity
+from agentenv.sandbox.supervisor.preparation import Launch
 from agentenv.sandbox.supervisor.selftest import NAMESPACES
-from agentenv.sandbox.supervisor.supervisor import Launch
 from agentenv.wire.spec import SandboxSpec
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -1,0 +1,151 @@
+"""What a container has before its slots are made: its settings and programs, its private directory, its images."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, tmux_bundle
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
+from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
+from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport, decide, without_probes
+from agentenv.sandbox.supervisor.image_mounts import ImageMounts, Images
+from agentenv.sandbox.supervisor.image_trees import ImageTrees, Unpacker
+from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.sandbox.supervisor.limits import CgroupLayout, server_plan
+from agentenv.sandbox.supervisor.ready_namespaces import ReadyNamespaces
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.slot_process import SlotSetup
+from agentenv.wire.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+_STORE_LOOK_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything determined and opened before the namespaces were entered."""
+
+    spec: SandboxSpec
+    token: str
+    identity: Identity
+    directory: Path
+    listener: socket.socket
+    layout: CgroupLayout | None
+    weaker: tuple[str, ...]
+    host_namespaces: Mapping[str, str]
+    bwrap: str
+    agent: Path
+    files: Path
+    launcher: Path
+    root_launcher: Path
+    tar_program: Path
+    as_user: Path
+    dial: Path
+    network_tool: str | None
+    shell: Path | None
+    disk: Path
+    """Where layers on the disk are kept."""
+    disk_refusal: str
+    """Why there are none; empty if there are."""
+    server_argv: Sequence[str]
+    lifeline: bool
+
+
+def _images(launch: Launch, place: Path, reaper: Reaper, support: ImageSupport) -> Images | None:
+    """The images of the node's store in the chosen format; None where there is no store."""
+    store = launch.spec.store_dir
+    if not store:
+        return None
+    if support.format in ("tree", "shifted"):
+        return ImageTrees(Path(store), Unpacker(launch.identity, place, launch.root_launcher, reaper))
+    return ImageMounts(Path(store), place / "images")
+
+
+def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tuple[SlotSetup, Path]:
+    """Create the container's cgroups, private directory and template tree."""
+    spec, identity = launch.spec, launch.identity
+    if launch.layout is not None:
+        cgroups.make(server_plan(launch.layout, spec.container))
+    place = launch.directory / "private"
+    place.mkdir(exist_ok=True)
+    if identity.mode != isolation.USER:  # everything of an unprivileged user is reached under one uid
+        outside = (
+            launch.agent,
+            launch.files,
+            launch.as_user,
+            launch.dial,
+            launch.launcher,
+            Path(launch.bwrap),
+            Path(launch.network_tool or "/"),
+        )
+        needed = [*mounts.interpreter_directories(), launch.directory, launch.disk, *outside]
+        place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
+    mounts.mount_private(place, identity.own_uid)
+    etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial}
+    if launch.shell is not None:
+        programs["bash"] = launch.shell
+    tmux = tmux_bundle.find() if spec.store_dir else []
+    tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
+    if spec.store_dir and identity.mode != isolation.USER:
+        mounts.mount_whole_sys(place / "sys")
+    images = _images(launch, place, reaper, support)
+    namespaces = None
+    if spec.store_dir:
+        ranges = IdRanges(Path(spec.store_dir) / "ranges", shared=support.format == "shifted")
+        namespaces = ReadyNamespaces(launch.root_launcher, ranges, reaper)
+    setup = SlotSetup(
+        spec,
+        identity,
+        tree,
+        launch.layout,
+        launch.bwrap,
+        launch.launcher,
+        launch.root_launcher,
+        images=images,
+        namespaces=namespaces,
+        disk=DiskLayers(launch.disk),
+        checkpoints=Checkpoints(place / "checkpoints", spec.checkpoint_bytes),
+    )
+    return setup, place
+
+
+def _refused_unprobed(identity: Identity) -> str:
+    texts = (Path(name).read_text() for name in ("/proc/self/uid_map", "/proc/version", "/proc/self/status"))
+    return without_probes(identity, *texts)
+
+
+async def _store_made(store: Path, stop: asyncio.Event) -> None:
+    """Wait until the node's keeper has made its store, or the container is to end: on a new node both begin at once,
+    and whether images can be shown is tried in the store."""
+    if not has_store(store):
+        log.warning("the store of images is empty: waiting for the node's image keeper to make it")
+    while not has_store(store) and not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STORE_LOOK_S):
+                await stop.wait()
+
+
+async def image_support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> ImageSupport:
+    """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
+    spec = launch.spec
+    if refused := _refused_unprobed(launch.identity):
+        return ImageSupport(None, refused=refused)
+    if not spec.store_dir:
+        return NO_STORE
+    await _store_made(Path(spec.store_dir), stop)
+    found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
+    support = decide(found, spec.image_format)
+    said = [*support.weaker, *filter(None, [support.refused])]
+    log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
+    return support
