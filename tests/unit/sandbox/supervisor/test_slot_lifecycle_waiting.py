@@ -45,6 +45,9 @@ class Image:
     def __init__(self, started: list[tuple[str, Process]]) -> None:
         self._started = started
 
+    async def gather(self) -> None:
+        return None
+
     async def prepare(self) -> None:
         return None
 
