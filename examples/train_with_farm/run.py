@@ -73,9 +73,10 @@ class Part:
 
     async def kill(self) -> None:
         """Kill it, without a chance to end in order."""
-        assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
+        process, self._process = self._process, None  # so that nobody takes it for one that has ended by itself
+        assert process is not None
+        process.kill()
+        await process.wait()
 
     async def end(self) -> None:
         """Ask it to end; after a while, make it."""
@@ -275,21 +276,38 @@ async def train(
     everything: Everything, groups: int, kills: Mapping[int, Callable[[], Awaitable[object]]], environments: int
 ) -> Checker:
     """Check so many groups, and go on until they are of so many ``environments``, where one that started again counts
-    again. ``kills`` has what to do after how many groups.
+    again. ``kills`` has what to do after how many groups, one after the other; groups are taken meanwhile, because an
+    environment whose groups nobody takes comes to rest.
 
     Raises: WrongGroupError; RuntimeError when a part has ended by itself.
     """
     seen = checker(GROUP_SIZE, everything.tokenizer)
     async with trainer_api(everything.api_url) as api:
         with progress(groups) as advance:
-            async for group in api.groups(everything.check):
-                seen.add(group)
-                advance()
-                if kill := kills.get(seen.groups.total()):
-                    await kill()
-                if seen.groups.total() >= groups and len(seen.groups) >= environments:
-                    break
+            killing: asyncio.Task[None] | None = None
+            try:
+                async for group in api.groups(everything.check):
+                    seen.add(group)
+                    advance()
+                    if kill := kills.get(seen.groups.total()):
+                        killing = asyncio.create_task(_after(killing, kill))
+                    if killing is not None and killing.done():
+                        killing.result()
+                    if seen.groups.total() < groups or len(seen.groups) < environments:
+                        continue
+                    if killing is None or killing.done():
+                        break
+            finally:
+                if killing is not None:
+                    killing.cancel()
+                    await asyncio.wait([killing])
     return seen
+
+
+async def _after(before: asyncio.Task[None] | None, kill: Callable[[], Awaitable[object]]) -> None:
+    if before is not None:
+        await before
+    await kill()
 
 
 async def run(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -97,8 +97,8 @@ class Image:
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """This machine's programs, and a workspace, in a store that local containers see."""
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """This machine's programs, and a workspace."""
     place = tmp_path_factory.mktemp("image")
     members = (
         member("etc/passwd", PASSWD.encode()),
@@ -111,9 +111,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     )
     config = {"Env": ["PATH=/usr/bin", "HOME=/workspace", "PIP_BREAK_SYSTEM_PACKAGES=1"], "WorkingDir": "/workspace"}
     digest = add_image(place / "store", place / "oci", programs(*PROGRAMS, *MORE), files(*members), config=config)
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, place / "store")
-        yield Image(place / "store", RootSpec(digest, writable_bytes=512 * MIB))
+    return Image(place / "store", RootSpec(digest, writable_bytes=512 * MIB))
 
 
 def _one_container(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -137,7 +135,7 @@ async def shared_pool(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test of a session runs over PLAIN, and over the image slots that its module is named for above."""
-    if "executor" in metafunc.fixturenames:
+    if "executor" in metafunc.fixturenames and "pool" not in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
         kinds = [*PLAIN, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
         metafunc.parametrize("executor", kinds, indirect=True, scope="module")
@@ -148,13 +146,16 @@ async def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ToolExecutor]:
     kind = ImageExecutor if request.param in OF_IMAGES else ToolExecutor
-    if kind is ImageExecutor:
-        ImageExecutor.image = request.getfixturevalue("image").root
-    async with (
-        _one_container(request, tmp_path_factory) as pool,
-        kind(pool, ToolCatalog.builtin()) as opened,
-    ):
-        yield opened
+    with pytest.MonkeyPatch.context() as patch:
+        if kind is ImageExecutor:
+            image: Image = request.getfixturevalue("image")
+            ImageExecutor.image = image.root
+            use_store(patch, image.store)
+        async with (
+            _one_container(request, tmp_path_factory) as pool,
+            kind(pool, ToolCatalog.builtin()) as opened,
+        ):
+            yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module")

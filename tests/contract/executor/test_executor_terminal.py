@@ -156,7 +156,7 @@ async def test_a_busy_session_refuses_at_once_and_says_what_runs(session: ToolSe
 )
 async def test_an_interrupt_ends_the_command_and_not_the_shell(session: ToolSession, command: str, pty: bool) -> None:
     await terminal(session, "kept=yes", pty=pty)
-    await terminal(session, f"{command}; echo not reached", timeout_s=0.2)
+    await terminal(session, f"{command}; echo not reached", timeout_s=0.5)
     printed = ""
     for _ in range(5):  # bash goes on where the program that ran had just ended by itself: then once more
         printed += (await terminal(session, keys=["C-c"])).stdout
