@@ -118,7 +118,7 @@ def execute(
         'apt-get update && apt-get install -y jq && jq --version'
       agentenv exec --dockerfile tasks/hello --user app --memory 4096 make test
       agentenv exec --image python:3.13 \\
-        --allow pypi.org --allow '*.pythonhosted.org' pip download numpy
+        --allow git.example.org git clone https://git.example.org/team/project
       agentenv exec --backend nomad cat /etc/os-release
       agentenv exec --farm uname -a
       echo hello | agentenv exec --stdin tr a-z A-Z

@@ -50,14 +50,14 @@ def test_a_task_of_today(tmp_path: Path) -> None:
     storage_mb = 10240
     workdir = "/app"
     network_mode = "allowlist"
-    allowed_hosts = ["pypi.org", "*.example.org", "10.0.0.0/8"]
+    allowed_hosts = ["index.example.org", "*.example.org", "10.0.0.0/8"]
     env = { LANG = "C.UTF-8" }
     """
     found = task(tmp_path, toml)
     assert (found.name, found.image, found.workdir, found.instruction) == ("one", "debian:trixie", "/app", "Do it.\n")
     assert (found.cpus, found.memory_mib, found.storage_mib) == (2, 4096, 10240)
     assert (found.agent.timeout_s, found.agent.network) == (900, NetworkPolicy("none"))
-    hosts = ("pypi.org", "*.example.org", "10.0.0.0/8")
+    hosts = ("index.example.org", "*.example.org", "10.0.0.0/8")
     assert (found.verifier.timeout_s, found.verifier.network) == (60, NetworkPolicy("allow", hosts))
     assert found.verifier_env == {"KEY": "given", "OTHER": "else", "PLAIN": "$HOME"}
     assert (found.env, found.solution_env, found.unknown) == ({"LANG": "C.UTF-8"}, {"A": "b"}, ())

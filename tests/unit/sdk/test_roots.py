@@ -57,7 +57,10 @@ async def test_a_digest_means_the_image_that_has_it() -> None:
         ("none", NO_NETWORK),
         ([], NO_NETWORK),
         ("public", NetworkPolicy("public")),
-        (["Example.org", "*.pypi.org:443"], NetworkPolicy("allow", ("example.org", "*.pypi.org:443"))),
+        (
+            ["Example.org", "*.index.example.org:443"],
+            NetworkPolicy("allow", ("example.org", "*.index.example.org:443")),
+        ),
         (NetworkPolicy("public"), NetworkPolicy("public")),
     ],
 )

@@ -84,7 +84,8 @@ def test_a_malformed_policy_names_its_field(raw: Any, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [NetworkPolicy(), NetworkPolicy("public"), allowing("example.org", "*.pypi.org:443", "[2001:db8::]/32:1")]
+    "policy",
+    [NetworkPolicy(), NetworkPolicy("public"), allowing("example.org", "*.index.example.org:443", "[2001:db8::]/32:1")],
 )
 def test_a_policy_is_what_its_json_says(policy: NetworkPolicy) -> None:
     assert NetworkPolicy.parse(json.loads(json.dumps(policy.to_json()))) == policy
@@ -181,11 +182,13 @@ def test_none_lets_nothing_out_and_public_reaches_private_networks() -> None:
 
 
 def test_a_refusal_says_what_is_allowed_in_words_for_a_model() -> None:
-    policy = allowing("pypi.org:443", "*.debian.org")
-    with pytest.raises(PolicyRefusalError, match=r"example\.com is not an allowed host\. .*pypi\.org:443, \*\.debian"):
+    policy = allowing("index.example.org:443", "*.example.net")
+    with pytest.raises(
+        PolicyRefusalError, match=r"example\.com is not an allowed host\. .*index\.example\.org:443, \*\.example\.net"
+    ):
         judge_host(policy, "example.com", 443)
-    with pytest.raises(PolicyRefusalError, match=r"Port 80 of pypi\.org is not allowed, only 443"):
-        judge_host(policy, "pypi.org", 80)
+    with pytest.raises(PolicyRefusalError, match=r"Port 80 of index\.example\.org is not allowed, only 443"):
+        judge_host(policy, "index.example.org", 80)
     with pytest.raises(PolicyRefusalError, match=r"10\.0\.0\.1 is not a public address"):
         judge_address(policy, ipaddress.ip_address("10.0.0.1"), 443)
     with pytest.raises(PolicyRefusalError, match="has no network access"):
