@@ -71,7 +71,8 @@ AS_ROOT = [
     "nginx && curl -sf http://127.0.0.1/ | grep -qi nginx",
     "ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id && cp /root/.ssh/id.pub /root/.ssh/authorized_keys"
     " && service ssh start"
-    " && ssh -i /root/.ssh/id -o StrictHostKeyChecking=no root@127.0.0.1 'echo $((6 * 7))' | grep -qx 42",
+    " && ssh -i /root/.ssh/id -o StrictHostKeyChecking=no -o ConnectionAttempts=60 root@127.0.0.1 'echo $((6 * 7))'"
+    " | grep -qx 42",
     "service cron start && pgrep -x cron && echo '@reboot true' | crontab - && crontab -l",
     # what the lower layer has is moved, replaced, deleted
     "mv /usr/share/perl5 /usr/share/moved && mv /usr/share/moved /usr/share/perl5 && perl -MFile::Temp -e 1",

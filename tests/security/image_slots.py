@@ -168,6 +168,9 @@ def _below(pid: int) -> list[int]:
 
 
 def _is_root_of_a_slot(pid: int) -> bool:
-    inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
-    first = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
+    try:
+        inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
+        first = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
+    except OSError:  # it has ended meanwhile
+        return False
     return first and inside == "0" and int(outside) >= FIRST_ID

@@ -204,7 +204,8 @@ def downloading(directory: Path, waiting: Callable[[], None] | None = None) -> I
     Yields a descriptor that holds the lock: a program that inherits it keeps others out when this process is killed.
     """
     while True:
-        directory.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()  # exist_ok would look again, and raise when another download has just removed it
         with contextlib.suppress(FileNotFoundError):
             descriptor = hold(directory, waiting=waiting)
             break

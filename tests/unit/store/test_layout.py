@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,18 @@ def test_a_download_waits_for_another_of_the_same(layout: Layout) -> None:
         assert not done.is_set()
     thread.join(START_S)
     assert done.is_set()
+
+
+def test_downloads_of_the_same_may_begin_while_others_end(layout: Layout) -> None:
+    def download() -> None:
+        for _ in range(300):
+            with downloading(layout.pull("r")):
+                pass
+
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(download) for _ in range(4)]:
+            one.result()
+    assert list(layout.pulls.iterdir()) == []
 
 
 def test_a_held_file_that_is_replaced_while_it_is_waited_for_is_let_go(tmp_path: Path) -> None:
