@@ -1,1 +1,1 @@
-"""Task directories of Harbor and Terminal-Bench 2, played in image slots."""
+"""Task directories of Harbor and Terminal-Bench, played in image slots."""

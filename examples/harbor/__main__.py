@@ -1,7 +1,7 @@
 """``python -m examples.harbor DIRECTORY``: checks tasks. Each is played by two scripted agents.
 
-The oracle runs the task's solution/solve.sh and must score 1; the empty agent changes nothing and must score 0. Exit
-code 1 when a task fails this check, 2 when a setting or a task is malformed.
+The oracle does what the task's own solution says and must score 1; the empty agent changes nothing and must score 0.
+Exit code 1 when a task fails this check, 2 when a setting or a task is malformed.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from agentenv.env.config import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
+from examples.harbor.directories import read_tasks
 from examples.harbor.images import TaskImages
 from examples.harbor.readiness import until_healthy
-from examples.harbor.task_file import HarborTask, read_tasks
+from examples.harbor.task import HarborTask
 from examples.harbor.verifier import judged
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import time
 
 from agentenv import ToolContext
 from agentenv.errors import TaskError
-from examples.harbor.task_file import Healthcheck
+from examples.harbor.task import Healthcheck
 
 
 async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Harbor's task directories: ``task.toml`` and the files beside it, read strictly.
+"""Harbor's format: ``task.toml`` and the files beside it, read strictly.
 
 The format is Harbor's (https://harborframework.com/docs/tasks), with the older spellings that Terminal-Bench 2 still
 uses. A field that means something a slot cannot do is refused by name; one that is not known at all is left out and
@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.store.reference import parse as parse_reference
 from agentenv.wire.network import NetworkPolicy
+from examples.harbor.task import DEFAULT_TIMEOUT_S, HarborTask, Healthcheck, Phase, filled, named, wrong
 
 FILE: Final = "task.toml"
-DEFAULT_TIMEOUT_S: Final = 600.0
-"""Harbor's: of both phases, and of a build."""
-PUBLIC: Final = NetworkPolicy("public")
-"""Harbor's default."""
+SCRIPT: Final = "test.sh"
 NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
     "no-network": "none",
     "public": "public",
@@ -48,111 +45,23 @@ _LACKING: Final = (
 """Table, field, and why slots cannot do what it asks for."""
 _SIZE: Final = re.compile(r"(\d+)([KMG])", re.IGNORECASE)
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
 
-@dataclass(frozen=True)
-class Phase:
-    """What the agent's and the verifier's part have of their own."""
-
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    user: str = ""
-    """Empty: the image's."""
-    network: NetworkPolicy = PUBLIC
-
-
-@dataclass(frozen=True)
-class Healthcheck:
-    """A command that succeeds when the machine is ready for the agent, and how often it is asked; as in Docker."""
-
-    command: str
-    interval_s: float = 5.0
-    timeout_s: float = 30.0
-    start_period_s: float = 0.0
-    """For so long failures do not count."""
-    start_interval_s: float = 5.0
-    retries: int = 3
-    """So many failures in a row mean that it never will be."""
-
-
-@dataclass(frozen=True)
-class HarborTask:
-    """One task. ``env`` and its like have their templates (``${NAME}``) filled in."""
-
-    name: str
-    directory: Path
-    instruction: str
-    image: str
-    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
-    agent: Phase = Phase()
-    verifier: Phase = Phase()
-    cpus: float | None = None
-    memory_mib: int | None = None
-    storage_mib: int | None = None
-    workdir: str = ""
-    """Empty: the image's."""
-    build_timeout_s: float = DEFAULT_TIMEOUT_S
-    env: Mapping[str, str] = field(default_factory=dict)
-    verifier_env: Mapping[str, str] = field(default_factory=dict)
-    solution_env: Mapping[str, str] = field(default_factory=dict)
-    healthcheck: Healthcheck | None = None
-    unknown: tuple[str, ...] = ()
-    """Fields that nobody reads."""
-
-    @property
-    def other_user(self) -> str | None:
-        """Who runs what is not the agent's; None: the image's user. Where the agent is somebody else, root."""
-        return "root" if self.agent.user else None
-
-    @property
-    def tests(self) -> Path:
-        """The verifier's files, ``test.sh`` among them."""
-        return self.directory / "tests"
-
-    @property
-    def solution(self) -> Path:
-        """The oracle's files; a task may have none."""
-        return self.directory / "solution"
-
-
-def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = ()) -> tuple[HarborTask, ...]:
-    """The tasks at ``place``: a task directory, or a directory of them; in the order of their names.
-
-    ``host_env``: what templates may name. Raises ConfigError naming the task and the field.
-    """
-    one = (place / FILE).is_file()
-    directories = [place] if one else sorted(file.parent for file in place.glob(f"*/{FILE}"))
-    wanted = set(only)
-    if missing := wanted - {directory.name for directory in directories}:
-        raise ConfigError("only_tasks", f"{min(missing)!r} is no task of {place}")
-    if not directories and (any(place.glob("task.yaml")) or any(place.glob("*/task.yaml"))):
-        raise ConfigError(
-            "tasks", f"{place} has tasks of Terminal-Bench 1 (task.yaml)", next_step="convert them: harbor task migrate"
-        )
-    if not directories:
-        raise ConfigError(
-            "tasks", f"{place} has no {FILE}, and no directory below it has", next_step="name task directories"
-        )
-    return tuple(read_task(each, host_env) for each in directories if not wanted or each.name in wanted)
-
-
-def read_task(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
-    """One task directory. Raises ConfigError naming the task and the field."""
-    directory = directory.absolute()
-    if not _NAME.fullmatch(directory.name):
-        raise ConfigError("tasks", f"{directory.name!r} cannot be a task's name", next_step="letters, digits, _ . + -")
+def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
+    """The task of a directory with a ``task.toml``. ``host_env``: what templates may name. Raises ConfigError naming
+    the task and the field."""
+    named(directory)
     try:
         raw = tomllib.loads((directory / FILE).read_text(encoding="utf-8"))
         instruction = (directory / "instruction.md").read_text(encoding="utf-8")
     except OSError as error:
-        raise _wrong(directory, FILE, f"cannot be read: {error}") from error
+        raise wrong(directory, FILE, f"cannot be read: {error}") from error
     except ValueError as error:
-        raise _wrong(directory, FILE, f"is not valid: {error}") from error
+        raise wrong(directory, FILE, f"is not valid: {error}") from error
     if not instruction.strip():
-        raise _wrong(directory, "instruction.md", "is empty")
-    if not (directory / "tests/test.sh").is_file():
-        raise _wrong(directory, "tests/test.sh", "is missing", "a task is scored by it")
+        raise wrong(directory, "instruction.md", "is empty")
+    if not (directory / "tests" / SCRIPT).is_file():
+        raise wrong(directory, f"tests/{SCRIPT}", "is missing", "a task is scored by it")
     return _Reader(directory, raw, host_env).task(instruction)
 
 
@@ -172,6 +81,9 @@ class _Reader:
             directory=self._directory,
             instruction=instruction,
             image=self._image(),
+            tests=(self._directory / "tests",),
+            script=SCRIPT,
+            solution=self._directory / "solution",
             agent=self._phase("agent"),
             verifier=self._phase("verifier"),
             cpus=self._number("environment", "cpus"),
@@ -314,26 +226,9 @@ class _Reader:
         value = self._section(section).get("env", {})
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise self._error(f"{section}.env", f"got {value!r}", "allowed: a table of texts")
-        return {name: self._filled(f"{section}.env.{name}", text) for name, text in value.items()}
-
-    def _filled(self, name: str, text: str) -> str:
-        """A value with its templates replaced. A task is somebody's file: it gets only what was offered by name."""
-
-        def of(found: re.Match[str]) -> str:
-            variable, default = found[1], found[2]
-            if variable in self._host_env:
-                return self._host_env[variable]
-            if default is None:
-                raise self._error(
-                    name, f"asks for {variable} of this machine", "offer it by name (host_env), if it is set"
-                )
-            return default
-
-        return _VARIABLE.sub(of, text)
+        return {
+            name: filled(self._directory, f"{section}.env.{name}", text, self._host_env) for name, text in value.items()
+        }
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return _wrong(self._directory, name, problem, next_step)
-
-
-def _wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
-    return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
+        return wrong(self._directory, name, problem, next_step)

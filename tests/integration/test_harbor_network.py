@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,14 @@ exec 3<> /dev/tcp/{WEB}/80 || touch /srv/closed
 VERIFY = """\
 [ "$(id -un)" = root ] && [ -e /srv/closed ] || exit 1
 apt-get update -q && apt-get install -y -q judged-with && judged-with && echo 1 > /logs/verifier/reward.txt
+"""
+RUN_TESTS = """\
+# As tests with pytest and uv do: installed as root, kept below the home directory, results in pytest's words.
+[ "$(id -un)" = root ] && apt-get update -q && apt-get install -y -q judged-with && mkdir -p "$HOME/.local" || exit 1
+judged-with > "$HOME/.local/judged"
+echo "=== short test summary info ==="
+cmp /srv/done "$TEST_DIR/expected" && grep -q judged-with "$HOME/.local/judged" && word=PASSED || word=FAILED
+echo "$word ../tests/test_outputs.py::test_done"
 """
 TOML = """\
 [agent]
@@ -89,10 +97,6 @@ def machine(archive: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_verifier_installs_what_it_needs_as_root_where_the_agent_had_no_network(
     tmp_path: Path, machine: subprocess.Popen[str], verifier: str
 ) -> None:
-    cache = base_in_cache(tmp_path / "cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTENV_CACHE_DIR", str(cache))
-        make_base(Store.open(store_directory()))
     files = {
         "task.toml": TOML.format(verifier=verifier),
         "instruction.md": "See what is reached.\n",
@@ -100,6 +104,26 @@ def test_a_verifier_installs_what_it_needs_as_root_where_the_agent_had_no_networ
         "solution/solve.sh": SOLVE,
         "tests/test.sh": VERIFY,
     }
+    assert checked(tmp_path, machine, files) == ["ok task 1 0 S", "1 of 1 ok"]
+
+
+def test_tests_of_terminal_bench_1_install_what_they_need(tmp_path: Path, machine: subprocess.Popen[str]) -> None:
+    files = {
+        "task.yaml": "instruction: Make /srv/done.\nmax_test_timeout_sec: 300\n",
+        "Dockerfile": DOCKERFILE,
+        "solution.sh": "built-with > /srv/done\n",
+        "run-tests.sh": RUN_TESTS,
+        "tests/expected": "this is built-with\n",
+    }
+    assert checked(tmp_path, machine, files) == ["ok task 1 0 S", "1 of 1 ok"]
+
+
+def checked(tmp_path: Path, machine: subprocess.Popen[str], files: Mapping[str, str]) -> list[str]:
+    """The rows of the check of a task with these files."""
+    cache = base_in_cache(tmp_path / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(cache))
+        make_base(Store.open(store_directory()))
     for name, text in files.items():
         file = tmp_path / "task" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,5 +136,6 @@ def test_a_verifier_installs_what_it_needs_as_root_where_the_agent_had_no_networ
     }
     command = inside(machine, sys.executable, "-m", "examples.harbor", str(tmp_path / "task"), "--network")
     done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
-    assert rows(done.stdout) == ["ok task 1 0 S", "1 of 1 ok"], done.stderr
-    assert done.returncode == 0
+    table = rows(done.stdout)
+    assert done.returncode == 0, (table, done.stderr)
+    return table

@@ -18,9 +18,9 @@ from agentenv.sdk.image_builds import BuildLimits
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.store.dockerfile.build import Built
 from examples.harbor import images
+from examples.harbor.directories import read_tasks
 from examples.harbor.env import HarborConfig, HarborEnv
 from examples.harbor.images import TaskImages
-from examples.harbor.task_file import read_tasks
 from examples.swe.image_env import SweImageConfig, SweImageEnv
 from tests.unit.env.env_stubs import settings
 

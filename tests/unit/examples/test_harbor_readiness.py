@@ -8,7 +8,7 @@ from agentenv.errors import TaskError
 from agentenv.wire.calls import CallResult
 from examples.harbor import readiness
 from examples.harbor.readiness import until_healthy
-from examples.harbor.task_file import Healthcheck
+from examples.harbor.task import Healthcheck
 
 
 class Machine:

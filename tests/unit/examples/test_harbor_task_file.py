@@ -7,7 +7,9 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.wire.network import NetworkPolicy
-from examples.harbor.task_file import HarborTask, Healthcheck, read_task, read_tasks
+from examples.harbor.directories import read_task, read_tasks
+from examples.harbor.players import oracle
+from examples.harbor.task import HarborTask, Healthcheck
 
 OURS = Path(__file__).parents[3] / "examples/harbor/tasks"
 IMAGE = '[environment]\ndocker_image = "registry.example/tasks/one:1"\n'
@@ -89,14 +91,6 @@ def test_a_healthcheck_has_dockers_defaults(tmp_path: Path) -> None:
     assert found.unknown == ()
 
 
-def test_tasks_of_terminal_bench_1_are_named(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one/task.yaml").touch()
-    for place in (tmp_path, tmp_path / "one"):
-        with pytest.raises(ConfigError, match=r"Terminal-Bench 1.*harbor task migrate"):
-            read_tasks(place, {})
-
-
 @pytest.mark.parametrize(("agent", "user"), [("", None), ('[agent]\nuser = "games"', "root")])
 def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_else(
     tmp_path: Path, agent: str, user: str | None
@@ -164,7 +158,7 @@ def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
     assert [each.name for each in read_tasks(tmp_path / "b", {})] == ["b"]
     with pytest.raises(ConfigError, match="'d' is no task"):
         read_tasks(tmp_path, {}, ["a", "d"])
-    with pytest.raises(ConfigError, match=r"has no task\.toml"):
+    with pytest.raises(ConfigError, match=r"has no task\.toml or task\.yaml"):
         read_tasks(tmp_path / "a/tests", {})
 
 
@@ -173,4 +167,5 @@ def test_our_own_tasks_have_all_that_a_task_has() -> None:
     assert len(found) >= 4
     for each in found:
         assert each.unknown == ()
-        assert (each.solution / "solve.sh").is_file()
+        assert len(oracle(each)) == 2
+    assert {each.results for each in found} == {"reward", "pytest"}

@@ -1,0 +1,112 @@
+"""A task as the environment plays it, whatever format its directory has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import ConfigError
+from agentenv.wire.network import NetworkPolicy
+from examples.harbor.rewards import Results
+
+DEFAULT_TIMEOUT_S: Final = 600.0
+"""Harbor's: of both phases, and of a build."""
+PUBLIC: Final = NetworkPolicy("public")
+"""Harbor's default."""
+TESTS: Final = "/tests"
+"""Where slots get the verifier's files."""
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the agent's and the verifier's part have of their own."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    user: str = ""
+    """Empty: the image's."""
+    network: NetworkPolicy = PUBLIC
+
+
+@dataclass(frozen=True)
+class Healthcheck:
+    """A command that succeeds when the machine is ready for the agent, and how often it is asked; as in Docker."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    """For so long failures do not count."""
+    start_interval_s: float = 5.0
+    retries: int = 3
+    """So many failures in a row mean that it never will be."""
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """One task. ``env`` and its like have their templates (``${NAME}``) filled in."""
+
+    name: str
+    directory: Path
+    instruction: str
+    image: str
+    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
+    tests: tuple[Path, ...]
+    """What the verifier's directory gets: files, and what directories have in them."""
+    script: str
+    """The one of these that bash runs."""
+    solution: Path
+    """The oracle's: a directory with ``solve.sh``, a script, or keys to be typed (``.yaml``). A task may have none."""
+    results: Results = "reward"
+    """Where the script tells its results."""
+    agent: Phase = Phase()
+    verifier: Phase = Phase()
+    cpus: float | None = None
+    memory_mib: int | None = None
+    storage_mib: int | None = None
+    workdir: str = ""
+    """Empty: the image's."""
+    build_timeout_s: float = DEFAULT_TIMEOUT_S
+    env: Mapping[str, str] = field(default_factory=dict)
+    verifier_env: Mapping[str, str] = field(default_factory=dict)
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Healthcheck | None = None
+    unknown: tuple[str, ...] = ()
+    """Fields that nobody reads."""
+
+    @property
+    def other_user(self) -> str | None:
+        """Who runs what is not the agent's; None: the image's user. Where the agent is somebody else, root."""
+        return "root" if self.agent.user else None
+
+
+def named(directory: Path) -> str:
+    """A task's name: that of its directory. Raises ConfigError when it cannot be one."""
+    if not _NAME.fullmatch(directory.name):
+        raise ConfigError("tasks", f"{directory.name!r} cannot be a task's name", next_step="letters, digits, _ . + -")
+    return directory.name
+
+
+def wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
+    """What is wrong with a field, or a file, of a task."""
+    return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
+
+
+def filled(directory: Path, name: str, text: str, offered: Mapping[str, str]) -> str:
+    """The value of a field with its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is somebody's file:
+    it gets only what was offered by name. Raises ConfigError."""
+
+    def of(found: re.Match[str]) -> str:
+        variable, default = found[1], found[2]
+        if variable in offered:
+            return offered[variable]
+        if default is None:
+            problem = f"asks for {variable} of this machine"
+            raise wrong(directory, name, problem, "offer it by name (host_env), if it is set")
+        return default
+
+    return _VARIABLE.sub(of, text)
