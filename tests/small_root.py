@@ -96,4 +96,4 @@ def file_capability(bit: int) -> dict[str, str]:
 
 def use_store(patch: pytest.MonkeyPatch, store: Path) -> None:
     """Containers of the local backend see this store."""
-    patch.setattr("agentenv.slots.backends.local.local_store", lambda: str(store))
+    patch.setattr("agentenv.slots.backends.local.local_store", lambda isolation: str(store))

@@ -1,61 +1,39 @@
 """A container of an ordinary user: the same promises where namespaces can keep them, the rest said plainly.
 
-Run by root, the tests become uid 10001 first, in a mount namespace where this interpreter and this
-checkout can be reached although they may lie below a directory only root may enter.
+Run by root, the tests become another user first (:mod:`tests.ordinary_user`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import sweep
-from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
+from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS, SERVER_UID
+from agentenv.store.layout import Layout
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import REPOSITORY, Container, living, processes_with, wait_for_death
+from tests.ordinary_user import FIRST, UID, delegated_cgroups, give, own_directory, prefix
 from tests.waiting import wait_for
 
-UID = 10_001
-_BECOME = """
-import os, sys
-from pathlib import Path
-from agentenv.sandbox.supervisor import mounts
-mounts.enter_private_namespace()
-mounts.show_to_everybody(mounts.unreachable([*mounts.interpreter_directories(), Path(sys.argv[1])]))
-uid = int(sys.argv[2])
-os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
-os.chdir("/")
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-
-
-def prefix() -> tuple[str, ...]:
-    if os.geteuid() != 0:
-        return ()
-    return (sys.executable, "-c", _BECOME, str(REPOSITORY), str(UID))
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with ids of the test's")
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    ensure_built()  # by whoever owns the checkout: uid 10001 may not write there
-    with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
+    with own_directory() as directory:
         (directory / "stderr").touch()
         token = directory / "token"
         token.write_text("a-token-for-tests-only")
         token.chmod(0o600)
-        if os.geteuid() == 0:
-            directory.chmod(0o755)
-            for path in (directory, token):
-                os.chown(path, UID, UID)
+        give(token)
         yield directory
 
 
@@ -206,3 +184,93 @@ try:
 except OSError as error:
     print(isolation.explain_namespaces(error))
 """
+
+
+# ---- with subordinate ids: root of a namespace of his own
+
+
+@pytest.fixture(params=["delegated", "none"])
+def cgroups(request: pytest.FixtureRequest) -> Iterator[tuple[Path, ...]]:
+    if request.param == "none":
+        yield ()
+        return
+    with delegated_cgroups(f"agentenv-test-{os.getpid()}") as groups:
+        yield groups
+
+
+@as_root
+def test_with_subordinate_ids_he_has_what_root_has(place: Path, cgroups: tuple[Path, ...]) -> None:
+    give(*made_store(place))
+    with Container(place, prefix=prefix(subordinate=True, cgroups=cgroups), store_dir=str(place / "store")) as one:
+        ready = one.ready()
+        assert ready["isolation"] == "full"
+        assert [sentence.split()[0] for sentence in ready["weaker"]] == (
+            [] if cgroups else ["Processes", "Memory", "An", "CPU"]
+        )
+        assert one.server_lines is not None
+        proofs = one.server_lines.seen[0]["packet"]["proofs"]
+        assert [proof for proof in proofs if not proof["holds"]] == []
+        assert len({one.bash(slot, "id -u") for slot in (0, 1)}) == 2
+        outside = [FIRST + int(one.bash(slot, "id -u")) - 1 for slot in (0, 1)]
+        one.bash(0, "echo secret > file; setsid sleep 1000 > /dev/null 2>&1 & echo $! > pid")
+        assert uids_here() >= {UID, outside[0], FIRST + SERVER_UID - 1}
+        one.bash(1, "kill -9 -1")
+        assert one.bash(0, "kill -0 $(cat pid) && cat file") == "secret\n"
+        one.bash(1, "echo other > file")
+        one.send(op="reset", slot=1)
+        one.packet("slot_ready", slot=1, kept=False, epoch=1)
+        assert one.bash(1, "ls -A") == ""
+        assert one.stop() == 0
+        gone(one)
+        assert [path for group in cgroups for path in group.rglob("*") if one.spec.container in path.name] == []
+
+
+def uids_here() -> set[int]:
+    """Of all processes of this machine."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            (line,) = (line for line in status.read_text().splitlines() if line.startswith("Uid:"))
+            found.add(int(line.split()[1]))
+    return found
+
+
+def made_store(place: Path) -> list[Path]:
+    Layout(place / "store").create()
+    return [place / "store", *(place / "store").rglob("*")]
+
+
+@as_root
+def test_one_id_is_what_he_asks_for_by_name(place: Path) -> None:
+    store = str(place / "store")
+    with Container(place, prefix=prefix(subordinate=True), store_dir=store, isolation="user") as container:
+        assert container.ready()["isolation"] == "user"
+        assert "isolation = user" in no_images(container)
+
+
+def test_without_ids_he_is_told_how_to_get_them(place: Path) -> None:
+    with Container(place, prefix=prefix(), store_dir=str(place / "store")) as container:
+        assert container.ready()["isolation"] == "user"
+        if os.geteuid() == 0:
+            assert "usermod --add-subuids" in no_images(container)
+
+
+def no_images(container: Container) -> str:
+    """Why it has none."""
+    assert container.server_lines is not None
+    (told,) = container.server_lines.seen[0]["packet"]["image_weaker"]
+    assert isinstance(told, str)
+    return told
+
+
+@as_root
+def test_killed_it_leaves_only_what_a_sweep_removes(place: Path) -> None:
+    give(*made_store(place))
+    with Container(place, prefix=prefix(subordinate=True), store_dir=str(place / "store")) as container:
+        container.ready()
+        container.bash(0, "setsid sleep 1000 > /dev/null 2>&1 & echo x > file")
+        container.process.send_signal(signal.SIGKILL)
+        container.process.wait(30)
+        wait_for_death(container)
+        assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
+        gone(container)

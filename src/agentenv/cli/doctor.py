@@ -69,7 +69,8 @@ def try_container(facts: Facts) -> tuple[list[Finding], tuple[Proof, ...]]:
     from agentenv.doctor.rules import Finding, Level
 
     try:
-        return run_to_end(_probe("full" if facts.root else "user"))
+        one_id = facts.subordinate is not None
+        return run_to_end(_probe("full" if facts.root else "user" if one_id else "auto"))
     except AgentEnvError as error:
         return [Finding("a real slot", Level.broken, error.message, error.next_step)], ()
 

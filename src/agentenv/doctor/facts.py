@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentenv import subordinate_ids
 from agentenv.config import cache_dir, state_dir
 from agentenv.sandbox.supervisor.disk_layers import refusal
 from agentenv.sandbox.supervisor.image_formats import may_not_gain_privileges
@@ -41,6 +42,8 @@ class Facts:
     kernel: str = ""
     python: tuple[int, int] = (0, 0)
     root: bool = False
+    subordinate: subordinate_ids.Refusal | None = None
+    """Why an ordinary user cannot be root of a namespace of subordinate ids; None if he can."""
     sys_admin: bool = False
     userns_max: int | None = None
     userns_clone: bool | None = None
@@ -86,6 +89,7 @@ def gather() -> Facts:
         kernel=platform.release(),
         python=sys.version_info[:2],
         root=os.geteuid() == 0,
+        subordinate=None if os.geteuid() == 0 else subordinate_ids.refusal_when_tried(),
         sys_admin=bool(_effective_capabilities() >> _CAP_SYS_ADMIN & 1),
         userns_max=_number("/proc/sys/user/max_user_namespaces"),
         userns_clone=_switch("/proc/sys/kernel/unprivileged_userns_clone"),

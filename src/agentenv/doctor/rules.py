@@ -77,12 +77,19 @@ def _privilege(facts: Facts) -> Finding:
             "root without CAP_SYS_ADMIN: neither full nor user isolation is possible",
             "grant the container SYS_ADMIN, or start as an ordinary user",
         )
+    if facts.subordinate is None:
+        return Finding("isolation", Level.ok, "full: a uid per slot, of this user's subordinate ids")
     return Finding(
         "isolation",
         Level.weaker,
-        "user: not root, so all slots share one uid behind user namespaces",
-        "start as root for one uid per slot, or accept this: AGENTENV_ISOLATION=user in the environment, "
+        f"user: not root, so all slots share one uid behind user namespaces, and none has an image: "
+        f"{facts.subordinate.problem}",
+        "as root, for one uid per slot and slots with images, what stands below; or accept this: "
+        "AGENTENV_ISOLATION=user in the environment, isolation='user' in Python, or --isolation user"
+        if facts.subordinate.cures
+        else "start as root for one uid per slot, or accept this: AGENTENV_ISOLATION=user in the environment, "
         "isolation='user' in Python, or --isolation user",
+        facts.subordinate.cures,
     )
 
 

@@ -15,6 +15,7 @@ from agentenv.cli import doctor as doctor_verb
 from agentenv.cli.app import app
 from agentenv.doctor.facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
 from agentenv.doctor.rules import RULES, Finding, Level, image_slots, judge, workspaces, worst
+from agentenv.subordinate_ids import Refusal
 from agentenv.wire.server import Proof
 
 GIB = 1024**3
@@ -43,6 +44,7 @@ GOOD = Facts(
     state_free_bytes=GIB,
     memory_available_bytes=4 * GIB,
 )
+NO_IDS = Refusal("user a has no ids", ("usermod a", "apt-get install uidmap"))
 
 
 def found(facts: Facts) -> list[Finding]:
@@ -60,7 +62,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"system": "Darwin"}, "kernel", Level.broken, "need Linux"),
         ({"kernel": "5.4.0-150-generic"}, "kernel", Level.broken, "5.6"),
         ({"python": (3, 10)}, "python", Level.broken, "3.11"),
-        ({"root": False, "sys_admin": False}, "isolation", Level.weaker, "one uid"),
+        ({"root": False, "sys_admin": False, "subordinate": NO_IDS}, "isolation", Level.weaker, "has no ids"),
         ({"sys_admin": False}, "isolation", Level.broken, "CAP_SYS_ADMIN"),
         ({"bwrap_version": None, "bwrap_refusal": None}, "bubblewrap", Level.broken, "not installed"),
         ({"bwrap_version": None, "bwrap_refusal": "no libcap"}, "bubblewrap", Level.broken, "not run: no libcap"),
@@ -91,6 +93,12 @@ def test_each_lack_is_one_finding_with_a_cure(change: dict[str, Any], name: str,
     assert (finding.name, finding.level) == (name, level)
     assert says in finding.detail
     assert finding.cure
+
+
+def test_an_ordinary_user_with_ids_has_a_uid_per_slot() -> None:
+    assert found(dataclasses.replace(GOOD, root=False, sys_admin=False)) == []
+    (finding,) = found(dataclasses.replace(GOOD, root=False, sys_admin=False, subordinate=NO_IDS))
+    assert finding.commands == NO_IDS.cures
 
 
 @pytest.mark.parametrize("closed", [{"userns_max": 0}, {"userns_clone": False}, {"userns_apparmor": True}])

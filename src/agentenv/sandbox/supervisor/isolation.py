@@ -213,23 +213,48 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -
     return found
 
 
-def refused_roots(spec: SandboxSpec, controllers: Iterable[str], images: str, memory: str, disk: str) -> dict[str, str]:
+_GROUP = (
+    "(there is no cgroup in which this user may make others: start it in one, with systemd-run --user --scope -p "
+    "Delegate=yes …)"
+)
+_LIMITED_BY = {"memory_bytes": "memory", "processes": "pids", "cpu_millis": "cpu"}
+
+
+def weaker_images(controllers: Iterable[str], *, root: bool) -> list[str]:
+    """Where slots of images are weaker than promised because of cgroups, one sentence each. ``root``: root has started
+    the container; without cgroups it has no such slots."""
+    lacking = sorted({"memory", "pids"} - frozenset(controllers))
+    if root or not lacking:
+        return []
+    return [
+        f"What an image slot takes of {' and '.join(lacking)} is limited for each process, not for the slot {_GROUP}"
+    ]
+
+
+def refused_roots(
+    spec: SandboxSpec, controllers: Iterable[str], images: str, memory: str, disk: str, *, root: bool = True
+) -> dict[str, str]:
     """The fields of a RootSpec that no slot of the container can have, or not with a value, each with the reason.
     ``images``: why slots cannot have images at all; ``memory``, ``disk``: why what they write cannot lie there. Empty
-    if they can."""
+    if they can. ``root``: root has started the container."""
     have = frozenset(controllers)
     refused: dict[str, str] = {}
     if images:
         refused["image"] = images
     elif not spec.store_dir:
         refused["image"] = "this container has plain slots only: it was started without an image store"
-    elif lacking := sorted({"memory", "pids"} - have):
-        # A limit for each process, or for each uid, is none for a slot of 65,536 uids.
+    elif root and (lacking := sorted({"memory", "pids"} - have)):
+        # A limit for each process, or for each uid, is none for a slot of 65,536 uids. An ordinary user's slots take no
+        # more than he may take himself.
         refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"
     elif memory and disk:
         refused["image"] = f"what a slot writes could lie nowhere: {memory} {disk}"
     if "cpu" not in have:
         refused["cpu_millis"] = "CPU time cannot be limited here: there is no cgroup of the cpu controller"
+    if not root:
+        for name, controller in _LIMITED_BY.items():
+            if controller not in have:
+                refused[name] = f"a slot's {controller} cannot be limited here {_GROUP}"
     if memory:
         refused["writable=memory"] = f'{memory} Ask for the disk by name: writable = disk, storage="disk".'
     if disk:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv import subordinate_ids
 from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
 from agentenv.process_marks import own_mark
 from agentenv.sandbox.slotagent.build import ensure_built
@@ -40,7 +41,7 @@ from agentenv.sandbox.supervisor import (
     syscalls,
 )
 from agentenv.sandbox.supervisor.isolation import USER, Identity
-from agentenv.sandbox.supervisor.preparation import Launch
+from agentenv.sandbox.supervisor.preparation import Launch, Owner
 from agentenv.sandbox.supervisor.selftest import NAMESPACES
 from agentenv.wire.spec import SandboxSpec
 
@@ -87,8 +88,9 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
         if options.detach and not _detach():
             return 0
         spec = SandboxSpec.load(options.spec)
+        owner = Owner(os.geteuid() == 0, _take_ids(spec))
         argv = server_argv or server_process.default_argv()
-        code = _contain(spec, argv, options.cache, lifeline=options.lifeline, detached=options.detach)
+        code = _contain(spec, argv, options.cache, owner, lifeline=options.lifeline, detached=options.detach)
         if options.detach:
             events.emit("exited", code=code)
         return code
@@ -121,6 +123,20 @@ def _detach() -> bool:
     return True
 
 
+def _take_ids(spec: SandboxSpec) -> str:
+    """Make an ordinary user root of a namespace of his subordinate ids, if slots of images are wanted: from then on
+    this process is like one in a container whose engine maps ids. Returns why it has one id only; else empty."""
+    if os.geteuid() == 0:
+        return ""
+    if spec.isolation == USER:
+        return "isolation = user gives all slots one id: leave it out, and unset AGENTENV_ISOLATION"
+    found = subordinate_ids.refusal_when_tried() if spec.store_dir else subordinate_ids.refusal()
+    if found or not spec.store_dir:
+        return str(found or "it was started without an image store")
+    subordinate_ids.enter(subordinate_ids.own_maps())
+    return ""
+
+
 def _check_lifeline() -> None:
     kind = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
@@ -128,13 +144,13 @@ def _check_lifeline() -> None:
 
 
 def _contain(
-    spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, *, lifeline: bool, detached: bool
+    spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, owner: Owner, *, lifeline: bool, detached: bool
 ) -> int:
     directory = Path(spec.data_dir).absolute() / spec.container
     token = read_token(Path(spec.token_file))
     held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
     try:
-        launch = _prepare(spec, directory, token, held, server_argv, cache, lifeline=lifeline)
+        launch = _prepare(spec, directory, token, held, server_argv, cache, owner, lifeline=lifeline)
         return _fork_supervisor(launch, detached=detached)
     finally:
         os.close(held.lock)
@@ -213,6 +229,7 @@ def _prepare(
     held: HeldLocks,
     server_argv: Sequence[str],
     cache: Path | None,
+    owner: Owner,
     *,
     lifeline: bool,
 ) -> Launch:
@@ -241,6 +258,7 @@ def _prepare(
         spec=spec,
         token=token,
         identity=identity,
+        owner=owner,
         directory=directory,
         listener=listener,
         layout=layout,

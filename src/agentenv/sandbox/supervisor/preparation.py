@@ -31,12 +31,22 @@ _STORE_LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True)
+class Owner:
+    """Who has started the container."""
+
+    root: bool
+    one_id: str = ""
+    """Why it has no other id than his."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything determined and opened before the namespaces were entered."""
 
     spec: SandboxSpec
     token: str
     identity: Identity
+    owner: Owner
     directory: Path
     listener: socket.socket
     layout: CgroupLayout | None
@@ -98,7 +108,9 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     tmux = tmux_bundle.find() if spec.store_dir else []
     tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
     if spec.store_dir and identity.mode != isolation.USER:
-        mounts.mount_whole_sys(place / "sys")
+        # Refused where the network is another user namespace's, as an ordinary user's is: nothing covers /sys there.
+        with contextlib.suppress(PermissionError):
+            mounts.mount_whole_sys(place / "sys")
     images = _images(launch, place, reaper, support)
     namespaces = None
     if spec.store_dir:
@@ -120,7 +132,10 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     return setup, place
 
 
-def _refused_unprobed(identity: Identity) -> str:
+def _refused_unprobed(launch: Launch) -> str:
+    identity = launch.identity
+    if identity.mode == isolation.USER:
+        return f"a container of an ordinary user needs subordinate ids for an image's users: {launch.owner.one_id}"
     texts = (Path(name).read_text() for name in ("/proc/self/uid_map", "/proc/version", "/proc/self/status"))
     return without_probes(identity, *texts)
 
@@ -139,7 +154,7 @@ async def _store_made(store: Path, stop: asyncio.Event) -> None:
 async def image_support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> ImageSupport:
     """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
     spec = launch.spec
-    if refused := _refused_unprobed(launch.identity):
+    if refused := _refused_unprobed(launch):
         return ImageSupport(None, refused=refused)
     if not spec.store_dir:
         return NO_STORE

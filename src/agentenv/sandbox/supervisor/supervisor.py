@@ -254,7 +254,7 @@ class Supervisor:
                 self._generation,
                 refused,
                 "" if no_images else self._support.format or "",
-                [no_images] if no_images else list(self._support.weaker),
+                [no_images] if no_images else [*self._support.weaker, *self._weaker_images()],
                 self._copied,
             )
         )
@@ -266,11 +266,18 @@ class Supervisor:
             elif slot.phase is SlotPhase.quarantined:
                 self.failed(slot)
 
+    def _weaker_images(self) -> list[str]:
+        layout = self._launch.layout
+        if self._support.format is None:
+            return []
+        return isolation.weaker_images(layout.controllers if layout else (), root=self._launch.owner.root)
+
     def _refused_roots(self) -> dict[str, str]:
         launch = self._launch
         controllers = launch.layout.controllers if launch.layout else ()
         images, memory = self._support.refused, self._support.no_memory
-        return isolation.refused_roots(launch.spec, controllers, images, memory, launch.disk_refusal)
+        root = launch.owner.root
+        return isolation.refused_roots(launch.spec, controllers, images, memory, launch.disk_refusal, root=root)
 
     async def _until_serving(self) -> None:
         self._greet()

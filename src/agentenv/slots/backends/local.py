@@ -88,7 +88,7 @@ class LocalBackend(FleetBackend):
             container=container_id,
             token_file=self._launch.token_file(container_id),
             data_dir=self._launch.data_dir,
-            store_dir=await asyncio.to_thread(local_store),
+            store_dir=await asyncio.to_thread(local_store, self._settings.isolation),
             disk_dir=local_disk(),
         )
         spec = self._launch.write(asked, token)

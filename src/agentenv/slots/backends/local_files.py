@@ -8,21 +8,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentenv import subordinate_ids
 from agentenv.config import cache_dir
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.store.layout import Layout
+from agentenv.wire.spec import Isolation
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 
 
-def local_store() -> str:
-    """The image store of this machine, if containers may have image slots here: only root can give them ids. It is made
-    if it is missing: a container finds out at its start what it can show of a store. Blocks."""
-    if os.geteuid() != 0:
+def local_store(isolation: Isolation) -> str:
+    """The image store of this user, if containers of that isolation may have image slots here: root's, and those of
+    users who have subordinate ids. It is made if it is missing: a container finds out at its start what it can show of
+    a store. Blocks."""
+    if os.geteuid() != 0 and (isolation == "user" or subordinate_ids.refusal() is not None):
         return ""
     directory = cache_dir() / "store"
     try:

@@ -186,7 +186,7 @@ class LocalKeptBackend(FleetBackend):
             token_file=files.token_file,
             data_dir=farm.data_dir,
             unattended_after_s=self._unattended_after_s,
-            store_dir=local_store(),
+            store_dir=local_store(self._settings.isolation),
             disk_dir=local_disk(),
         )
         return KeptProcess(files), files.write(spec, secrets.token_hex(32))
