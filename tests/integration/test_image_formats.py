@@ -73,6 +73,36 @@ async def test_the_format_is_told(slots: ImageSlots, request: pytest.FixtureRequ
     assert (outside == UNPACKED) is (wanted == "shifted")
 
 
+async def shell(session: ToolSession, **more: object) -> str:
+    names = {"/run/agentenv/bash": "the container's", "/usr/bin/bash": "its own"}
+    tested = "; ".join(f'[ /proc/$$/exe -ef {path} ] && echo "{name}"' for path, name in names.items())
+    return await run(session, f'{tested}; type -P bash; echo "$SHELL"', **more)
+
+
+OWN, CONTAINERS = "its own\n/usr/bin/bash\n/bin/bash", "the container's\n/usr/bin/bash\n/bin/bash"
+
+
+async def test_calls_are_run_by_the_containers_bash_where_the_image_has_the_same(slots: ImageSlots) -> None:
+    content = Path("/usr/bin/bash").read_bytes()
+    older = content.replace(b"@(#)Bash version 5", b"@(#)Bash version 4")
+    assert older != content
+    work = member("work", type=tarfile.DIRTYPE, mode=0o755)
+    another = slots.images.over_programs(work, member("usr/bin/bash", older, mode=0o755))
+    beside = slots.images.over_programs(work, member("usr/local/bin/bash", older, mode=0o755))
+    session = await slots.open()
+    assert await shell(session) == CONTAINERS
+    assert await shell(await slots.open(another)) == OWN
+    assert (await shell(await slots.open(beside))).startswith("/usr/local/bin/bash")
+    assert await shell(await slots.open(env={"PATH": "/bin:/usr/bin"})) == OWN.replace("/usr/bin/bash", "/bin/bash")
+    await slots.release_all()
+    session = await slots.open()
+    await run(session, "cp /usr/bin/bash /usr/bin/new && mv /usr/bin/new /usr/bin/bash")
+    async with ContainerControl(session.lease.container) as control:
+        checkpoint = await control.checkpoint(session.lease.key)
+    assert await shell(session) == OWN
+    assert await shell(await slots.open(checkpoint=checkpoint)) == OWN
+
+
 LISTED: dict[str, str] = {}
 
 

@@ -66,6 +66,8 @@ class SlotView:
     workdir: str
     shell: str
     """A bash to run scripts with; empty: the image's own."""
+    stands_in: bool
+    """Whether that is a faster build of the image's own, by whose name it goes; else the image has none."""
     tmux: str
     """Directory of a tmux to use (:attr:`SlotPaths.tmux`); empty: the image's own, if it has one."""
     network_env: dict[str, str] = field(default_factory=dict)

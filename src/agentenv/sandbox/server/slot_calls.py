@@ -100,7 +100,8 @@ class SlotCalls:
         if packet.view is not None:
             view = packet.view
             self._network_env, shell = view.network_env, view.shell
-            given = image_env({**view.env, **view.network_env}, self._context.given_env, view.user, shell)
+            only_bash = "" if view.stands_in else shell
+            given = image_env({**view.env, **view.network_env}, self._context.given_env, view.user, only_bash)
             paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)

@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 
 from agentenv.errors import ImageUnavailableError
 from agentenv.locks import hold
-from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.slot_env import PATH
+from agentenv.sandbox.supervisor import static_bash, syscalls
 from agentenv.sandbox.supervisor.user_namespace import IdRange
 
 _BASHES: Final = ("usr/bin/bash", "bin/bash")
@@ -34,6 +35,13 @@ class ImageConfig:
     workdir: str = ""
     has_bash: bool = True
     has_tmux: bool = True
+    bash_build: str = ""
+    """Of the bash that its PATH leads to (:func:`agentenv.sandbox.supervisor.static_bash.build_in`)."""
+
+    @property
+    def path(self) -> str:
+        """The search path of its programs."""
+        return self.env.get("PATH", PATH)
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfi
         manifest["workdir"],
         has_bash=any(_is_in(layers, path) for path in _BASHES),
         has_tmux=any(_is_in(layers, path) for path in _TMUXES),
+        bash_build=static_bash.build_in(layers, manifest["env"].get("PATH", PATH)),
     )
 
 

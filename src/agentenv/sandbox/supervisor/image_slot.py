@@ -16,7 +16,7 @@ from typing import Final
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
-from agentenv.sandbox.supervisor import attest, child, disk_layers, mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor import attest, child, disk_layers, mounts, slot_process, static_bash, syscalls
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoints, Frozen
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
@@ -121,14 +121,23 @@ class ImageSlot:
     def view(self) -> SlotView:
         """See SlotKind."""
         config = self._config or ImageConfig()
+        stands_in = self._has_containers_bash(config)
         workdir = self._root.workdir or config.workdir or "/"
         return SlotView(
             env={**config.env, **self._root.env},
             user=self._root.user or config.user,
             workdir=posixpath.normpath(workdir),
-            shell="" if config.has_bash else SHELL_PATH,
+            shell=SHELL_PATH if stands_in or not config.has_bash else "",
+            stands_in=stands_in,
             tmux=TMUX_BUNDLE if self._setup.tree.has_tmux and not config.has_tmux else "",
         )
+
+    def _has_containers_bash(self, config: ImageConfig) -> bool:
+        """Whether the slot's bash is of the same build as the container's static one. One that was put in its place is
+        noticed once it lies in a checkpoint; what a lease says of PATH may lead to any."""
+        changed = "PATH" in {*self._root.env, *self._setup.spec.env}
+        changed |= any(static_bash.bashes_in(layer.files, config.path) for layer in self._layers)
+        return bool(config.bash_build) and config.bash_build == self._setup.bash_build and not changed
 
     async def gather(self) -> None:
         """Wait until its image is there, however long that takes. Raises ImageUnavailableError,

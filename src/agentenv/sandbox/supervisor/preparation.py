@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, tmux_bundle
+from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, static_bash, tmux_bundle
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
@@ -128,6 +128,7 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
         namespaces=namespaces,
         disk=DiskLayers(launch.disk),
         checkpoints=Checkpoints(place / "checkpoints", spec.checkpoint_bytes),
+        bash_build=static_bash.build_of(launch.shell) if launch.shell is not None and spec.store_dir else "",
     )
     return setup, place
 

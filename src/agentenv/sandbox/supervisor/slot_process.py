@@ -55,6 +55,8 @@ class SlotSetup:
     namespaces: ReadyNamespaces | None = None
     disk: DiskLayers | None = None
     checkpoints: Checkpoints | None = None
+    bash_build: str = ""
+    """Of the bash that is linked statically (:func:`agentenv.sandbox.supervisor.static_bash.build_of`)."""
 
     def plan(self, slot: int) -> CgroupPlan | None:
         """The cgroup of a plain slot; None where cgroups are not available."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -36,3 +37,66 @@ def test_another_version_or_a_broken_program_is_not_taken(
 def test_none_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(static_bash, "CANDIDATES", (tmp_path / "nothing",))
     assert static_bash.find() is None
+
+
+BASH = b"\x7fELF\0x86_64-pc-linux-gnu\0...\0@(#)Bash version 5.2.15(1) release GNU\0..."
+BUILD = "Bash version 5.2.15(1) release GNU, x86_64-pc-linux-gnu"
+
+
+def test_a_build_is_told_by_its_file(tmp_path: Path) -> None:
+    found = static_bash.find()
+    assert found is not None
+    assert static_bash.build_of(found) == static_bash.build_of(Path("/usr/bin/bash").resolve())
+    command = ["bash", "-c", 'echo "${BASH_VERSION%-*}" "$MACHTYPE"']
+    version, machine = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert static_bash.build_of(found) == f"Bash version {version} release GNU, {machine}"
+    (tmp_path / "bash").write_bytes(BASH)
+    assert static_bash.build_of(tmp_path / "bash") == BUILD
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"#!/bin/sh\n", BASH.replace(b"@(#)", b"@#"), BASH.replace(b"linux", b"hurd"), BASH[:-4]]
+)
+def test_what_is_no_bash_has_no_build(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bash").write_bytes(content)
+    assert static_bash.build_of(tmp_path / "bash") == ""
+
+
+def _root(directory: Path, *paths: str) -> Path:
+    for path in paths:
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(BASH)
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def test_the_only_bash_of_a_root_is_found(tmp_path: Path) -> None:
+    one = _root(tmp_path / "one", "usr/bin/bash")
+    (one / "bin").symlink_to("usr/bin")
+    assert static_bash.build_in([one], PATH) == BUILD
+    assert static_bash.build_in([_root(tmp_path / "above"), one], PATH) == BUILD
+    assert static_bash.bashes_in(one, PATH) == ["usr/bin/bash", "bin/bash"]
+
+
+def test_of_several_none_is_taken(tmp_path: Path) -> None:
+    one, two = _root(tmp_path / "one", "bin/bash"), _root(tmp_path / "two", "bin/bash")
+    assert static_bash.build_in([two, one], PATH) == ""
+    assert static_bash.build_in([_root(tmp_path / "both", "usr/local/bin/bash", "bin/bash")], PATH) == ""
+    assert static_bash.build_in([_root(tmp_path / "none")], PATH) == ""
+
+
+def test_no_link_leads_out_of_an_image_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    outside = _root(tmp_path / "outside", "bash")
+    linked = _root(tmp_path / "linked")
+    (linked / "bin").symlink_to(outside)
+    assert static_bash.build_in([linked], PATH) == ""
+    dangling = _root(tmp_path / "dangling")
+    (dangling / "bin").mkdir()
+    (dangling / "bin/bash").symlink_to("nothing")
+    assert static_bash.build_in([dangling], PATH) == ""
+    assert static_bash.build_in([dangling], "/no\0name:/bin") == ""
+    os.mkfifo(tmp_path / "fifo")
+    assert static_bash.build_of(tmp_path / "fifo") == ""

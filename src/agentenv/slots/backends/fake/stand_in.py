@@ -441,7 +441,7 @@ class StandIn:
             await self._restore(slot, self._checkpoints / root.checkpoint)
             return
         if self.takes_roots:
-            self._notify_ready(slot, kept=False, view=SlotView({}, "", "", "", ""))
+            self._notify_ready(slot, kept=False, view=SlotView({}, "", "", "", stands_in=False, tmux=""))
             return
         none = SandboxUnavailableError("the fake backend has no images", next_step="use another backend")
         self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
