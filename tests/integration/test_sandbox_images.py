@@ -189,6 +189,19 @@ async def test_a_lone_sandbox_has_the_limits_it_asks_for(images: dict[str, str])
         assert (await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large")).stdout == "1500000000\n"
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"cpus": 4096}, "root.cpu_millis: 4096 cores"),
+        ({"memory_mib": 1 << 30}, "root.memory_bytes: 1125899906842624 b"),
+    ],
+)
+async def test_more_than_the_machine_has_is_refused(images: dict[str, str], asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named}.* more than this machine has"):
+        async with AsyncSandbox(image=images[""], **asked):
+            pass
+
+
 async def test_capabilities_are_asked_for_by_name(images: dict[str, str]) -> None:
     async def has_net_admin(**asked: Any) -> bool:
         async with AsyncSandbox(image=images[""], memory_mib=512, **asked) as box:

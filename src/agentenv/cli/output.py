@@ -45,18 +45,22 @@ class InterruptedBySignalError(Exception):
         self.number = number
 
 
+_PIPED_WIDTH = 10_000
+
+
 def out() -> Console:
-    """Console for results. Created per use, so that it follows a redirected ``sys.stdout``."""
+    """Console for results. Created per use, so that it follows a redirected ``sys.stdout``; what another program reads
+    is not broken into lines."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def err() -> Console:
     """Console for everything that is not the result."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def escape(text: str) -> str:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import aiohttp
 from pydantic import ValidationError
@@ -38,20 +38,20 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
             remote = await _open(http, lease, port)
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
-        inner = await asyncio.open_connection(sock=theirs)
-        sending = asyncio.create_task(_send(remote, inner[0]), name=f"to port {port}")
-        receiving = asyncio.create_task(_receive_for(reader, remote, inner[1]), name=f"from port {port}")
-        try:
-            yield reader, writer
-            writer.close()
-            await asyncio.wait({sending}, timeout=LINGER_S)  # what was written still goes out, if it is read
-        finally:
-            for task in (sending, receiving):
-                task.cancel()
-            await asyncio.gather(sending, receiving, return_exceptions=True)
-            for each in (writer, inner[1]):
-                each.close()
-            await remote.close()
+        with closing(writer):
+            inner = await asyncio.open_connection(sock=theirs)
+            with closing(inner[1]):
+                sending = asyncio.create_task(_send(remote, inner[0]), name=f"to port {port}")
+                receiving = asyncio.create_task(_receive_for(reader, remote, inner[1]), name=f"from port {port}")
+                try:
+                    yield reader, writer
+                    writer.close()
+                    await asyncio.wait({sending}, timeout=LINGER_S)  # what was written still goes out, if it is read
+                finally:
+                    for task in (sending, receiving):
+                        task.cancel()
+                    await asyncio.gather(sending, receiving, return_exceptions=True)
+                    await remote.close()
 
 
 async def _open(http: aiohttp.ClientSession, lease: TransferLease, port: int) -> aiohttp.ClientWebSocketResponse:

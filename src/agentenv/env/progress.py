@@ -57,7 +57,7 @@ class RunProgress:
         of everything that may be written.
         """
         self.results = Results()
-        self._shown = _Shown(Console(stderr=True, highlight=False), verb, goal)
+        self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
         self._shown.say(f"{verb}: {about}")
         try:
             with self._shown.live():
@@ -135,7 +135,7 @@ class _Shown:
 def _print_results(results: Results, took_s: float, files: Sequence[tuple[str, str]]) -> None:
     if not results.rollouts:
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     for name, text in result_rows(results, took_s, files):
         console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
 

@@ -54,14 +54,19 @@ async def forwarded(
         try:
             async with connect() as there:
                 await _join((reader, writer), there)
-        except (AgentEnvError, OSError, asyncio.CancelledError):
+        except (AgentEnvError, OSError):
             _reset(writer)
-        writer.close()
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(serve(reader, writer))
         serving.add(task)
-        task.add_done_callback(serving.discard)
+        task.add_done_callback(lambda task: ended(task, writer))
+
+    def ended(task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        serving.discard(task)
+        if task.cancelled():  # perhaps before it began
+            _reset(writer)
+        writer.close()
 
     try:
         server = await asyncio.start_server(accepted, _HERE, local_port)
@@ -71,10 +76,11 @@ async def forwarded(
         yield server.sockets[0].getsockname()[:2]
     finally:
         server.close()
-        tasks = [*serving]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := [*serving]:  # what was accepted last may come meanwhile
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ _LOOK_S: Final = 0.25
 _LAST_WORDS: Final = 800
 TAG: Final = "image"
 """Of the image in the layout."""
+_LOGGED: Final = re.compile(r'\bmsg=("(?:[^"\\]|\\.)*")')
+"""What skopeo says is a line of its log: ``time="…" level=fatal msg="…"``, quoted as Go and JSON do."""
 _CURE: Final = "check the name, the credentials (--auth-file) and that the registry is reachable, then try again"
 
 
@@ -68,6 +71,8 @@ _PASSING: Final = re.compile(
 
 def failure(reference: Reference, words: str) -> ImageUnavailableError:
     """What skopeo's last words mean: a name that does not exist, or credentials that are missing, stay so."""
+    with contextlib.suppress(ValueError):
+        words = json.loads(logged[1]) if (logged := _LOGGED.search(words)) else words
     message = f"skopeo could not copy {reference}: {words[-_LAST_WORDS:]}"
     throttled = _THROTTLED.search(words) is not None
     if throttled or _PASSING.search(words):

@@ -116,6 +116,13 @@ def test_words_that_mean_another_attempt_may_help(words: str, passes: bool, thro
     assert words in error.message
 
 
+def test_of_a_line_of_its_log_only_the_message_is_shown() -> None:
+    line = 'time="2026-01-02T03:04:05Z" level=fatal msg="Get \\"https://r.example/v2/\\": no such host" more=1'
+    error = failure(parse("debian"), line)
+    assert error.message.endswith(': Get "https://r.example/v2/": no such host')
+    assert isinstance(error, BusyRegistryError)
+
+
 def test_a_tag_is_pinned_by_the_digest_of_its_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     skopeo(tmp_path, 'printf manifest; echo $* > "$(dirname $0)/asked"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

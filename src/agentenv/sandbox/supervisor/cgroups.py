@@ -14,6 +14,7 @@ from pathlib import Path
 from agentenv.sandbox.supervisor.limits import (
     CgroupLayout,
     CgroupPlan,
+    Machine,
     Setting,
     delegation,
     layout_v1,
@@ -47,6 +48,11 @@ def discover(container: str) -> tuple[CgroupLayout | None, str]:
     if not usable:
         return None, f"{next(iter(first.parents.values()))} is not writable"
     return CgroupLayout(1, usable), ""
+
+
+def this_machine() -> Machine:
+    """The cores that this process may run on, and the machine's memory."""
+    return Machine(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _can_make(parent: Path) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from agentenv.errors import ConfigError
 from agentenv.sandbox.limit_watch import LimitFiles
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SlotLimits
 
 OWN_PROCESSES = 2
@@ -120,6 +122,31 @@ def own_directory_v2(mountinfo: str, self_cgroup: str) -> tuple[Path, Path] | No
             if directory is not None:
                 return point, directory
     return None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the container has of its machine: the most that one slot could ever use."""
+
+    cores: int
+    memory_bytes: int
+
+    def refusal(self, root: RootSpec) -> ConfigError | None:
+        """Why no slot here can have what this root asks for; None if one can. A limit that is above the machine is
+        no limit, and what counts on it would run with less."""
+        if root.cpu_millis > self.cores * 1000:
+            return ConfigError(
+                "root.cpu_millis",
+                f"{root.cpu_millis / 1000:g} cores are more than this machine has ({self.cores})",
+                next_step="ask for fewer, or use a larger machine",
+            )
+        if root.memory_bytes > self.memory_bytes:
+            return ConfigError(
+                "root.memory_bytes",
+                f"{root.memory_bytes} bytes are more than this machine has ({self.memory_bytes})",
+                next_step="ask for less, or use a larger machine",
+            )
+        return None
 
 
 def slot_plan(layout: CgroupLayout, container: str, name: str, limits: SlotLimits, cpu_millis: int = 0) -> CgroupPlan:

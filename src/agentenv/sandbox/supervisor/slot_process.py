@@ -78,6 +78,8 @@ class SlotSetup:
 
     def require_fit(self, root: RootSpec) -> None:
         """Raises ConfigError when no slot here can ever have this root."""
+        if (why := cgroups.this_machine().refusal(root)) is not None:
+            raise why
         if root.image and root.writable == "disk" and self.disk is not None:
             wanted_bytes, most_bytes = file_bytes(root.writable_bytes, root.writable_inodes), self.disk.most_bytes
             if wanted_bytes > most_bytes:

@@ -12,7 +12,8 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction stands: a file as its user named it, the line where it starts, its keyword, its text."""
+    """Where an instruction stands: a file as its user named it, the line where it starts (0: the file itself is meant),
+    its keyword, its text."""
 
     file: str
     line: int
@@ -22,7 +23,7 @@ class Place:
     def wrong(self, message: str, *, next_step: str) -> DockerfileError:
         """The error that names this place."""
         return DockerfileError(
-            f"{self.file}:{self.line}",
+            f"{self.file}:{self.line}" if self.line else self.file,
             f"{self.keyword}: {message}",
             next_step=next_step,
             file=self.file,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.supervisor import cgroups, limits
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, SlotLimits
 
 V1_MOUNTS = """\
@@ -87,6 +88,21 @@ def test_the_most_cpu_time_of_a_slot() -> None:
     assert limits.slot_plan(without, "c", "slot-3", LIMITS, cpu_millis=500) == limits.slot_plan(
         without, "c", "slot-3", LIMITS
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, ""),
+        ({"cpu_millis": 2000, "memory_bytes": 512 * MIB}, ""),
+        ({"cpu_millis": 2001}, "root.cpu_millis: 2.001 cores are more than this machine has (2)"),
+        ({"memory_bytes": 512 * MIB + 1}, "root.memory_bytes: 536870913 bytes are more than this machine has"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused(asked: dict[str, int], said: str) -> None:
+    refusal = limits.Machine(2, 512 * MIB).refusal(RootSpec(f"sha256:{'a' * 64}", **asked))  # type: ignore[arg-type]
+    assert (str(refusal) if refusal else "").startswith(said)
+    assert (refusal is None) == (not said)
 
 
 def test_v2_slot_plan() -> None:

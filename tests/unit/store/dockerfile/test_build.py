@@ -422,5 +422,5 @@ def test_a_dockerfile_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"FROM a\nRUN \xff\n")
     with pytest.raises(DockerfileError, match="not UTF-8"):
         load(path)
-    with pytest.raises(DockerfileError, match=r"missing:0: Dockerfile: No such file"):
+    with pytest.raises(DockerfileError, match=r"missing: Dockerfile: No such file"):
         load(tmp_path / "missing")

@@ -83,7 +83,8 @@ def test_what_docker_refuses_too(text: str, line: int, instruction: str, message
         parse(text, "my/Dockerfile")
     error = raised.value
     assert (error.file, error.line, error.instruction) == ("my/Dockerfile", line, instruction)
-    assert str(error).startswith(f"my/Dockerfile:{line}: {instruction}: ")
+    place = f"my/Dockerfile:{line}" if line else "my/Dockerfile"
+    assert str(error).startswith(f"{place}: {instruction}: ")
     assert error.next_step
     assert isinstance(error, ConfigError)
 
