@@ -107,7 +107,7 @@ def kept_images(layout: Layout) -> list[KeptImage]:
             found.append(
                 KeptImage(
                     digest=digest,
-                    layers=(*diff_ids, *(name for name in unpacked.names_of(diff_ids) if name in trees)),
+                    layers=(*diff_ids, *(name for name in unpacked.all_names_of(diff_ids) if name in trees)),
                     index_bytes=layout.index(digest).stat().st_size,
                     last_use_s=path.stat().st_mtime,
                     pinned=is_pinned(path),
@@ -171,7 +171,7 @@ def _remove_layers(layout: Layout, diff_ids: Sequence[str]) -> list[str]:
         for manifest in layout.images.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
                 diff_ids_of_it = _layers_of(manifest)
-                used.update(diff_ids_of_it, unpacked.names_of(diff_ids_of_it))
+                used.update(diff_ids_of_it, unpacked.all_names_of(diff_ids_of_it))
         removed = [diff_id for diff_id in locked if diff_id not in used]
         for diff_id in removed:
             if _place(layout, diff_id) == layout.layer(diff_id):

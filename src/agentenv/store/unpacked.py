@@ -2,7 +2,7 @@
 
 ``trees/NAME/root`` is a layer as overlayfs reads it (:mod:`agentenv.store.changes`); the name is of the layer and of
 all below it, because what a layer's entries mean depends on those. Images that begin with the same layers share them.
-In the place of a device is a whiteout: nobody could open it. Owners beyond 65,535 become nobody's.
+In the place of a device is a whiteout: nobody could open it. Owners that slots do not have become nobody.
 
 It is run as a program, by the supervisor of a container: as the root of a user namespace of the ids that all unpacked
 layers of the node have, without any right outside of it. So whatever an image does to it, it has the files of other
@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import logging
 import os
 import stat
 import subprocess
@@ -36,9 +37,13 @@ from agentenv.store.manifest import read_manifest
 from agentenv.store.tar_headers import entries, mapped
 from agentenv.store.tree import CAPABILITY, Node, Tree
 
+log = logging.getLogger(__name__)
+
 NOBODY: Final = 65_534
 IDS: Final = 65_536
-"""Users and groups that an unpacked layer has."""
+"""Users and groups that an unpacked layer has, beside nobody."""
+LEAN_IDS: Final = 2_000
+"""The same, where containers have few ids (sandbox/supervisor/user_namespace.py)."""
 _VERSION: Final = b"1"
 """Of what an unpacked layer is; part of its name."""
 _OPAQUE: Final = b"user.overlay.opaque"
@@ -46,11 +51,13 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _FRESH: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FAILED: Final = 1
+_SOME: Final = 20
+"""Users and groups that are named in a warning."""
 
 
-def names_of(diff_ids: Sequence[str]) -> list[str]:
-    """The names of an image's unpacked layers, the lowest first."""
-    hashed = hashlib.sha256(_VERSION)
+def names_of(diff_ids: Sequence[str], ids: int = IDS) -> list[str]:
+    """The names of an image's layers, the lowest first, unpacked with so many users."""
+    hashed = hashlib.sha256(_VERSION if ids == IDS else b"%s of %d" % (_VERSION, ids))
     names = []
     for diff_id in diff_ids:
         hashed.update(f" {diff_id}".encode())
@@ -58,9 +65,15 @@ def names_of(diff_ids: Sequence[str]) -> list[str]:
     return names
 
 
-def unpack(layout: Layout, diff_ids: Sequence[str]) -> list[str]:
-    """Unpack those layers of an image that are not; the names of all. Raises OSError, BadImageError."""
-    names = names_of(diff_ids)
+def all_names_of(diff_ids: Sequence[str]) -> list[str]:
+    """The names of an image's layers, with any number of users."""
+    return [*names_of(diff_ids), *names_of(diff_ids, LEAN_IDS)]
+
+
+def unpack(layout: Layout, diff_ids: Sequence[str], ids: int = IDS) -> list[str]:
+    """Unpack those layers of an image that are not, with so many users; the names of all. Raises OSError,
+    BadImageError."""
+    names = names_of(diff_ids, ids)
     missing = [number for number, name in enumerate(names) if not layout.tree(name).exists()]
     if not missing:
         return names
@@ -75,11 +88,11 @@ def unpack(layout: Layout, diff_ids: Sequence[str]) -> list[str]:
             with mapped(path) as tar:
                 tree.apply(entries(tar))
             if number in missing:
-                _unpack_layer(layout, names[number], changes(before, tree.root), tars)
+                _unpack_layer(layout, names[number], changes(before, tree.root), tars, ids)
     return names
 
 
-def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]) -> None:
+def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int], ids: int) -> None:
     """Write one layer, unless another process does so meanwhile."""
     final = layout.tree(name)
     part = part_of(final)
@@ -93,8 +106,12 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
             made, links = part / "made", part / "links"
             (made / "root").mkdir(parents=True)
             links.mkdir()
-            size_bytes = _Writer(tars, links).write(change, made / "root")
+            writer = _Writer(tars, links, ids)
+            size_bytes = writer.write(change, made / "root")
             (made / "bytes").write_text(str(size_bytes))
+            if writer.foreign:
+                some = ", ".join(map(str, sorted(writer.foreign)[:_SOME]))
+                log.warning("files of users or groups %s are nobody's (%d) in layer %s", some, NOBODY, name)
             _sync(made)
             made.rename(final)
         except BaseException:
@@ -155,7 +172,11 @@ class _Writer:
     tars: Sequence[int]
     links: Path
     """An empty directory for files with several names."""
+    ids: int
+    """Users and groups that files can have, beside nobody."""
     size_bytes: int = 0
+    foreign: set[int] = field(default_factory=set)
+    """Users and groups that became nobody."""
     _linked: dict[int, str] = field(default_factory=dict)
     _names: dict[int, int] = field(default_factory=dict)
 
@@ -171,7 +192,7 @@ class _Writer:
                 directory, left = stack[-1]
                 entry = next(left, None)
                 if entry is None:
-                    _finish_directory(here, directory)
+                    self._finish_directory(here, directory)
                     stack.pop()
                     if stack:
                         here = _moved(here, b"..")
@@ -208,7 +229,7 @@ class _Writer:
             os.symlink(node.target, name, dir_fd=here)
         else:
             os.mknod(name, stat.S_IFIFO | 0o600, dir_fd=here)
-        os.chown(name, *_owner(node), dir_fd=here, follow_symlinks=False)
+        os.chown(name, *self._owner(node), dir_fd=here, follow_symlinks=False)
         if not stat.S_ISLNK(node.mode):
             os.chmod(name, stat.S_IMODE(node.mode), dir_fd=here)
         os.utime(name, ns=(node.mtime_ns, node.mtime_ns), dir_fd=here, follow_symlinks=False)
@@ -223,9 +244,28 @@ class _Writer:
                     raise OSError(errno.EIO, "a layer's tar is shorter than it was")
                 at += sent
             self.size_bytes += node.size
-            _describe(made, node)
+            self._describe(made, node)
         finally:
             os.close(made)
+
+    def _finish_directory(self, here: int, change: Change) -> None:
+        """Last, because what is put into a directory changes its time, and its mode may forbid it."""
+        if change.opaque:
+            os.setxattr(here, _OPAQUE, b"y")
+        self._describe(here, change.node)
+
+    def _describe(self, made: int, node: Node) -> None:
+        """Owner before mode, which a change of owner takes the set-user-id bit from; capabilities after both."""
+        os.fchown(made, *self._owner(node))
+        for name, value in sorted(node.xattrs.items(), key=lambda pair: pair[0] == CAPABILITY):
+            os.setxattr(made, name, value)
+        os.fchmod(made, stat.S_IMODE(node.mode))
+        os.utime(made, ns=(node.mtime_ns, node.mtime_ns))
+
+    def _owner(self, node: Node) -> tuple[int, int]:
+        self.foreign |= {number for number in (node.uid, node.gid) if number >= self.ids and number != NOBODY}
+        uid, gid = (number if number < self.ids else NOBODY for number in (node.uid, node.gid))
+        return uid, gid
 
 
 def _files(change: Change) -> Iterator[Node]:
@@ -246,28 +286,8 @@ def _moved(here: int, name: bytes) -> int:
         os.close(here)
 
 
-def _finish_directory(here: int, change: Change) -> None:
-    """Last, because what is put into a directory changes its time, and its mode may forbid it."""
-    if change.opaque:
-        os.setxattr(here, _OPAQUE, b"y")
-    _describe(here, change.node)
-
-
-def _describe(made: int, node: Node) -> None:
-    """Owner before mode, which a change of owner takes the set-user-id bit from; capabilities after both."""
-    os.fchown(made, *_owner(node))
-    for name, value in sorted(node.xattrs.items(), key=lambda pair: pair[0] == CAPABILITY):
-        os.setxattr(made, name, value)
-    os.fchmod(made, stat.S_IMODE(node.mode))
-    os.utime(made, ns=(node.mtime_ns, node.mtime_ns))
-
-
 def _is_device(node: Node) -> bool:
     return stat.S_ISCHR(node.mode) or stat.S_ISBLK(node.mode)
-
-
-def _owner(node: Node) -> tuple[int, int]:
-    return node.uid if node.uid < IDS else NOBODY, node.gid if node.gid < IDS else NOBODY
 
 
 def _sync(directory: Path) -> None:
@@ -285,6 +305,7 @@ def main(arguments: Sequence[str]) -> int:
     layers' directories, or why it cannot."""
     parser = argparse.ArgumentParser(prog="python -m agentenv.store.unpacked")
     parser.add_argument("--store-fd", type=int, required=True)
+    parser.add_argument("--ids", type=int, default=IDS, help="users and groups that files can have, beside nobody")
     parser.add_argument("digest")
     options = parser.parse_args(arguments)
     os.umask(0o022)
@@ -293,7 +314,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         sweep_trees(layout)
         manifest = layout.manifest(options.digest).read_bytes()
-        names = unpack(layout, read_manifest(manifest, layout.index(options.digest), layout.layer).diff_ids)
+        names = unpack(
+            layout, read_manifest(manifest, layout.index(options.digest), layout.layer).diff_ids, options.ids
+        )
     except (AgentEnvError, OSError) as error:
         sys.stdout.write(str(error))
         return _FAILED

@@ -13,13 +13,22 @@ from pathlib import Path
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.locks import hold
-from agentenv.sandbox.supervisor.user_namespace import TREES, IdRange
+from agentenv.sandbox.supervisor.user_namespace import (
+    FIRST_ID,
+    IDS,
+    IDS_OF_TREES,
+    RANGES,
+    TREES,
+    IdRange,
+    ImageIds,
+    LeanIds,
+)
 
 
 class ClaimedRange:
     """A range that nobody else has until :meth:`release`."""
 
-    def __init__(self, ids: IdRange, lock: int) -> None:
+    def __init__(self, ids: ImageIds, lock: int) -> None:
         self.ids = ids
         self._lock = lock
 
@@ -35,11 +44,25 @@ def has_store(directory: Path) -> bool:
     return (directory / "ranges" / str(TREES)).exists()
 
 
+def ids_of_trees(*maps: str) -> ImageIds | None:
+    """The ids under which images are unpacked, by the texts of /proc/self/uid_map and gid_map. LeanIds: slots can have
+    no ranges of their own, because the container's user namespace lacks them. None: it lacks even those."""
+    lean = LeanIds()
+    if all(_has(text, FIRST_ID, IDS * RANGES) for text in maps):
+        return IDS_OF_TREES
+    return lean if all(_has(text, lean.first, lean.count) for text in maps) else None
+
+
+def _has(id_map: str, wanted: int, wanted_count: int) -> bool:
+    mapped = [(int(first), int(count)) for first, _, count in (line.split() for line in id_map.splitlines())]
+    return any(first <= wanted and wanted + wanted_count <= first + count for first, count in mapped)
+
+
 class IdRanges:
     """The ranges of a node, whose files are in ``directory`` (``ranges`` of its store)."""
 
-    def __init__(self, directory: Path, *, shared: bool = False) -> None:
-        """``shared``: every slot has the range of the unpacked layers."""
+    def __init__(self, directory: Path, *, shared: ImageIds | None = None) -> None:
+        """``shared``: every slot has these."""
         self._directory = directory
         self._shared = shared
         # Containers begin to look at different places: else each would ask for all ranges of the others.
@@ -47,8 +70,8 @@ class IdRanges:
 
     def claim(self) -> ClaimedRange:
         """A range of its own. Raises SandboxUnavailableError when none is left on this node, or the store has none."""
-        if self._shared:
-            return ClaimedRange(IdRange(TREES), -1)
+        if self._shared is not None:
+            return ClaimedRange(self._shared, -1)
         for _ in range(TREES):
             number, self._next = self._next, (self._next + 1) % TREES
             try:

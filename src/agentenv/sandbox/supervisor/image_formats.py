@@ -6,18 +6,22 @@
 | ``tree`` | its layers, unpacked once for the node, shown to each slot under its own ids | overlays of those (5.19) |
 | ``shifted`` | the same, under one range of ids that all slots of the node share | mount_setattr (5.12) |
 
+A container that is root of a user namespace with few ids (an engine's ``userns-remap``) can have ``shifted`` only, with
+a lean map (:class:`~agentenv.sandbox.supervisor.user_namespace.LeanIds`).
+
 Pure: :mod:`~agentenv.sandbox.supervisor.image_probes` tries what these need, because distributions change kernels and
 versions prove little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from agentenv.sandbox.supervisor.id_ranges import ids_of_trees
 from agentenv.sandbox.supervisor.isolation import USER, Identity
-from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, RANGES
+from agentenv.sandbox.supervisor.user_namespace import IDS_OF_TREES, LEAN_IDS, NOBODY, ImageIds, LeanIds
 from agentenv.wire.roots import Writable
 from agentenv.wire.spec import ImageFormat
 
@@ -56,6 +60,10 @@ class ImageSupport:
     weaker: tuple[str, ...] = ()
     """What is less than with ``erofs`` and a layer in memory, one sentence each."""
     refused: str = ""
+    no_disk: str = ""
+    """Why no writable layer may lie on the disk, whatever that is; empty if it may."""
+    ids: ImageIds = IDS_OF_TREES
+    """Those of unpacked layers, and of all slots with ``shifted``."""
 
     @property
     def no_memory(self) -> str:
@@ -67,13 +75,25 @@ NO_NEW_PRIVILEGES: Final = (
     "programs of images become root or other users (su, sudo, apt), which no_new_privs forbids here: start the "
     "container without no-new-privileges (docker/README.md)"
 )
+FEW_IDS: Final = (
+    "the container is in a user namespace with few ids (userns-remap, or an ordinary user's), where nothing is shown "
+    "under other ids"
+)
+_LEAN: Final = (
+    f"Users and groups of image slots are 0 to {LEAN_IDS - 1} and {NOBODY}: no others can be changed to, and files "
+    f"that an image gives to others are nobody's ({NOBODY})."
+)
+_LEAN_DISK: Final = (
+    "no file system on a disk can be mounted in a user namespace: start the container with the machine's own ids "
+    "(--userns=host)"
+)
 NO_STORE: Final = ImageSupport(None)
 """Of a container that has not been given a store; it says so itself."""
 
 
-def without_probes(identity: Identity, uid_map: str, version: str, status: str) -> str:
-    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``uid_map``,
-    ``version`` and ``status`` are the texts of /proc/self/uid_map, /proc/version and /proc/self/status."""
+def without_probes(identity: Identity, maps: Sequence[str], version: str, status: str) -> str:
+    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``maps``,
+    ``version`` and ``status`` are the texts of /proc/self/uid_map and gid_map, /proc/version and /proc/self/status."""
     if _GVISOR in version:
         return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
     if identity.mode == USER:
@@ -81,12 +101,11 @@ def without_probes(identity: Identity, uid_map: str, version: str, status: str) 
             "only a container that root has started can give an image's users ids of their own: start it as root "
             "(isolation = full)"
         )
-    mapped = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
-    end = FIRST_ID + IDS * RANGES
-    if not any(first <= FIRST_ID and end <= first + count for first, count in mapped):
+    if ids_of_trees(*maps) is None:
+        lean = LeanIds()
         return (
-            f"the container's engine maps its ids (userns-remap), and slots of images need those from {FIRST_ID:#x} to "
-            f"{end - 1:#x}: start it with --userns=host"
+            f"slots of images need the ids {lean.first} to {lean.first + lean.count - 1}, which the container's user "
+            "namespace does not have: map 65536 ids (/etc/subuid and /etc/subgid), or start it with --userns=host"
         )
     return NO_NEW_PRIVILEGES if may_not_gain_privileges(status) else ""
 
@@ -96,8 +115,9 @@ def may_not_gain_privileges(status: str) -> bool:
     return any(line.split() == ["NoNewPrivs:", "1"] for line in status.splitlines())
 
 
-def decide(found: Probes, wanted: ImageFormat = "auto") -> ImageSupport:
-    """The format that asks least of disk and weakens least, among those that work; only ``wanted``, if one is named."""
+def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_TREES) -> ImageSupport:
+    """The format that asks least of disk and weakens least, among those that work; only ``wanted``, if one is named.
+    ``ids``: of unpacked layers."""
     if found.basics:
         return ImageSupport(None, refused=found.basics)
     order = _ORDER if wanted == "auto" else (wanted,)
@@ -121,6 +141,10 @@ def decide(found: Probes, wanted: ImageFormat = "auto") -> ImageSupport:
             f"All image slots of the node have the same user ids outside ({mapped}): namespaces alone keep them apart, "
             "and they share the quotas of those users."
         )
+    if isinstance(ids, LeanIds):
+        if found.memory:
+            return ImageSupport(None, refused=f"what a slot writes could lie nowhere: {found.memory}; {_LEAN_DISK}")
+        return ImageSupport(works, ("memory",), (*weaker, _LEAN), no_disk=_LEAN_DISK, ids=ids)
     if found.memory:
         weaker.append(f"What an image slot writes lies on the disk only ({found.memory}).")
     return ImageSupport(works, ("disk",) if found.memory else ("memory", "disk"), tuple(weaker))

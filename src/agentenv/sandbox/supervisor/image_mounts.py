@@ -20,7 +20,7 @@ from agentenv.errors import ImageUnavailableError
 from agentenv.locks import hold
 from agentenv.sandbox.slot_env import PATH
 from agentenv.sandbox.supervisor import static_bash, syscalls
-from agentenv.sandbox.supervisor.user_namespace import IdRange
+from agentenv.sandbox.supervisor.user_namespace import ImageIds
 
 _BASHES: Final = ("usr/bin/bash", "bin/bash")
 _TMUXES: Final = ("usr/bin/tmux", "bin/tmux", "usr/local/bin/tmux")
@@ -49,7 +49,7 @@ class ImageLayer:
     """A directory that an image is made from."""
 
     files: Path
-    ids: IdRange | None
+    ids: ImageIds | None
     """Under which its files lie; None: under the image's own ids."""
 
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import mounts, syscalls
-from agentenv.sandbox.supervisor.image_formats import Format, Probes
+from agentenv.sandbox.supervisor.image_formats import FEW_IDS, Format, Probes
 from agentenv.sandbox.supervisor.reaper import Reaper
-from agentenv.sandbox.supervisor.user_namespace import IDS, TREES, IdRange, make_user_namespace
+from agentenv.sandbox.supervisor.user_namespace import ImageIds, LeanIds, make_user_namespace
 
 PROBE: Final = "probe.idx"
 """An image without files, in every store."""
@@ -25,14 +25,13 @@ _SCRATCH_BYTES: Final = 1024 * 1024
 _LOWERS: Final = ("erofs", "tree", "plain")
 
 
-async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper) -> Probes:
-    """Try everything. ``root_program`` is slotroot; ``scratch`` a directory, which is left as it is. Raises nothing:
-    what cannot be tried does not work."""
-    ids = IdRange(TREES)
+async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper, ids: ImageIds) -> Probes:
+    """Try everything, with the ids of unpacked layers. ``root_program`` is slotroot; ``scratch`` a directory, which is
+    left as it is. Raises nothing: what cannot be tried does not work."""
     try:
         namespace = await make_user_namespace(root_program, ids, reaper)
     except (OSError, SandboxUnavailableError) as error:
-        return Probes(basics=f"a user namespace of {IDS} ids cannot be made: {_said(error)}")
+        return Probes(basics=f"a user namespace of {ids.count} ids cannot be made: {_said(error)}")
     try:
         answer = await _ask(store, scratch, ids, namespace, reaper)
     except (OSError, ValueError) as error:
@@ -47,7 +46,7 @@ async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper) 
     return Probes(answer["plain"], formats, answer["memory"])
 
 
-async def _ask(store: Path, scratch: Path, ids: IdRange, namespace: int, reaper: Reaper) -> dict[str, str]:
+async def _ask(store: Path, scratch: Path, ids: ImageIds, namespace: int, reaper: Reaper) -> dict[str, str]:
     """What a child of ours finds."""
     read, write = os.pipe()
     pid = os.fork()
@@ -69,14 +68,17 @@ async def _ask(store: Path, scratch: Path, ids: IdRange, namespace: int, reaper:
         os.close(read)
 
 
-def _try_all(store: Path, scratch: Path, ids: IdRange, namespace: int) -> dict[str, str]:
+def _try_all(store: Path, scratch: Path, ids: ImageIds, namespace: int) -> dict[str, str]:
     """In a forked child."""
     try:
         found = {"trees": _try_trees(store / "trees")}
         _make_place(scratch, ids)
         found["memory"] = _reason(lambda: _set_attribute("rw/upper", ids))
-        found["erofs"] = _reason(lambda: _show_mapped(_mount_index(store), "erofs", namespace))
-        found["tree"] = _reason(lambda: _show_mapped(str(store / "trees"), "tree", namespace))
+        if isinstance(ids, LeanIds):
+            found["erofs"] = found["tree"] = FEW_IDS
+        else:
+            found["erofs"] = _reason(lambda: _show_mapped(_mount_index(store), "erofs", namespace))
+            found["tree"] = _reason(lambda: _show_mapped(str(store / "trees"), "tree", namespace))
         _enter(ids, namespace)
         for name in _LOWERS:
             found[name] = found.get(name, "") or _reason(lambda: _overlay(name))  # noqa: B023
@@ -85,7 +87,7 @@ def _try_all(store: Path, scratch: Path, ids: IdRange, namespace: int) -> dict[s
         return {"failed": _said(error)}
 
 
-def _make_place(scratch: Path, ids: IdRange) -> None:
+def _make_place(scratch: Path, ids: ImageIds) -> None:
     """Cover the scratch directory by a file system of root, with one of the range's root below it, and work there: its
     own path may be closed to that root."""
     mounts.enter_private_namespace()
@@ -107,7 +109,7 @@ def _try_trees(trees: Path) -> str:
     return ""
 
 
-def _set_attribute(directory: str, ids: IdRange) -> None:
+def _set_attribute(directory: str, ids: ImageIds) -> None:
     with syscalls.file_access_as(ids.first):
         os.setxattr(directory, "user.overlay.opaque", b"y")
         os.removexattr(directory, "user.overlay.opaque")
@@ -136,7 +138,7 @@ def _show_mapped(source: str, target: str, namespace: int) -> None:
         os.close(copied)
 
 
-def _enter(ids: IdRange, namespace: int) -> None:
+def _enter(ids: ImageIds, namespace: int) -> None:
     """Become the root of the namespace, as slotroot does."""
     os.setgroups([])
     os.setresgid(ids.first, ids.first, ids.first)

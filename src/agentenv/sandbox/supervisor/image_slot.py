@@ -24,7 +24,7 @@ from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.ready_namespaces import Namespace
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange, Ids, make_user_namespace
+from agentenv.sandbox.supervisor.user_namespace import Ids, ImageIds, make_user_namespace
 from agentenv.wire.roots import RootSpec, shm_bytes
 from agentenv.wire.spec import SlotLimits
 
@@ -95,7 +95,7 @@ class ImageSlot:
         return self._namespace
 
     @property
-    def _ids(self) -> IdRange:
+    def _ids(self) -> ImageIds:
         return self._own.range.ids
 
     @property

@@ -25,12 +25,11 @@ from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer, co
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import environment, take_own_view
-from agentenv.sandbox.supervisor.user_namespace import IDS, TREES, IdRange, make_user_namespace
+from agentenv.sandbox.supervisor.user_namespace import ImageIds, make_user_namespace
 from agentenv.tasks import report_failure
 
 log = logging.getLogger(__name__)
 
-IDS_OF_TREES: Final = IdRange(TREES)
 _STORE_FD: Final = 3
 _NAMESPACE_FD: Final = 4
 _NAME: Final = re.compile(r"sha256-[0-9a-f]{64}")
@@ -52,12 +51,14 @@ class _Unpacked:
 
 @dataclass(frozen=True)
 class Unpacker:
-    """What starts the program. ``private`` is the container's private directory, ``root_program`` slotroot."""
+    """What starts the program. ``private`` is the container's private directory, ``root_program`` slotroot; ``ids`` are
+    those of unpacked layers."""
 
     identity: Identity
     private: Path
     root_program: Path
     reaper: Reaper
+    ids: ImageIds
 
 
 class ImageTrees:
@@ -125,23 +126,24 @@ class ImageTrees:
         except BaseException:
             _close(locks)
             raise
-        layers = tuple(ImageLayer(root, IDS_OF_TREES) for root in roots)
+        layers = tuple(ImageLayer(root, self._unpacker.ids) for root in roots)
         self._unpacked[digest] = _Unpacked(layers, config_of(said, roots), locks)
 
     def _checked(self, name: str) -> Path:
         """The root of an unpacked layer, which nobody but the program can have made: others may write beside it."""
-        tree = self._store / "trees" / name
-        if (
-            tree.lstat().st_uid != IDS_OF_TREES.first
-            or not 0 <= (tree / "root").lstat().st_uid - tree.lstat().st_uid < IDS
-        ):
-            raise ImageUnavailableError(f"{tree} was not made by what unpacks images")
+        tree, ids = self._store / "trees" / name, self._unpacker.ids
+        owner = tree.lstat().st_uid
+        if owner != ids.first or not 0 <= (tree / "root").lstat().st_uid - owner < ids.count:
+            raise ImageUnavailableError(
+                f"{tree} was not made by what unpacks images here",
+                next_step="let containers with other maps of ids (userns-remap) have another store",
+            )
         return tree / "root"
 
     async def _run(self, digest: str) -> list[str]:
         """The names of the image's unpacked layers, the lowest first, once they are there."""
         unpacker = self._unpacker
-        namespace = await make_user_namespace(unpacker.root_program, IDS_OF_TREES, unpacker.reaper)
+        namespace = await make_user_namespace(unpacker.root_program, unpacker.ids, unpacker.reaper)
         read, write = os.pipe()
         try:
             store = os.open(self._store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -176,7 +178,7 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
         os.chdir("/")
         os.nice(_NICE)
         Path("/proc/self/oom_score_adj").write_text(str(slot_process.victim_score()))
-        first = IDS_OF_TREES.first
+        first = unpacker.ids.first
         os.setgroups([])
         os.setresgid(first, first, first)
         os.setresuid(first, first, first)
@@ -188,7 +190,8 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
         syscalls.drop_bounding_capabilities(_CAPABILITIES)
         syscalls.set_no_new_privileges()
         program = [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.store.unpacked"]
-        os.execve(program[0], [*program, "--store-fd", str(_STORE_FD), digest], environment())  # noqa: S606
+        asked = ["--store-fd", str(_STORE_FD), "--ids", str(unpacker.ids.users), digest]
+        os.execve(program[0], [*program, *asked], environment())  # noqa: S606
     except BaseException as error:
         os.write(answer, f"its program could not be started: {error}".encode())
     finally:

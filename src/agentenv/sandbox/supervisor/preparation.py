@@ -14,7 +14,7 @@ from typing import Final
 from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, static_bash, tmux_bundle
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
-from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
+from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store, ids_of_trees
 from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport, decide, without_probes
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts, Images
 from agentenv.sandbox.supervisor.image_trees import ImageTrees, Unpacker
@@ -76,7 +76,7 @@ def _images(launch: Launch, place: Path, reaper: Reaper, support: ImageSupport) 
     if not store:
         return None
     if support.format in ("tree", "shifted"):
-        return ImageTrees(Path(store), Unpacker(launch.identity, place, launch.root_launcher, reaper))
+        return ImageTrees(Path(store), Unpacker(launch.identity, place, launch.root_launcher, reaper, support.ids))
     return ImageMounts(Path(store), place / "images")
 
 
@@ -114,7 +114,8 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     images = _images(launch, place, reaper, support)
     namespaces = None
     if spec.store_dir:
-        ranges = IdRanges(Path(spec.store_dir) / "ranges", shared=support.format == "shifted")
+        shared = support.ids if support.format == "shifted" else None
+        ranges = IdRanges(Path(spec.store_dir) / "ranges", shared=shared)
         namespaces = ReadyNamespaces(launch.root_launcher, ranges, reaper)
     setup = SlotSetup(
         spec,
@@ -133,12 +134,16 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     return setup, place
 
 
+def _id_maps() -> tuple[str, str]:
+    return Path("/proc/self/uid_map").read_text(), Path("/proc/self/gid_map").read_text()
+
+
 def _refused_unprobed(launch: Launch) -> str:
     identity = launch.identity
     if identity.mode == isolation.USER:
         return f"a container of an ordinary user needs subordinate ids for an image's users: {launch.owner.one_id}"
-    texts = (Path(name).read_text() for name in ("/proc/self/uid_map", "/proc/version", "/proc/self/status"))
-    return without_probes(identity, *texts)
+    version, status = Path("/proc/version").read_text(), Path("/proc/self/status").read_text()
+    return without_probes(identity, _id_maps(), version, status)
 
 
 async def _store_made(store: Path, stop: asyncio.Event) -> None:
@@ -160,8 +165,10 @@ async def image_support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> 
     if not spec.store_dir:
         return NO_STORE
     await _store_made(Path(spec.store_dir), stop)
-    found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper)
-    support = decide(found, spec.image_format)
+    ids = ids_of_trees(*_id_maps())
+    assert ids is not None, "it is not refused"
+    found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper, ids)
+    support = decide(found, spec.image_format, ids)
     said = [*support.weaker, *filter(None, [support.refused])]
     log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
     return support

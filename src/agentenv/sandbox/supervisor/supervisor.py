@@ -276,8 +276,8 @@ class Supervisor:
         launch = self._launch
         controllers = launch.layout.controllers if launch.layout else ()
         images, memory = self._support.refused, self._support.no_memory
-        root = launch.owner.root
-        return isolation.refused_roots(launch.spec, controllers, images, memory, launch.disk_refusal, root=root)
+        disk = self._support.no_disk or launch.disk_refusal
+        return isolation.refused_roots(launch.spec, controllers, images, memory, disk, root=launch.owner.root)
 
     async def _until_serving(self) -> None:
         self._greet()

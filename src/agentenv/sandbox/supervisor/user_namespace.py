@@ -1,4 +1,5 @@
-"""The user namespace of an image slot: 65,536 ids of its own, in which it has root and nobody outside is anything."""
+"""The user namespace of an image slot, in which it has root and nobody outside is anything: 65,536 ids of its own, or
+the few that all image slots have where the container itself has few."""
 
 from __future__ import annotations
 
@@ -22,6 +23,12 @@ https://systemd.io/UIDS-GIDS) and of newuidmap's common ranges, and below 2^31, 
 RANGES: Final = (0x8000_0000 - FIRST_ID) // IDS
 TREES: Final = RANGES - 1
 """The number of the range under which unpacked images lie in a store, which no slot gets unless all share it."""
+LEAN_IDS: Final = 2_000
+"""Ids from 0 on in a lean map: all that distributions give to systems and first users, but for nobody's."""
+FIRST_LEAN_ID: Final = 12_000
+"""Ids from here to 14,000 are those of a lean map: above the server's and the proxy's, below those of plain slots
+(isolation.py)."""
+NOBODY: Final = 65_534
 _SOCKET_FD: Final = 3
 _DEADLINE_S: Final = 10.0
 
@@ -43,6 +50,22 @@ class IdRange:
         return f"0 {self.first} {IDS}\n"
 
     count = IDS
+    users = IDS
+
+
+@dataclass(frozen=True)
+class LeanIds:
+    """The ids of all image slots of a container that is in a user namespace with few: 0 to 1,999 and nobody's inside,
+    ``first`` and the following ones outside."""
+
+    first = FIRST_LEAN_ID
+    count = LEAN_IDS + 1
+    users = LEAN_IDS
+
+    @property
+    def maps(self) -> str:
+        """As in ``/proc/PID/uid_map``."""
+        return f"0 {self.first} {LEAN_IDS}\n{NOBODY} {self.first + LEAN_IDS} 1\n"
 
 
 @dataclass(frozen=True)
@@ -59,7 +82,11 @@ class OneId:
     count = 1
 
 
-Ids = IdRange | OneId
+ImageIds = IdRange | LeanIds
+"""``first`` is the id outside of the slot's root; ``count`` as many follow each other outside, with it; all ids inside
+are less than ``users``, or nobody's."""
+Ids = ImageIds | OneId
+IDS_OF_TREES: Final = IdRange(TREES)
 
 
 async def make_user_namespace(

@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import id_ranges
 from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store
-from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, RANGES
+from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, RANGES, IdRange
 from agentenv.store import Store
 from agentenv.store.layout import RANGES as FILES
 
@@ -26,7 +26,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_containers_of_a_node_share_no_range(few: Path) -> None:
     one, two = IdRanges(few), IdRanges(few)
     claimed = [one.claim(), two.claim(), two.claim(), one.claim()]
-    assert {each.ids.number for each in claimed} == {0, 1, 2, 3}
+    assert {each.ids for each in claimed} == {IdRange(number) for number in range(4)}
     with pytest.raises(SandboxUnavailableError, match="all 4 ranges of ids of this node are in use"):
         one.claim()
     claimed[2].release()
@@ -46,7 +46,7 @@ def test_a_supervisor_that_is_killed_leaves_no_range_taken(few: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     ranges = IdRanges(few)
-    assert {ranges.claim().ids.number for _ in range(4)} == {0, 1, 2, 3}
+    assert {ranges.claim().ids for _ in range(4)} == {IdRange(number) for number in range(4)}
     os.close(readable)
     os.close(writable)
 
@@ -70,7 +70,7 @@ def test_a_container_that_may_only_read_the_store_has_ranges(few: Path) -> None:
         os.chdir(few)
         if os.geteuid() == 0:
             os.setuid(65_534)
-        os._exit(0 if IdRanges(Path()).claim().ids.number in range(4) else 1)
+        os._exit(0 if IdRanges(Path()).claim().ids in [IdRange(number) for number in range(4)] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 

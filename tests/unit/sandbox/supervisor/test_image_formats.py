@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.sandbox.supervisor.image_formats import Format, Probes, decide, without_probes
+from agentenv.sandbox.supervisor.id_ranges import ids_of_trees
+from agentenv.sandbox.supervisor.image_formats import FEW_IDS, Format, Probes, decide, without_probes
 from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.sandbox.supervisor.user_namespace import LeanIds
 from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import ImageFormat, SlotLimits
 
@@ -64,7 +66,7 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
     ("host", "identity", "uid_map", "version", "said"),
     [
         ("an ordinary user", ORDINARY, "1000 1000 1\n", LINUX, "start it as root"),
-        ("userns-remap", ROOT, "0 100000 65536\n", LINUX, "--userns=host"),
+        ("a user namespace of one id", ROOT, "0 1000 1\n", LINUX, "map 65536 ids"),
         (
             "gVisor",
             ROOT,
@@ -77,16 +79,16 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
 def test_a_host_that_need_not_be_tried_says_why(
     host: str, identity: Identity, uid_map: str, version: str, said: str
 ) -> None:
-    assert said in without_probes(identity, uid_map, version, PRIVILEGES), host
+    assert said in without_probes(identity, (uid_map, uid_map), version, PRIVILEGES), host
 
 
 def test_without_new_privileges_no_program_of_an_image_could_become_root() -> None:
-    assert "no-new-privileges" in without_probes(ROOT, ALL_IDS, LINUX, PRIVILEGES.replace("0", "1"))
+    assert "no-new-privileges" in without_probes(ROOT, (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES.replace("0", "1"))
 
 
 def test_root_with_all_ids_has_to_be_tried() -> None:
-    assert without_probes(ROOT, ALL_IDS, LINUX, PRIVILEGES) == ""
-    assert without_probes(ROOT, "0 0 1000\n1000 1000 4294966295\n", LINUX, PRIVILEGES) == ""
+    assert without_probes(ROOT, (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES) == ""
+    assert without_probes(ROOT, ("0 0 1000\n1000 1000 4294966295\n", ALL_IDS), LINUX, PRIVILEGES) == ""
 
 
 @pytest.mark.parametrize("wanted", ["erofs", "tree", "shifted"])
@@ -107,6 +109,53 @@ def test_a_layer_in_memory_is_refused_where_only_the_disk_has_room_for_attribute
     assert error is not None
     assert "on the disk only" in error.message
     assert unfit(RootSpec(image, writable="disk"), SlotLimits(), refused) is None
+
+
+FEW = "0 100000 65536\n"
+
+
+def test_a_container_with_few_ids_has_lean_slots_which_write_to_memory_only() -> None:
+    assert without_probes(ROOT, (FEW, FEW), LINUX, PRIVILEGES) == ""
+    ids = ids_of_trees(FEW, FEW)
+    assert ids == LeanIds()
+    support = decide(probes(FEW_IDS, FEW_IDS), ids=ids)
+    assert (support.format, support.writable, support.ids) == ("shifted", ("memory",), ids)
+    assert [
+        word in sentence
+        for word, sentence in zip(("unpacked", "same user ids", "0 to 1999 and 65534"), support.weaker, strict=True)
+    ] == [True] * 3
+    assert "--userns=host" in support.no_disk
+    assert support.no_memory == ""
+
+
+def test_a_container_with_few_ids_that_can_write_nowhere_is_refused() -> None:
+    support = decide(probes(FEW_IDS, FEW_IDS, memory=NO_ATTRIBUTES), ids=LeanIds())
+    assert support.format is None
+    assert NO_ATTRIBUTES in support.refused
+    assert "on a disk" in support.refused
+
+
+@pytest.mark.parametrize("wanted", ["erofs", "tree"])
+def test_a_container_with_few_ids_refuses_what_needs_all(wanted: ImageFormat) -> None:
+    assert "few ids" in decide(probes(FEW_IDS, FEW_IDS), wanted, LeanIds()).refused
+
+
+@pytest.mark.parametrize("maps", [("0 1000 1\n", FEW), (FEW, "0 100000 14000\n"), ("", "")])
+def test_a_container_with_too_few_ids_of_either_kind_is_refused_with_the_cure(maps: tuple[str, str]) -> None:
+    said = without_probes(ROOT, maps, LINUX, PRIVILEGES)
+    assert "12000 to 14000" in said
+    assert "/etc/subuid" in said
+
+
+def test_lean_ids_are_nobody_elses() -> None:
+    """Neither the server's, nor the proxy's, nor a plain slot's in any block, nor one that all slots have elsewhere."""
+    lean = LeanIds()
+    taken = {lean.first + number for number in range(lean.count)}
+    assert len(taken) == 2001
+    others = [Identity("full", 0, 0, uid_block=block) for block in range(45)]
+    assert not taken & {0, others[0].server_uid, others[0].proxy_uid}
+    assert max(taken) < min(other.slot_uid(0) for other in others)
+    assert lean.maps == "0 12000 2000\n65534 14000 1\n"
 
 
 def test_what_was_not_tried_does_not_work() -> None:
