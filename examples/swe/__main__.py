@@ -81,7 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
     parser.add_argument("--split", default="test")
     parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
-    parser.add_argument("--image", default="", help="of records that name none; {instance_id} is the record's")
+    parser.add_argument("--image", default="", help="of records that name none, with {instance_id} or {image_id} in it")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")

@@ -30,6 +30,32 @@ _INDEX: Final = {"GIT_INDEX_FILE": "/tmp/agentenv.index"}
 """An index of our own: what a policy has staged, or told git to leave alone, does not matter."""
 _TREE: Final = f"rm -f /tmp/agentenv.index && {GIT} read-tree HEAD && {GIT} add --all"
 
+_PATCH: Final = "/tmp/agentenv.patch"
+_WITH_BUG: Final = f"""\
+set -e; unset GIT_INDEX_FILE
+{GIT} update-index -q --refresh || true  # an image's files have other inodes than those it was made with
+{GIT} apply --reverse --check {_PATCH} 2> /dev/null || {GIT} apply --index --whitespace=nowarn {_PATCH}
+rm {_PATCH}"""
+"""The bug may be in the image's files already."""
+_ONE_COMMIT: Final = f"""\
+set -e; unset GIT_INDEX_FILE
+git=$({GIT} rev-parse --absolute-git-dir)
+mkdir -p "$git/info"
+{GIT} -c core.quotePath=false ls-files --others --exclude-standard --directory | sed 's,^,/,' >> "$git/info/exclude"
+{GIT} add --update
+who='-c user.name=agentenv -c user.email=agentenv@localhost'
+commit=$({GIT} $who commit-tree "$({GIT} write-tree)" -m 'The repository before the task')
+pack=$(mktemp -d)
+{GIT} pack-objects -q --revs "$pack/pack" <<< "$commit" > /dev/null
+cd "$git" && rm -rf objects refs packed-refs logs ORIG_HEAD FETCH_HEAD MERGE_HEAD shallow worktrees
+mkdir -p objects/pack objects/info refs/heads && mv "$pack"/* objects/pack && rmdir "$pack"
+{GIT} --git-dir=. symbolic-ref HEAD refs/heads/main
+{GIT} --git-dir=. update-ref refs/heads/main "$commit"
+"""
+"""A history would have the solution, or the state before the bug. What lies beside the commit is no change of it."""
+
+IN_TESTBED: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
+"""The environment in which the images of SWE-bench and its like have what tests need."""
 COMMANDS: Final[Mapping[str, tuple[str, TestLog]]] = {
     "django/django": ("PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}", "unittest"),
     "sympy/sympy": ("python3 -m pytest -rA -p no:cacheprovider {files}", "pytest"),
@@ -83,13 +109,27 @@ class Beginning:
 
 
 async def begun(exec_tool: ToolContext, record: SweRecord) -> Beginning:
-    """Check that the image is the record's, and keep its files. Raises TaskError, InfraError."""
-    command = f"{GIT} cat-file -e {record.base_commit}^{{commit}} && {_TREE} && {GIT} write-tree"
+    """Make the image's files what the record begins with (with its bug, in one commit unless it names one), and keep
+    them. What is hidden is then removed: the verifier gets it back. Raises TaskError, InfraError."""
+    if record.base_commit:
+        has = f"{GIT} cat-file -e {record.base_commit}^{{commit}}"
+        await _git(exec_tool, record, has, f"its image has no {record.base_commit}")
+    if record.patch_is == "bug":
+        await exec_tool.write_file(_PATCH, record.patch.encode("utf-8", "surrogateescape"))
+        await _git(exec_tool, record, _WITH_BUG, "its bug does not apply to the image's files")
+    if record.patch_is == "bug" or not record.base_commit:
+        await _git(exec_tool, record, _ONE_COMMIT, "its image has no repository")
+    checkpoint = await exec_tool.checkpoint()
+    hide = f"rm -rf {shlex.join(record.hidden)}" if record.hidden else "true"
+    tree = await _git(exec_tool, record, f"{hide} && {_TREE} && {GIT} write-tree", "its repository cannot be read")
+    return Beginning(checkpoint, tree.strip())
+
+
+async def _git(exec_tool: ToolContext, record: SweRecord, command: str, otherwise: str) -> str:
     found = await exec_tool.terminal(command, GIT_TIMEOUT_S, cwd=record.workdir, env=_INDEX)
     if found.exit_code or found.timed_out:
-        said = found.stderr.strip()[-300:]
-        raise TaskError(f"{record.instance_id}: {record.workdir} of its image has no {record.base_commit}: {said}")
-    return Beginning(await exec_tool.checkpoint(), found.stdout.strip())
+        raise TaskError(f"{record.instance_id}: {otherwise} ({record.workdir}): {found.stderr.strip()[-300:]}")
+    return found.stdout
 
 
 async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning, timeout_s: float) -> Tried:
@@ -109,7 +149,7 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
         return Tried(None, "its change does not apply to the files it was made from", changed, put_back)
     await _lay_tests(exec_tool, record)
     command, log = command_for(record)
-    ran = await exec_tool.terminal(f"{{ {command}; }} > {LOG} 2>&1", timeout_s, cwd=record.workdir)
+    ran = await exec_tool.terminal(f"{{ {command}\n}} > {LOG} 2>&1", timeout_s, cwd=record.workdir)
     try:
         output = (await exec_tool.read_file(LOG, binary=True)).decode(errors="replace")
     except (OSError, ToolCallError) as error:
@@ -121,17 +161,21 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
 
 
 def command_for(record: SweRecord) -> tuple[str, TestLog]:
-    """What runs the tests of the test patch, and what it prints. Pure."""
-    if record.test_command:
-        return record.test_command, record.test_log
+    """What runs the record's tests, and what it prints. Pure."""
     command, log = COMMANDS.get(record.repo, (PYTEST, "pytest"))
+    if record.test_command:
+        command, log = record.test_command, record.test_log
+    else:
+        command = f"{IN_TESTBED}\n{command}"
     files = [path for path in paths_of_tests(record) if path.endswith(".py")]
     labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
-    return command.format(files=shlex.join(files), labels=shlex.join(labels)), log
+    return command.replace("{files}", shlex.join(files)).replace("{labels}", shlex.join(labels)), log
 
 
 def paths_of_tests(record: SweRecord) -> tuple[str, ...]:
-    """The files of the test patch."""
+    """The files of the test patch; without one, those that the tests are named by."""
+    if not record.test_patch:
+        return record.test_files
     return tuple(dict.fromkeys(after for _, after in _PATHS.findall(record.test_patch)))
 
 
@@ -150,10 +194,9 @@ async def _change(exec_tool: ToolContext, record: SweRecord, tree: str) -> str:
 
 
 async def _apply(exec_tool: ToolContext, record: SweRecord, patch: str, left_out: tuple[str, ...]) -> bool:
-    place = "/tmp/agentenv.patch"
-    await exec_tool.write_file(place, patch.encode("utf-8", "surrogateescape"))
+    await exec_tool.write_file(_PATCH, patch.encode("utf-8", "surrogateescape"))
     options = " ".join(f"--exclude={shlex.quote(path)}" for path in left_out)
-    command = f"{GIT} apply --whitespace=nowarn {options} {place}"
+    command = f"{GIT} apply --whitespace=nowarn {options} {_PATCH}"
     done = await exec_tool.terminal(command, GIT_TIMEOUT_S, cwd=record.workdir)
     return done.exit_code == 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -21,6 +21,7 @@ from agentenv.agent.datasets import load_items
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
 from examples.swe.fresh_root import Beginning, begun, tried
+from examples.swe.kinds import normalised
 from examples.swe.records import SweRecord, Wanted, read_records
 
 TASK: Final = """\
@@ -44,7 +45,11 @@ class SweImageConfig(AgentEnvConfig):
     """An environment's settings, and which records are played."""
 
     dataset_split: str = "test"
-    image: str = Field(default="", description="Image of records that name none; {instance_id} in it is the record's")
+    image: str = Field(
+        default="",
+        description="Image of records that name none; {instance_id} in it is the record's, {image_id} as in "
+        "the names of SWE-bench's images",
+    )
     only_repos: Names = Field(default_factory=list, description="Records of these repositories")
     only_instances: Names = Field(default_factory=list, description="These records")
     only_versions: Names = Field(default_factory=list, description="Records of these versions")
@@ -80,16 +85,22 @@ class SweImageEnv(AgentEnv):
     def _read(self) -> tuple[SweRecord, ...]:
         config: SweImageConfig = self.config
         names = tuple(config.only_repos), tuple(config.only_instances), tuple(config.only_versions)
-        rows = [
-            {**row, "image": row.get("image") or config.image.replace("{instance_id}", str(row.get("instance_id")))}
-            for row in load_items(config.dataset_name, config.dataset_split)
-        ]
+        rows = [self._with_image(normalised(row)) for row in load_items(config.dataset_name, config.dataset_split)]
         records = read_records(rows, Wanted(*names, limit=config.max_records))
         if without := [record.instance_id for record in records if not record.image]:
             raise ConfigError(
-                "image", f"record {without[0]} names none", next_step="set image, with {instance_id} in it"
+                "image",
+                f"record {without[0]} names none",
+                next_step="set image, with {instance_id} or {image_id} in it",
             )
         return records
+
+    def _with_image(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of a row that names none, that of the setting."""
+        name = str(row.get("instance_id"))
+        image_id = name.lower().replace("__", "_1776_")  # as SWE-bench calls its images
+        of_setting = self.config.image.replace("{instance_id}", name).replace("{image_id}", image_id)
+        return {**row, "image": row.get("image") or of_setting}
 
     async def get_next_item(self) -> dict[str, Any]:
         """The records, repeated endlessly."""

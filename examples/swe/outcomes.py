@@ -6,7 +6,7 @@ A test that is named more than once has passed only if it did every time; one th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from examples.swe.records import TestLog
 
@@ -23,7 +23,7 @@ def outcomes(log: TestLog, output: str) -> Mapping[str, bool]:
     """Whether each test that is named in the output has passed."""
     text = _COLOURS.sub("", output).replace("\r\n", "\n")
     found: dict[str, bool] = {}
-    for name, passed in _pytest(text) if log == "pytest" else _unittest(text):
+    for name, passed in _PARSERS[log](text):
         found[name] = passed and found.get(name, True)
     return found
 
@@ -37,3 +37,15 @@ def _pytest(text: str) -> Iterable[tuple[str, bool]]:
 def _unittest(text: str) -> Iterable[tuple[str, bool]]:
     for name, word in _UNITTEST.findall(text):
         yield name, word in ("ok", "expected failure")
+
+
+def _r2e(text: str) -> Iterable[tuple[str, bool]]:
+    for name, passed in _pytest(text):
+        yield ".".join(name.split("::")[1:]).partition(" - ")[0], passed
+
+
+_PARSERS: Mapping[TestLog, Callable[[str], Iterable[tuple[str, bool]]]] = {
+    "pytest": _pytest,
+    "unittest": _unittest,
+    "r2e": _r2e,
+}

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError
 
@@ -23,8 +23,9 @@ _REPO = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _INSTANCE = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 MAX_SHOWN_CHARS = 80
-TestLog = Literal["pytest", "unittest"]
-"""What a test command prints: pytest's summary (-rA), or a line for each test, as unittest does (-v 2 in Django)."""
+TestLog = Literal["pytest", "unittest", "r2e"]
+"""What a test command prints: pytest's summary (-rA); a line for each test, as unittest does (-v 2 in Django); pytest's
+summary, whose tests are named without their files and with dots, as R2E-Gym does."""
 DEFAULT_WORKDIR = "/testbed"
 """Where the images of SWE-bench have the repository."""
 PatchIs = Literal["fix", "bug"]
@@ -39,6 +40,7 @@ class SweRecord:
     repo: str
     """``owner/name``."""
     base_commit: str
+    """Empty, with an image: its repository as it is there, of which a policy sees one commit."""
     problem_statement: str
     patch: str
     """The gold patch, or the bug (``patch_is``). Never shown to a model, and not part of a score."""
@@ -56,8 +58,11 @@ class SweRecord:
     (docs/images.md). Its tests may have any names."""
     workdir: str = DEFAULT_WORKDIR
     test_command: str = ""
-    """Runs the tests of ``test_patch``, in ``workdir``. Empty: that of the repository, else pytest."""
+    """Runs the tests of ``test_patch``, in ``workdir``; ``{files}`` in it are its files. Empty: that of the repository,
+    else pytest."""
     test_log: TestLog = "pytest"
+    hidden: tuple[str, ...] = ()
+    """Absolute paths that the image has for the verifier: tests which a policy must not see."""
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -120,11 +125,12 @@ def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fi
         pass_to_pass=found.tests("PASS_TO_PASS"),
         version=found.optional("version"),
         environment_setup_commit=found.optional("environment_setup_commit"),
-        patch_is=patch_is,
+        patch_is=found.choice("patch_is", PatchIs, patch_is),
         image=found.optional("image"),
         workdir=found.workdir(),
         test_command=found.optional("test_command"),
-        test_log=found.test_log(),
+        test_log=found.choice("test_log", TestLog, "pytest"),
+        hidden=found.hidden(),
     )
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
         raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
@@ -169,6 +175,8 @@ class _Row:
 
     def base_commit(self) -> str:
         if self._row.get("base_commit") is None:
+            if self._row.get("image"):
+                return ""
             branch = self._row.get("instance_id")
             raise self.wrong(
                 "base_commit",
@@ -189,11 +197,18 @@ class _Row:
             raise self.wrong("workdir", f"got {_shown(value)}", "allowed: an absolute path")
         return value
 
-    def test_log(self) -> TestLog:
-        value = self._row.get("test_log", "pytest")
-        if value not in get_args(TestLog):
-            raise self.wrong("test_log", f"got {_shown(value)}", f"allowed: {', '.join(get_args(TestLog))}")
-        return cast("TestLog", value)
+    def choice(self, field: str, of: Any, default: Any) -> Any:
+        """One of a Literal's values."""
+        value = self._row.get(field, default)
+        if value not in get_args(of):
+            raise self.wrong(field, f"got {_shown(value)}", f"allowed: {', '.join(get_args(of))}")
+        return value
+
+    def hidden(self) -> tuple[str, ...]:
+        paths = self._row.get("hidden") or ()
+        if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path[:1] == "/" for path in paths):
+            raise self.wrong("hidden", f"got {_shown(paths)}", "allowed: a list of absolute paths")
+        return tuple(paths)
 
     def tests(self, field: str) -> tuple[str, ...]:
         names = self._names(field)

@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from examples.swe.debian import PACKAGES, description
-from examples.swe.fresh_root import Tried, command_for, paths_of_tests
+from examples.swe.fresh_root import IN_TESTBED, Tried, command_for, paths_of_tests
 from examples.swe.making import command_of
 from examples.swe.records import SweRecord, read_record
 from examples.swe.releases import difference
@@ -40,7 +40,16 @@ def test_tests_of_a_record_with_an_image_may_have_any_names() -> None:
         record(image=None)
 
 
-@pytest.mark.parametrize(("field", "value"), [("workdir", "testbed"), ("test_log", "tap"), ("image", ["a"])])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("workdir", "testbed"),
+        ("test_log", "tap"),
+        ("image", ["a"]),
+        ("hidden", ["tests"]),
+        ("patch_is", "x"),
+    ],
+)
 def test_a_field_that_is_malformed_is_named(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
         record(**{field: value})
@@ -48,11 +57,9 @@ def test_a_field_that_is_malformed_is_named(field: str, value: object) -> None:
 
 def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
     said = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 utils_tests.test_html"
-    assert command_for(record()) == (said, "unittest")
-    assert command_for(record(repo="a/b")) == (
-        "python3 -m pytest -rA -p no:cacheprovider tests/utils_tests/test_html.py",
-        "pytest",
-    )
+    assert command_for(record()) == (f"{IN_TESTBED}\n{said}", "unittest")
+    said = "python3 -m pytest -rA -p no:cacheprovider tests/utils_tests/test_html.py"
+    assert command_for(record(repo="a/b")) == (f"{IN_TESTBED}\n{said}", "pytest")
     assert command_for(record(test_command="make check", test_log="unittest")) == ("make check", "unittest")
     assert paths_of_tests(record()) == ("tests/utils_tests/test_html.py", "tests/utils_tests/data.txt")
 

@@ -57,3 +57,19 @@ def test_the_lines_of_unittest() -> None:
 def test_colours_and_carriage_returns_do_not_matter() -> None:
     assert outcomes("pytest", "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mtest\x1b[0m\r\n") == {"a.py::test": True}
     assert outcomes("unittest", "no test at all\n") == {}
+
+
+def test_r2e_names_tests_without_their_files() -> None:
+    text = """\
+PASSED r2e_tests/test_1.py::TestA::test_one
+PASSED r2e_tests/test_1.py::test_two[a - b]
+FAILED r2e_tests/test_1.py::test_three - assert 1 == 2
+PASSED r2e_tests/test_1.py::test_four
+FAILED r2e_tests/test_2.py::test_four - assert 1 == 2
+"""
+    assert outcomes("r2e", text) == {
+        "TestA.test_one": True,
+        "test_two[a": True,
+        "test_three": False,
+        "test_four": False,
+    }

@@ -1,0 +1,189 @@
+"""One record of each kind, all over one small image: the oracle scores 1, and who changes nothing 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv import AsyncSandbox
+from agentenv.report import read_records
+from agentenv.sdk.roots import store_directory
+from agentenv.store import Store
+from agentenv.testing import Call, Reply
+from examples.base_image import make_base
+from examples.scripted import play
+from examples.swe import __main__ as command
+from examples.swe.image_env import SweImageEnv
+from examples.swe.making import image_of
+from tests.debian_images import base_in_cache
+from tests.integration.results import rows
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
+
+DOCKERFILE = """\
+FROM debian:bookworm-slim
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends git python3-pytest && apt-get clean
+COPY make.sh /tmp/
+RUN bash /tmp/make.sh && rm /tmp/make.sh
+WORKDIR /testbed
+"""
+MAKE = """\
+# A repository before the solution, with the solution in its history; a conda-like environment; tests of R2E-Gym's kind.
+set -e
+mkdir -p /testbed/tests /opt/miniconda3/bin /opt/miniconda3/envs/testbed/bin /r2e_tests
+echo 'export CONDA_DEFAULT_ENV=$1 PATH=/opt/miniconda3/envs/$1/bin:$PATH' > /opt/miniconda3/bin/activate
+ln -s /usr/bin/pytest-3 /opt/miniconda3/envs/testbed/bin/pytest
+cd /testbed
+git init -q -b main . && git config user.name a && git config user.email a@localhost
+printf 'def add(a, b):\\n    return a - b\\n\\n\\ndef mul(a, b):\\n    return a * b\\n' > calc.py
+printf 'from calc import add, mul\\n\\n\\ndef test_zero():\\n    assert add(1, 0) == 1\\n' > tests/test_calc.py
+printf '\\n\\ndef test_mul():\\n    assert mul(2, 3) == 6\\n' >> tests/test_calc.py
+touch conftest.py  # so pytest finds calc
+git add . && git commit -q -m 'Before' && git branch before
+sed -i 's/a - b/a + b/' calc.py && git commit -q -a -m 'The solution'
+git checkout -q before && git branch -m main later
+printf 'import calc\\n\\n\\ndef test_add():\\n    assert calc.add(1, 2) == 3\\n' > /r2e_tests/test_1.py
+printf 'class TestMore:\\n    def test_known(self):\\n        assert False\\n' >> /r2e_tests/test_1.py
+printf 'PYTHONPATH=. python3 -m pytest -rA r2e_tests\\n' > run_tests.sh
+"""
+HEAD = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n"
+FIX = f"{HEAD}@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+BUG = f"{HEAD}@@ -5,2 +5,2 @@\n def mul(a, b):\n-    return a * b\n+    return a + b\n"
+TEST = """\
+diff --git a/tests/test_calc.py b/tests/test_calc.py
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -4,5 +4,10 @@
+ def test_zero():
+     assert add(1, 0) == 1
++
++
++def test_add():
++    import os
++    assert add(1, 2) == 3 and os.environ["CONDA_DEFAULT_ENV"] == "testbed"
+
+
+ def test_mul():
+"""
+SAYS = {"problem_statement": "It computes the wrong number."}
+HUNK = {
+    "descriptor": {"old_range": {"start": 1, "length": 2}, "new_range": {"start": 1, "length": 2}},
+    "line_group": {
+        "all_lines": [
+            {"type": "context", "content": "def add(a, b):"},
+            {"type": "deleted", "content": "    return a - b"},
+            {"type": "added", "content": "    return a + b"},
+        ]
+    },
+}
+
+
+def records(image: str, base_commit: str) -> list[dict[str, Any]]:
+    bench = {
+        **SAYS, "repo": "acme/calc", "base_commit": base_commit, "patch": FIX, "test_patch": TEST,
+        "FAIL_TO_PASS": json.dumps(["tests/test_calc.py::test_add"]),
+        "PASS_TO_PASS": json.dumps(["tests/test_calc.py::test_zero", "tests/test_calc.py::test_mul"]),
+    }  # fmt: skip
+    fails, passes = ["tests/test_calc.py::test_mul"], ["tests/test_calc.py::test_zero"]
+    return [
+        {**bench, "instance_id": "acme__calc-1", "image": image},
+        {
+            **bench,
+            "instance_id": "acme__calc-2",
+            "docker_image": image,
+            "install_config": json.dumps({"test_cmd": "pytest --no-header -rA", "log_parser": "parse_log_pytest"}),
+        },
+        {
+            **SAYS,
+            "FAIL_TO_PASS": fails,
+            "PASS_TO_PASS": passes,
+            "instance_id": "acme__calc.0123.mul",
+            "repo": "swesmith/acme__calc.0123",
+            "patch": BUG,
+            "image_name": image,
+        },
+        {
+            **SAYS,
+            "repo_name": "calc",
+            "commit_hash": "f" * 40,
+            "docker_image": image,
+            "expected_output_json": json.dumps({"test_add": "PASSED", "TestMore.test_known": "FAILED"}),
+            "parsed_commit_content": json.dumps(
+                {"file_diffs": [{"header": {"file": {"path": "calc.py"}}, "hunks": [HUNK]}]}
+            ),
+        },
+    ]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a record of each kind; the image is built."""
+    directory = tmp_path_factory.mktemp("kinds")
+    cache = base_in_cache(directory / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(cache))
+        patch.setenv("AGENTENV_STATE_DIR", str(directory / "state"))
+        make_base(Store.open(store_directory()))
+        image, base_commit = asyncio.run(built(directory))
+    file = directory / "records.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records(image, base_commit)))
+    return file
+
+
+async def built(directory: Path) -> tuple[str, str]:
+    """The image, and the commit that it has checked out."""
+    image = await image_of(directory / "image", {"Dockerfile": DOCKERFILE, "make.sh": MAKE}, "an image of tests")
+    async with AsyncSandbox(image=image) as box:
+        return image, (await box.run("git rev-parse HEAD")).stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(dataset.parent / "cache"))
+
+
+def test_the_solution_of_each_kind_scores_1_and_nothing_scores_0(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["swe", "--images", str(dataset), "--out", str(tmp_path)])
+    assert command.main() == 0, capsys.readouterr().out
+    names = ["acme__calc-1", "acme__calc-2", "acme__calc.0123.mul", f"calc-{'f' * 40}"]
+    assert rows(capsys.readouterr().out) == [*(f"ok {name} 1 0 S" for name in names), "4 of 4 ok"]
+
+
+async def looked(dataset: Path, tmp_path: Path, instance: str, text: str) -> Any:
+    """What a policy with one command finds."""
+    await play(
+        tmp_path,
+        SweImageEnv,
+        {"dataset_name": str(dataset), "only_instances": [instance], "group_size": 1},
+        lambda env: env.records,
+        lambda _: [[Reply("", (Call("bash", {"command": text}),)), Reply("done")]],
+    )
+    ((member,),) = (group.trajectories for group in read_records(tmp_path / "rollouts.jsonl"))
+    return member
+
+
+async def test_a_policy_finds_neither_the_solution_nor_the_state_before_the_bug(dataset: Path, tmp_path: Path) -> None:
+    history = (
+        "git log --all --format=%s; git status --porcelain; git fsck --unreachable; git grep -c 'a + b' -- calc.py"
+    )
+    member = await looked(dataset, tmp_path, "acme__calc.0123.mul", f"{history}; ls run_tests.sh")
+    shown = "The repository before the task\ncalc.py:1\nrun_tests.sh"
+    assert member.messages[3]["content"].partition("stdout:\n")[2].partition("\nstderr")[0] == shown
+    assert (member.score, member.fault) == (0.0, "none")
+
+
+async def test_hidden_tests_are_there_for_the_verifier_only(dataset: Path, tmp_path: Path) -> None:
+    solve = "sed -i 's/a - b/a + b/' calc.py; mkdir -p /r2e_tests; echo 'def test_add(): pass' > /r2e_tests/test_1.py"
+    find = "find / -xdev \\( -name run_tests.sh -o -name r2e_tests \\)"
+    member = await looked(dataset, tmp_path, f"calc-{'f' * 40}", f"{find}; {solve}; git status --porcelain")
+    assert member.messages[3]["content"] == "exit code: 0\nstdout:\n M calc.py"
+    assert (member.score, member.verification["changed"]) == (1.0, ["calc.py"])
