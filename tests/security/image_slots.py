@@ -171,6 +171,6 @@ def _is_root_of_a_slot(pid: int) -> bool:
     try:
         inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
         first = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
-    except OSError:  # it has ended meanwhile
+    except (OSError, ValueError):  # it has ended meanwhile, or has no map yet
         return False
     return first and inside == "0" and int(outside) >= FIRST_ID

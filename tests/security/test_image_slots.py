@@ -160,6 +160,17 @@ async def test_mounts_name_no_path_of_the_machine(slots: ImageSlots) -> None:
     assert [name for name in state if name in told] == []
 
 
+async def test_no_process_of_a_slot_keeps_the_machines_mounts(slots: ImageSlots) -> None:
+    """A working directory in the old root would keep a copy of all mounts of the container, for each slot."""
+    await sh(await slots.open(), "true")
+    (agent,) = slots.agents()
+    namespace, root = Path(f"/proc/{agent}/ns/mnt").readlink(), Path(f"/proc/{agent}/root").stat()
+    inside = [pid for pid in slots.processes() if Path(f"/proc/{pid}/ns/mnt").readlink() == namespace]
+    assert agent in inside
+    places = {pid: Path(f"/proc/{pid}/cwd").stat() for pid in inside}
+    assert [pid for pid, place in places.items() if place.st_dev != root.st_dev] == []
+
+
 async def test_a_slot_has_ids_of_its_own_which_nobody_else_has(slots: ImageSlots) -> None:
     for _ in range(2):
         await slots.open()

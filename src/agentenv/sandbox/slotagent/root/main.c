@@ -171,6 +171,10 @@ int main(int argc, char **argv) {
     leave_keyring();
     if (unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP) < 0)
         fail("make", "namespaces");
+    /* Both processes leave the old root when the child pivots, if they are at it and not below: a working directory there
+     * would keep a copy of every mount of the container. */
+    if (chdir("/") < 0)
+        fail("enter", "/");
     pid_t child = fork();
     if (child < 0)
         fail("fork", "process 1");
