@@ -194,12 +194,14 @@ async def test_checkpoints_forks_and_images_of_a_sandbox_of_the_farm(shared: Sha
             await box.restore(checkpoint)
             assert await box.read_file("/opt/f") == "one\n"
             await box.drop(checkpoint)
-            digest = await box.commit()
+            digest = await box.commit("named:1")
             await box.run("echo four > /opt/f")
-            with pytest.raises(ConfigError, match="name: is for this machine's store"):
-                await box.commit("named:1")
+            with pytest.raises(ConfigError, match="give a name like a registry's"):
+                await box.commit("Named")
+        for image in (digest, "committed:named:1"):
+            async with farm.sandbox(replace(root, image=image)) as other:
+                assert (await other.run("cat /opt/f; ls /etc/group; cat /etc/issue")).stdout == "one\nforked"
         async with farm.sandbox(replace(root, image=digest)) as other:
-            assert (await other.run("cat /opt/f; ls /etc/group; cat /etc/issue")).stdout == "one\nforked"
             assert digest != await other.commit()
         lost = AsyncFarm("farm", farm=shared.access)
         async with lost, lost.sandbox(root) as box:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from agentenv.errors import ConfigError, ImageUnavailableError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.keepers import Keepers
-from agentenv.store import Store
+from agentenv.store import Store, StoredImage
+from agentenv.store.addition import Runtime
 from agentenv.wire import images as wire
 from agentenv.wire.roots import RootSpec
 from tests.farm_service import Served, served
@@ -60,9 +61,15 @@ async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
 
 @pytest.fixture
 async def farm(stores: Stores) -> AsyncIterator[Served]:
+    async with _farm_of(stores) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _farm_of(stores: Stores) -> AsyncIterator[Served]:
+    """A farm service over the nodes; opened twice, it has restarted."""
     keepers = Keepers(TOKEN, lambda handle: stores.urls[handle.node])
-    backend = FakeBackend(TWO_SLOTS, nodes=NODES)
-    async with served(backend, ALL, containers=TWO_SLOTS, keepers=keepers) as opened:
+    async with served(FakeBackend(TWO_SLOTS, nodes=NODES), ALL, containers=TWO_SLOTS, keepers=keepers) as opened:
         await until(lambda: len(list(opened.farm.yard.ledger.placement.nodes())) == len(NODES))
         yield opened
 
@@ -151,3 +158,33 @@ async def test_without_keepers_the_client_sees_to_its_images(stores: Stores) -> 
         assert pool.info.images == "client"
         with pytest.raises(ConfigError, match="not fetched by this farm"):
             await pool.images.resolve("debian")
+
+
+async def test_a_committed_name_is_good_on_other_nodes_and_after_the_farm_was_restarted(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "written.tar"
+    written.write_bytes(tar_of(member("opt/state", b"prepared")))
+
+    async def above(store: Store, base: StoredImage, *_: object) -> tuple[StoredImage, int]:
+        return await asyncio.to_thread(store.add, base, [written], Runtime.of(base)), 1
+
+    monkeypatch.setattr("agentenv.api.image_keeper.keeper.image_above", above)  # the fake's slots have no layers
+    async with _farm_of(stores) as farm, farm.pool() as pool:
+        base = await pool.images.resolve(f"oci:{stores.layout.directory}")
+        first = await pool.lease("first", root=RootSpec(base.digest))
+        home = _node_of(first.container.id)
+        made = await pool.images.commit(first.container.id, "0" * 32, base.digest, "committed:prepared:1")
+        assert made.reference == "committed:prepared:1"
+        assert home in stores.having(made.digest)
+        async with farm.pool("another") as other:
+            assert await other.images.resolve("committed:prepared:1") == made
+        leases = [await pool.lease(f"t{n}", root=RootSpec(made.digest)) for n in range(3)]
+        assert {_node_of(lease.container.id) for lease in leases} == set(NODES)
+    async with _farm_of(stores) as farm, farm.pool() as pool:
+        assert await pool.images.resolve("committed:prepared:1") == made
+        async with await pool.lease("t", root=RootSpec(made.digest)):
+            pass
+        with pytest.raises(ImageUnavailableError, match="has an image named committed:prepared:2") as told:
+            await pool.images.resolve("committed:prepared:2")
+        assert told.value.next_step.startswith("commit it again")

@@ -221,7 +221,7 @@ async def test_an_image_is_made_of_what_was_written(images: dict[str, str]) -> N
             await box.run("echo later > /opt/state", user="root")
             with pytest.raises(ConfigError, match="name"):
                 await box.commit("oci:/tmp/x")
-        for image in (digest, "prepared:1"):
+        for image in (digest, "committed:prepared:1"):
             async with AsyncSandbox(image=image, pool=farm, memory_mib=512) as again:
                 assert (await again.run("cat /opt/state; id -un; ls /etc/group")).stdout == "kept\napp\n"
 

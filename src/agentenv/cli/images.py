@@ -171,6 +171,10 @@ def gc(
         float,
         typer.Option("--keep", min=0, metavar="SECONDS", help="Keep what was used in this time, whatever the budget."),
     ] = 3600.0,
+    keep_committed_s: Annotated[
+        float,
+        typer.Option("--keep-committed", min=0, metavar="SECONDS", help="The same for what `commit` has named."),
+    ] = 7 * 86_400.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -187,7 +191,9 @@ def gc(
     """
     held = opened(store)
     with err().status("looking"):
-        done = held.gc(budget_bytes=int(budget_gib * 2**30), keep_s=keep_s, dry_run=dry_run)
+        done = held.gc(
+            budget_bytes=int(budget_gib * 2**30), keep_s=keep_s, keep_committed_s=keep_committed_s, dry_run=dry_run
+        )
     if as_json:
         print_json({"dry_run": dry_run, **dataclasses.asdict(done)})
         return

@@ -11,18 +11,17 @@ from agentenv.executor.session import ToolSession
 from agentenv.sdk.roots import farm_images, store_directory
 from agentenv.slots.farm_images import FarmImages
 from agentenv.store.addition import Runtime
-from agentenv.store.reference import parse
+from agentenv.store.reference import committed as committed_reference
 from agentenv.store.store import Store
 
 
 async def committed(session: ToolSession, name: str) -> str:
     """See :meth:`agentenv.sdk.slot_tools.SlotTools.commit`."""
-    if name and parse(name).kind != "docker":
-        raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1")
+    named = _reference(name) if name else ""
     if session.root is None or not session.root.image:
         raise CheckpointError("a slot without an image cannot become one", next_step="lease one with an image")
     if (farm := farm_images(session.pool)) is not None:
-        return await _committed_there(session, farm, name)
+        return await _committed_there(session, farm, named)
     store = await asyncio.to_thread(Store.open, store_directory())
     base = await asyncio.to_thread(store.find, session.root.image)
     if base is None:
@@ -33,18 +32,25 @@ async def committed(session: ToolSession, name: str) -> str:
         image, _ = await image_above(store, base, container, checkpoint.root.checkpoint, Runtime.of(base))
     finally:
         await session.drop(checkpoint)
-    if name:
-        await asyncio.to_thread(store.name, name, image)
+    if named:
+        await asyncio.to_thread(store.name, named, image)
     return image.digest
 
 
-async def _committed_there(session: ToolSession, farm: FarmImages, name: str) -> str:
-    """Into the store of the slot's node, by its keeper."""
-    if name:
-        raise ConfigError("name", "is for this machine's store", next_step="use the digest that commit() returns")
-    checkpoint = await session.checkpoint()
+def _reference(name: str) -> str:
+    """``committed:NAME``. Raises ConfigError (``name``)."""
     try:
-        return (await farm.commit(checkpoint.container, checkpoint.root.checkpoint, checkpoint.root.image)).digest
+        return str(committed_reference(name.removeprefix("committed:")))
+    except ConfigError as error:
+        raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1") from error
+
+
+async def _committed_there(session: ToolSession, farm: FarmImages, named: str) -> str:
+    """Into the store of the slot's node, by its keeper."""
+    checkpoint = await session.checkpoint()
+    root = checkpoint.root
+    try:
+        return (await farm.commit(checkpoint.container, root.checkpoint, root.image, named)).digest
     finally:
         await session.drop(checkpoint)
 

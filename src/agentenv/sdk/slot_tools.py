@@ -106,12 +106,12 @@ class SlotTools(ABC):
 
     async def commit(self, name: str = "") -> str:
         """Make an image of the slot's files, with the user, environment and directory of the image that it has, in this
-        machine's store, or that of the farm's node; returns its digest, which ``image=`` takes. ``name``: what else
-        it is called on this machine, such as ``prepared:1``. Everything running in the slot is killed; it goes on with
-        its files.
+        machine's store, or that of the farm's node; returns its digest, which ``image=`` takes. ``name``, such as
+        ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
+        farm, until nobody has used it for a week. Everything running in the slot is killed; it goes on with its files.
 
-        Raises: CheckpointError when there is no image, or no room; ConfigError when the name is malformed or the
-        image is made on a farm's node, or when the slot's own image is not in this machine's store;
+        Raises: CheckpointError when there is no image, or no room; ConfigError when the name is malformed, or when the
+        slot's own image is not in this machine's store;
         ImageUnavailableError when the disk is full; InfraError.
         """
         async with self.slot_session() as session:

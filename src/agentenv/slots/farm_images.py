@@ -51,12 +51,13 @@ class FarmImages:
         for reference in dict.fromkeys(references):
             self._tasks.start("images", self._ahead(reference), f"prefetch of {reference}")
 
-    async def commit(self, container: str, checkpoint: str, image: str) -> wire.ImageRef:
+    async def commit(self, container: str, checkpoint: str, image: str, name: str = "") -> wire.ImageRef:
         """The image of a checkpoint of that container, whose slot has ``image``, in the store of its node; other nodes
-        get it from there. Raises CheckpointError, ImageUnavailableError, BadImageError, ConnectionLostError."""
-        request = wire.CommitRequest(container=container, checkpoint=checkpoint, image=image, wait_s=_WAIT_S)
+        get it from there. ``name``: ``committed:NAME``, which means it from now on. Raises CheckpointError,
+        ImageUnavailableError, BadImageError, ConnectionLostError."""
+        request = wire.CommitRequest(container=container, checkpoint=checkpoint, image=image, name=name, wait_s=_WAIT_S)
         made = await self._followed(lambda: self._client.commit_image(request))
-        self._resolved[made.digest] = made
+        self._resolved[made.reference] = made
         return made
 
     async def _ahead(self, reference: str) -> None:

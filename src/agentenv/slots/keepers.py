@@ -121,6 +121,7 @@ class Keepers:
             container=handle.id,
             checkpoint=request.checkpoint,
             image=request.image,
+            name=request.name,
             base_url=handle.base_url,
             token=token,
             wait_s=request.wait_s,
@@ -180,7 +181,7 @@ class Keepers:
 
     def remember(self, image: wire.ImageRef) -> None:
         """Where an image comes from, for nodes whose peers do not have it."""
-        if not image.reference.startswith("sha256:"):
+        if not image.reference.startswith(("sha256:", "committed:")):  # only nodes have those
             self._sources[image.digest] = image.reference
             self._sources.move_to_end(image.digest)
             if len(self._sources) > _REMEMBERED:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.locks import hold
-from agentenv.store import unpacked
+from agentenv.store import names, unpacked
 from agentenv.store.layout import Layout, digest_of, part_of, sweep
 
 
@@ -26,6 +26,8 @@ class KeptImage:
     index_bytes: int
     last_use_s: float
     pinned: bool
+    committed: bool = False
+    """Whether it has a name that ``commit`` gave it."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,24 @@ class Collected:
     freed_bytes: int
     kept_bytes: int
     """What is left in the store."""
+    committed: tuple[str, ...] = ()
+    """Names that ``commit`` gave to images that went."""
 
 
 def choose(
-    images: Iterable[KeptImage], layer_bytes: Mapping[str, int], *, budget_bytes: int, keep_s: float, now_s: float
+    images: Iterable[KeptImage],
+    layer_bytes: Mapping[str, int],
+    *,
+    budget_bytes: int,
+    keep_s: float,
+    keep_committed_s: float = 0.0,
+    now_s: float,
 ) -> Deletions:
     """What to delete so that the rest fits into ``budget_bytes``: the images that have not been used for longest.
 
-    Neither a pinned image is deleted nor one that was used in the last ``keep_s`` seconds, so the rest may still be
-    larger. A layer (``layer_bytes`` has them all) goes with the last image that has it, and at once if none has.
+    Neither a pinned image is deleted nor one that was used in the last ``keep_s`` seconds (one with a committed name:
+    also in the last ``keep_committed_s``), so the rest may still be larger. A layer (``layer_bytes`` has them all) goes
+    with the last image that has it, and at once if none has.
     """
     images = sorted(images, key=lambda image: (image.last_use_s, image.digest))
     users = Counter(layer for image in images for layer in set(image.layers))
@@ -63,7 +74,8 @@ def choose(
     for image in images:
         if total <= budget_bytes:
             break
-        if image.pinned or now_s - image.last_use_s < keep_s:
+        least_s = max(keep_s, keep_committed_s) if image.committed else keep_s
+        if image.pinned or now_s - image.last_use_s < least_s:
             continue
         gone.append(image.digest)
         total -= image.index_bytes
@@ -75,15 +87,24 @@ def choose(
     return Deletions(tuple(gone), tuple(sorted(orphans)))
 
 
-def collect(layout: Layout, *, budget_bytes: int, keep_s: float, dry_run: bool = False) -> Collected:
+def collect(
+    layout: Layout, *, budget_bytes: int, keep_s: float, keep_committed_s: float = 0.0, dry_run: bool = False
+) -> Collected:
     """Delete what :func:`choose` says, and what dead processes left. What is pinned meanwhile stays, as do layers that
     somebody is making an image of. Raises OSError."""
     if not dry_run:
         sweep(layout, downloads=True)
         unpacked.sweep_trees(layout)
-    layer_bytes = _layer_bytes(layout)
+    layer_bytes, named = _layer_bytes(layout), list(names.all_of(layout))
     images = kept_images(layout)
-    chosen = choose(images, layer_bytes, budget_bytes=budget_bytes, keep_s=keep_s, now_s=time.time())
+    chosen = choose(
+        images,
+        layer_bytes,
+        budget_bytes=budget_bytes,
+        keep_s=keep_s,
+        keep_committed_s=keep_committed_s,
+        now_s=time.time(),
+    )
     index_bytes = {image.digest: image.index_bytes for image in images}
     if dry_run:
         removed, layers = chosen.images, chosen.layers
@@ -91,15 +112,17 @@ def collect(layout: Layout, *, budget_bytes: int, keep_s: float, dry_run: bool =
         removed = tuple(digest for digest in chosen.images if _remove_image(layout, digest))
         layers = tuple(_remove_layers(layout, chosen.layers))
         _forget(layout)
+    lost = tuple(name.reference for name in named if name.committed and name.digest in removed)
     freed = sum(index_bytes[digest] for digest in removed) + sum(layer_bytes[layer] for layer in layers)
     whole = sum(index_bytes.values()) + sum(layer_bytes.values())
-    return Collected(removed, layers, freed, whole - freed)
+    return Collected(removed, layers, freed, whole - freed, lost)
 
 
 def kept_images(layout: Layout) -> list[KeptImage]:
     """The images of a store. One that is being removed meanwhile may be left out."""
     found = []
     trees = unpacked.bytes_of(layout)
+    committed = {name.digest for name in names.all_of(layout) if name.committed}
     for path in sorted(layout.images.glob("*.json")):
         digest = digest_of(path)
         with contextlib.suppress(FileNotFoundError):
@@ -111,6 +134,7 @@ def kept_images(layout: Layout) -> list[KeptImage]:
                     index_bytes=layout.index(digest).stat().st_size,
                     last_use_s=path.stat().st_mtime,
                     pinned=is_pinned(path),
+                    committed=digest in committed,
                 )
             )
     return found
@@ -188,10 +212,9 @@ def _place(layout: Layout, layer: str) -> Path:
 
 def _forget(layout: Layout) -> None:
     """Remove what is written about images and layers that are gone."""
-    for name in layout.names.glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):
-            if not layout.manifest(json.loads(name.read_bytes())["digest"]).exists():
-                name.unlink(missing_ok=True)
+    for name in names.all_of(layout):
+        if not layout.manifest(name.digest).exists():
+            layout.name(name.reference).unlink(missing_ok=True)
     for blob in layout.blobs.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
             if not layout.layer(json.loads(blob.read_bytes())["diff_id"]).exists():

@@ -7,6 +7,7 @@
 ``docker-archive:FILE[:NAME]``        of the tar that ``docker save`` writes
 ``docker-daemon:NAME``                of this machine's Docker engine
 ``dockerfile:DIR``                    to be built from a Dockerfile
+``committed:NAME[:TAG]``              made of a slot's files by ``commit("NAME:TAG")``
 ====================================  ==============================================================
 """
 
@@ -19,7 +20,7 @@ from typing import Final, Literal
 
 from agentenv.errors import ConfigError
 
-Kind = Literal["docker", "oci", "docker-archive", "docker-daemon", "dockerfile"]
+Kind = Literal["docker", "oci", "docker-archive", "docker-daemon", "dockerfile", "committed"]
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG: Final = re.compile(r"[\w][\w.-]{0,127}", re.ASCII)
@@ -28,7 +29,10 @@ _PART: Final = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _LONGEST_NAME: Final = 255
 _HUB, _OFFICIAL = "docker.io", "library"
 _SCHEMES: Final[tuple[Kind, ...]] = ("oci", "docker-archive", "docker-daemon", "dockerfile")
-_ALLOWED: Final = "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME"
+_COMMITTED: Final[Kind] = "committed"
+_ALLOWED: Final = (
+    "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME, committed:NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,18 @@ def parse(text: str) -> Reference:
     for kind in _SCHEMES:
         if scheme == kind:
             return _of_scheme(kind, rest, text)
+    if scheme == _COMMITTED:
+        return committed(rest)
     return _of_registry(text.removeprefix("docker://"), text)
+
+
+def committed(name: str) -> Reference:
+    """What ``commit(name)`` names: ``prepared``, ``team/prepared:2``. Raises ConfigError (``image``)."""
+    parsed = _of_registry(name, name)
+    if parsed.digest:
+        raise _wrong(name, "a digest already names an image")
+    short = parsed.name.removeprefix(f"{_HUB}/").removeprefix(f"{_OFFICIAL}/")
+    return Reference(_COMMITTED, short, parsed.tag)
 
 
 def located(reference: Reference) -> Reference:

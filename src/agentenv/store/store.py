@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +13,20 @@ from typing import Final, Self
 from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.locks import hold
-from agentenv.store import engine, gc, registry
+from agentenv.store import engine, gc, names, registry
 from agentenv.store.addition import Runtime, image_above
 from agentenv.store.intake import Intake, StoreLimits
-from agentenv.store.layout import Layout, digest_of, downloading, replace, sweep
+from agentenv.store.layout import Layout, digest_of, downloading, sweep
 from agentenv.store.manifest import StoredImage, read_manifest
+from agentenv.store.names import Name
 from agentenv.store.reference import Reference, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
 from agentenv.store.sources import DirectoryFiles, SourceImage, files_of, image_of_archive, image_of_layout
 
 DEFAULT_KEEP_S: Final = 3600.0
 """An image that was used in the last hour is not deleted to make room."""
+COMMITTED_KEEP_S: Final = 7 * 86_400.0
+"""The same of an image that ``commit(NAME)`` has named: nothing can fetch it again."""
 
 
 class Store:
@@ -117,13 +120,18 @@ class Store:
                 next_step="see that the disk is not full (agentenv images gc)",
             ) from error
 
-    def name(self, reference: str, image: StoredImage) -> None:
-        """Let a registry's name mean this image here, as if it had been fetched by it: for machines that reach no
-        registry. Raises ConfigError when it is no such name."""
+    def name(self, reference: str, image: StoredImage, named_s: float | None = None) -> None:
+        """Let a name mean this image here: a registry's, as if it had been fetched by it, for machines that reach no
+        registry; or ``committed:NAME``, which keeps the image from :meth:`gc` for a while (``named_s``: when it was
+        named, in seconds since 1970; None: now). Raises ConfigError when it is no such name."""
         wanted = parse(reference)
-        if wanted.kind != "docker":
+        if wanted.kind not in ("docker", "committed"):
             raise ConfigError("image", f"{reference!r} always means what is there", next_step="give a registry's name")
-        self._note(str(wanted), image.digest)
+        self._note(str(wanted), image.digest, named_s)
+
+    def named(self, reference: Reference) -> Name | None:
+        """What a name means here, whether or not its image is (still) in the store; None if it means nothing."""
+        return names.read(self.layout.name(str(reference)))
 
     def find(self, digest: str) -> StoredImage | None:
         """The image of that digest (``StoredImage.digest``); None if the store does not have it."""
@@ -134,6 +142,14 @@ class Store:
         except FileNotFoundError:
             return None
         return read_manifest(manifest, self.layout.index(digest), self.layout.layer)
+
+    def used(self, digest: str) -> StoredImage | None:
+        """As :meth:`find`; it counts as used now."""
+        image = self.find(digest)
+        if image is not None:
+            with contextlib.suppress(OSError):  # of a reader who may not write
+                os.utime(self.layout.manifest(digest))
+        return image
 
     def digests(self) -> list[str]:
         """The digests of all images, those used last first."""
@@ -151,10 +167,8 @@ class Store:
     def references(self) -> dict[str, list[str]]:
         """The references that were fetched, by the digests of the images that they meant."""
         found: dict[str, list[str]] = {}
-        for path in sorted(self.layout.names.glob("*.json")):
-            with contextlib.suppress(FileNotFoundError):
-                name = json.loads(path.read_bytes())
-                found.setdefault(name["digest"], []).append(name["reference"])
+        for name in names.all_of(self.layout):
+            found.setdefault(name.digest, []).append(name.reference)
         return found
 
     def usage(self) -> list[gc.KeptImage]:
@@ -187,28 +201,31 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def gc(self, *, budget_bytes: int, keep_s: float = DEFAULT_KEEP_S, dry_run: bool = False) -> gc.Collected:
+    def gc(
+        self,
+        *,
+        budget_bytes: int,
+        keep_s: float = DEFAULT_KEEP_S,
+        keep_committed_s: float = COMMITTED_KEEP_S,
+        dry_run: bool = False,
+    ) -> gc.Collected:
         """Delete what was not used for longest until the rest fits into ``budget_bytes`` (:func:`gc.choose`), and what
         dead processes left."""
-        return gc.collect(self.layout, budget_bytes=budget_bytes, keep_s=keep_s, dry_run=dry_run)
+        return gc.collect(
+            self.layout, budget_bytes=budget_bytes, keep_s=keep_s, keep_committed_s=keep_committed_s, dry_run=dry_run
+        )
 
-    def _note(self, reference: str, digest: str) -> None:
-        name = {"reference": reference, "digest": digest}
-        replace(self.layout.name(reference), json.dumps(name).encode())
+    def _note(self, reference: str, digest: str, named_s: float | None = None) -> None:
+        names.write(self.layout, Name(reference, digest, time.time() if named_s is None else named_s))
 
     def _known(self, wanted: Reference, *, refresh: bool) -> StoredImage | None:
         """The image that a reference meant, unless it has to be asked for again."""
-        if wanted.kind not in ("docker", "docker-daemon") or (refresh and wanted.moves):
+        if wanted.kind not in ("docker", "docker-daemon", "committed"):
             return None
-        try:
-            digest = json.loads(self.layout.name(str(wanted)).read_bytes())["digest"]
-        except FileNotFoundError:
+        if refresh and wanted.moves and wanted.kind != "committed":
             return None
-        image = self.find(digest)
-        if image is not None:
-            with contextlib.suppress(OSError):
-                os.utime(self.layout.manifest(digest))
-        return image
+        name = self.named(wanted)
+        return None if name is None else self.used(name.digest)
 
     def _fetch(self, wanted: Reference, lock: int, progress: Report) -> str:
         """Store what a reference means. Returns its digest."""
@@ -231,6 +248,10 @@ class Store:
             case "docker-archive":
                 with files_of(Path(wanted.name)) as files:
                     return intake.take(image_of_archive(files, wanted.tag))
+            case "committed":
+                raise ImageUnavailableError(
+                    f"no image in this store is named {wanted} (any more)", next_step="commit it again"
+                )
             case "dockerfile":
                 raise ConfigError(
                     "image", f"{wanted} has to be built first", next_step="docker build, then docker-daemon:NAME"

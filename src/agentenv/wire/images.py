@@ -15,6 +15,8 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 """Of an image in a store: of its content, however it came there."""
 Reference = Annotated[str, Field(min_length=1, max_length=1_000, pattern=r"^[^\s\x00-\x1f]+$")]
 """What a user writes: ``debian:trixie``, ``registry.example:5000/a/b@sha256:…``, ``oci:PATH`` on every node."""
+CommittedName = Annotated[str, Field(max_length=1_000, pattern=r"^(committed:[^\s\x00-\x1f]+)?$")]
+"""The reference that an image is to have; empty: none."""
 MAX_WANTED: Final = 256
 """Images in one request."""
 MAX_LISTED: Final = 10_000
@@ -68,6 +70,7 @@ class CommitRequest(WireModel):
     checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     image: Digest
     """Of the slot that the checkpoint is of: what its layers are above."""
+    name: CommittedName = ""
     run: RunName = ""
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
 
@@ -78,9 +81,19 @@ class LayersRequest(WireModel):
     container: str
     checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     image: Digest
+    name: CommittedName = ""
     base_url: Annotated[str, Field(pattern=r"^https?://")]
     token: str
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+
+
+class NamedImage(WireModel):
+    """``GET /v1/names`` of a keeper, for its peers: what a name of ``commit`` means in its store."""
+
+    reference: CommittedName
+    digest: Digest
+    named_s: float
+    """When it was given, by the clock of the node that has made the image: the latest counts."""
 
 
 class StoredList(WireModel):

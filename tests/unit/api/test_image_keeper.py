@@ -220,3 +220,43 @@ async def test_an_image_of_a_checkpoint_needs_the_slots_own_and_the_container(no
         assert (status, said in body, b'"failed"' in body) == (200, True, True), body
         asked["checkpoint"] = "1" * 32
     assert (await node.commit(**asked, image="none"))[0] == 400
+
+
+async def _named(node: Node, name: str) -> wire.ImageState:
+    (state,) = await node.ask(wire.ImagesRequest(references=(name,), wait_s=20.0))
+    return state
+
+
+async def test_a_committed_name_means_on_every_node_what_was_named_last(nodes: Nodes, tmp_path: Path) -> None:
+    first, name = await nodes.start("a"), "committed:prepared:1"
+    second = await nodes.start("b", first.url)
+    third = await nodes.start("c", first.url, second.url, "http://127.0.0.1:9")
+    old, new = (
+        node.keeper.store.ensure(f"oci:{oci_layout(tmp_path / tag, layer).directory}")
+        for node, tag, layer in ((first, "old", LAYERS[0]), (second, "new", LAYERS[1]))
+    )
+    first.keeper.store.name(name, old, 1.0)
+    assert (await _named(second, name)).image == wire.ImageRef(reference=name, digest=old.digest)
+    second.keeper.store.name(name, new, 2.0)
+    assert (await _named(third, name)).image == wire.ImageRef(reference=name, digest=new.digest)
+    first.keeper.store.name(name, old, 3.0)
+    assert (await _named(third, name)).image == wire.ImageRef(reference=name, digest=old.digest)
+    alone = await nodes.start("d", third.url)
+    assert (await _named(alone, name)).image == wire.ImageRef(reference=name, digest=old.digest), "third remembers"
+
+
+async def test_a_committed_name_that_no_node_knows_or_whose_image_is_gone_is_told(
+    nodes: Nodes, layout: OciLayout
+) -> None:
+    first, name = await nodes.start("a"), "committed:prepared:1"
+    second = await nodes.start("b", first.url)
+    unknown = await _named(second, name)
+    assert unknown.error is not None
+    assert "no node that could be reached has an image named committed:prepared:1" in unknown.error.message
+    image = first.keeper.store.ensure(f"oci:{layout.directory}")
+    first.keeper.store.name(name, image)
+    first.keeper.store.layout.manifest(image.digest).unlink()
+    gone = await _named(second, name)
+    assert gone.error is not None
+    assert (gone.error.error, "commit it again" in gone.error.next_step) == ("image_unavailable", True)
+    assert (await second.get("/v1/names?reference=debian"))[0] == 404

@@ -13,8 +13,8 @@ NOW_S = 1000.0
 LAYER_BYTES = {layer: 10 * (number + 1) for number, layer in enumerate("abcdef")}
 
 
-def image(digest: str, layers: str, *, used_s: float = 0.0, pinned: bool = False) -> KeptImage:
-    return KeptImage(digest, tuple(layers), 1, used_s, pinned)
+def image(digest: str, layers: str, *, used_s: float = 0.0, pinned: bool = False, committed: bool = False) -> KeptImage:
+    return KeptImage(digest, tuple(layers), 1, used_s, pinned, committed)
 
 
 def chosen(*images: KeptImage, budget_bytes: int = 0, keep_s: float = 0.0) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -40,6 +40,13 @@ def test_a_shared_layer_goes_with_the_last_image_that_has_it() -> None:
 
 def test_pinned_and_young_images_stay_whatever_the_budget() -> None:
     assert chosen(image("pinned", "a", pinned=True), image("young", "b", used_s=990), keep_s=60) == ((), ())
+
+
+def test_what_commit_has_named_stays_for_longer() -> None:
+    named, fetched = image("named", "a", used_s=500, committed=True), image("fetched", "b", used_s=500)
+    for keep_committed_s, gone in ((600, ("fetched",)), (400, ("fetched", "named"))):
+        made = choose([named, fetched], {}, budget_bytes=0, keep_s=60, keep_committed_s=keep_committed_s, now_s=NOW_S)
+        assert made.images == gone
 
 
 def test_a_layer_of_no_image_goes_at_once() -> None:

@@ -33,6 +33,8 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("docker-daemon:app:1", "docker-daemon:app:1"),
         (f"docker-daemon:{DIGEST}", f"docker-daemon:{DIGEST}"),
         ("dockerfile:tasks/1", "dockerfile:tasks/1"),
+        ("committed:prepared", "committed:prepared:latest"),
+        ("committed:registry:5000/team/prepared:2", "committed:registry:5000/team/prepared:2"),
     ],
 )
 def test_a_reference_in_full_is_the_same_reference(text: str, full: str) -> None:
@@ -59,7 +61,8 @@ def test_paths_can_be_made_absolute() -> None:
     [
         "", " ", "a b", "a\n", "Debian", "a/B", "-a", "a-", "a:", "a:.x", "a:" + "t" * 129, "a//b", "/a", "a/", "a@",
         "a@sha256:12", f"a@{DIGEST.upper()}", "a@sha512:" + "0" * 128, "--help", "a/../b", "oci:", "docker-archive:",
-        "docker-daemon:", "x.y:port/a", "http://registry.example/a", "a" * 300,
+        "docker-daemon:", "x.y:port/a", "committed:", "committed:A", f"committed:a@{DIGEST}",
+        "http://registry.example/a", "a" * 300,
     ],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused_with_what_is_allowed(text: str) -> None:

@@ -245,3 +245,16 @@ def test_a_registrys_name_can_be_given_here(tmp_path: Path, store: Store) -> Non
     assert store.ensure("docker.io/library/debian:trixie") == image
     with pytest.raises(ConfigError, match="always means what is there"):
         store.name("oci:a", image)
+
+
+def test_what_was_committed_has_a_name_and_is_kept_for_its_sake(tmp_path: Path, store: Store) -> None:
+    image = store.ensure(f"oci:{oci_layout(tmp_path / 'oci', BASE).directory}")
+    other = store.ensure(f"oci:{oci_layout(tmp_path / 'other', TOP).directory}")
+    with pytest.raises(ImageUnavailableError, match=r"is named committed:prepared:1 \(any more\)"):
+        store.ensure("committed:prepared:1")
+    store.name("committed:prepared:1", image)
+    assert store.ensure("committed:prepared:1", refresh=True) == image
+    assert store.gc(budget_bytes=0, keep_s=0).images == (other.digest,)
+    gone = store.gc(budget_bytes=0, keep_s=0, keep_committed_s=0)
+    assert (gone.images, gone.committed) == ((image.digest,), ("committed:prepared:1",))
+    assert store.references() == {}

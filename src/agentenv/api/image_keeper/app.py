@@ -6,6 +6,7 @@
 ``GET /v1/images``                    what the store has; with ``version`` and ``wait_s``, changes
 ``GET /v1/manifests/{digest}``        for peers: an image's manifest
 ``GET /v1/layers/{diff_id}``          for peers: a layer's tar
+``GET /v1/names``                     for peers: what a name of ``commit`` means here
 ``GET /metrics``                      for Prometheus
 ``GET /health``                       the only one without a token
 ====================================  ==========================================================
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -32,7 +34,7 @@ from agentenv.api.tool_server.auth import authorized
 from agentenv.errors import AgentEnvError, ProtocolError, UnauthorizedError
 from agentenv.locks import hold
 from agentenv.store.layers import CHUNK_BYTES
-from agentenv.store.reference import is_digest
+from agentenv.store.reference import is_digest, parse
 from agentenv.wire import images as wire
 from agentenv.wire.server import ErrorReply, Health
 
@@ -54,6 +56,7 @@ def keeper_app(keeper: Keeper, token: str) -> web.Application:
             web.get("/v1/images", _list, allow_head=False),
             web.get("/v1/manifests/{digest}", _manifest),
             web.get("/v1/layers/{digest}", _layer),
+            web.get("/v1/names", _named),
             web.get("/metrics", _metrics),
         ]
     )
@@ -134,6 +137,14 @@ async def _manifest(request: web.Request) -> web.Response:
     except FileNotFoundError:
         return web.Response(status=404)
     return web.Response(body=manifest, content_type="application/json")
+
+
+async def _named(request: web.Request) -> web.Response:
+    store, wanted = request.app[_KEEPER].store, parse(request.query.get("reference", ""))
+    name = await asyncio.to_thread(store.named, wanted) if wanted.kind == "committed" else None
+    if name is None:
+        return web.Response(status=404)
+    return _json(wire.NamedImage(reference=name.reference, digest=name.digest, named_s=name.named_s))
 
 
 async def _layer(request: web.Request) -> web.StreamResponse:

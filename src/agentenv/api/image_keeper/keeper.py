@@ -28,6 +28,8 @@ from agentenv.wire.server import ErrorReply
 
 logger = logging.getLogger(__name__)
 
+_AGAIN: Final = "commit it again; its nodes may be away, or have given it up because nobody used it for a week"
+
 _REMEMBERED_S: Final = 30.0
 """How long it is remembered that a pull failed: who asks in this time gets the same answer."""
 _LOOK_S: Final = 1.0
@@ -134,7 +136,9 @@ class Keeper:
     def ensure(self, wanted: str | wire.ImageRef) -> Pull:
         """The pull of a reference, or of an image that was resolved before: the one that goes on, or a new one."""
         name = wanted if isinstance(wanted, str) else wanted.digest
-        if (known := self._known(name)) is not None:
+        known = self._known(name)
+        moved = known is not None and known.over.is_set() and name.startswith("committed:")  # perhaps: nobody tells
+        if known is not None and not moved:
             return known
         pull = self._pulls[name] = Pull(name)
         self._start(self._pull(pull, wanted))
@@ -152,9 +156,10 @@ class Keeper:
     def commit(self, asked: wire.LayersRequest) -> Pull:
         """The making of an image of a checkpoint, of which an image in this store is the base: the one that goes on, or
         a new one."""
-        if (known := self._known(asked.checkpoint)) is not None:
+        key = f"{asked.checkpoint} {asked.name}"
+        if (known := self._known(key)) is not None:
             return known
-        pull = self._pulls[asked.checkpoint] = Pull(asked.checkpoint)
+        pull = self._pulls[key] = Pull(asked.checkpoint)
         self._start(self._followed(pull, self._committed(asked)))
         return pull
 
@@ -164,7 +169,9 @@ class Keeper:
             raise ImageUnavailableError(f"the image {asked.image} is not in the store of its node (any more)")
         container = ContainerHandle(asked.container, 0, asked.base_url, asked.token, 0)
         image, _ = await image_above(self.store, base, container, asked.checkpoint, Runtime.of(base))
-        return wire.ImageRef(reference=image.digest, digest=image.digest)
+        if asked.name:
+            await asyncio.to_thread(self.store.name, asked.name, image)
+        return wire.ImageRef(reference=asked.name or image.digest, digest=image.digest)
 
     async def ensured(self, wanted: Iterable[str | wire.ImageRef], wait_s: float) -> list[wire.ImageState]:
         """The states of images, which are fetched if they are missing, when all are decided or ``wait_s`` is over."""
@@ -216,6 +223,8 @@ class Keeper:
 
     async def _named(self, wanted: str, progress: Report) -> wire.ImageRef:
         """What a reference means, fetched."""
+        if (named := parse(wanted)).kind == "committed":
+            return await self._meant(named, progress)
         reference = self._allowed(wanted)
         if reference.kind == "docker" and not reference.digest:
             reference = await self._registry(reference).ask(lambda: asyncio.to_thread(self.store.pinned, reference))
@@ -227,11 +236,31 @@ class Keeper:
         image = await self._by_reference(reference, progress)
         return wire.ImageRef(reference=str(reference), digest=image.digest)
 
+    async def _meant(self, wanted: Reference, progress: Report) -> wire.ImageRef:
+        """What a name of ``commit`` means on the node that gave it last, fetched from there; it means the same here
+        from then on, also when that node is gone."""
+        own = await asyncio.to_thread(self.store.named, wanted)
+        known = [] if own is None else [wire.NamedImage(reference=str(wanted), digest=own.digest, named_s=own.named_s)]
+        if self.peers is not None:
+            known += await self.peers.named(str(wanted))
+        if not known:
+            raise ImageUnavailableError(f"no node that could be reached has an image named {wanted}", next_step=_AGAIN)
+        latest = max(known, key=lambda name: name.named_s)
+        found = wire.ImageRef(reference=str(wanted), digest=latest.digest)
+        try:
+            await self._resolved(found, progress)
+        except ImageUnavailableError as error:
+            raise ImageUnavailableError(f"{wanted}: {error.message}", next_step=_AGAIN) from error
+        if own is None or own.named_s < latest.named_s:
+            with self.store.pin(latest.digest) as image:
+                await asyncio.to_thread(self.store.name, str(wanted), image, latest.named_s)
+        return found
+
     async def _resolved(self, wanted: wire.ImageRef, progress: Report) -> wire.ImageRef:
         """An image that another node has had: from this store, a peer, or where it came from."""
-        if await asyncio.to_thread(self.store.find, wanted.digest) is not None:
+        if await asyncio.to_thread(self.store.used, wanted.digest) is not None:
             return wanted
-        named = wanted.reference if not wanted.reference.startswith("sha256:") else ""
+        named = wanted.reference if not wanted.reference.startswith(("sha256:", "committed:")) else ""
         if self.peers is not None:
             async with self._turns:
                 if await self.peers.fetch(self.store, wanted.digest, named, progress) is not None:
@@ -298,6 +327,8 @@ class Keeper:
             try:
                 done = await asyncio.to_thread(self.store.gc, budget_bytes=budget_bytes, keep_s=self._settings.keep_s)
                 self.counts["removed_images"] += len(done.images)
+                for name in done.committed:
+                    logger.warning("%s is given up: nobody has used it for long, and the store is full", name)
                 self.counts["removed_bytes"] += done.freed_bytes
                 await self._look()
             except OSError as error:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
+from pydantic import ValidationError
 
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image.progress import Report
 from agentenv.slots.placement import rendezvous
 from agentenv.store import Store, StoredImage
 from agentenv.store.peers import image_of_peer
+from agentenv.wire import images as wire
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,14 @@ class Peers:
                 logger.info("peer %s: %s", url, error)
         return None
 
+    async def named(self, reference: str) -> list[wire.NamedImage]:
+        """What a name of ``commit`` means to the peers that know it."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+        timeout = aiohttp.ClientTimeout(total=_LOOK_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as http:
+            answers = await asyncio.gather(*(_meaning(http, turns, url, reference) for url in self._urls()))
+        return [named for named in answers if named is not None]
+
     def _take(self, store: Store, url: str, digest: str, reference: str, progress: Report) -> StoredImage:
         return store.take(digest, image_of_peer(url, self._headers, digest), reference=reference, progress=progress)
 
@@ -73,6 +83,18 @@ async def _has(http: aiohttp.ClientSession, turns: asyncio.Semaphore, url: str, 
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
+
+
+async def _meaning(
+    http: aiohttp.ClientSession, turns: asyncio.Semaphore, url: str, reference: str
+) -> wire.NamedImage | None:
+    try:
+        async with turns, http.get(f"{url}/v1/names", params={"reference": reference}) as answer:
+            named = wire.NamedImage.model_validate_json(await answer.read()) if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValidationError) as error:
+        logger.info("peer %s: %s", url, error)
+        return None
+    return named if named is not None and named.reference == reference else None
 
 
 def peers_of(urls: Sequence[str], file: Path | None) -> Callable[[], Sequence[str]]:
