@@ -40,6 +40,7 @@ def main() -> int:
         "image": given.image,
         "host_env": given.host_env,
         "allow_network": given.network,
+        "storage": given.storage,
         "verification": "sealed" if given.sealed else "live",
     }
     return report(names, lambda directory, table: check(directory, table, **fields), given.out)
@@ -55,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--image", default="", help="in place of each task's own; {task} is the task's name")
     parser.add_argument("--host-env", type=_names, default=[], help="variables of this machine that tasks may name")
     parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
+    parser.add_argument("--storage", choices=("auto", "memory", "disk"), default="auto", help="where slots write")
     parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
     return parser.parse_args()

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -43,12 +43,22 @@ class HarborConfig(AgentEnvConfig):
     tasks: str = Field(default="", description="A task directory, or a directory of task directories")
     only_tasks: Names = Field(default_factory=list, description="Tasks of these names")
     image: str = Field(default="", description="Image in place of each task's own; {task} in it is the task's name")
-    storage: Writable = Field(
-        default="memory", description="Where slots write: in memory (at most half of it), or on the container's disk"
+    storage: Literal["auto", "memory", "disk"] = Field(
+        default="auto",
+        description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
+        "if the task asks for more than that half",
     )
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )
+
+
+def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple[Writable, int | None]:
+    """Where a slot writes, and how much. What is in memory counts as memory, so it has at most half of that. Pure."""
+    half_mib = None if memory_mib is None else memory_mib // 2
+    if storage == "disk" or (storage == "auto" and half_mib is not None and (asked_mib or 0) > half_mib):
+        return "disk", asked_mib
+    return "memory", asked_mib if half_mib is None else min(asked_mib or half_mib, half_mib)
 
 
 class HarborEnv(AgentEnv):
@@ -96,14 +106,11 @@ class HarborEnv(AgentEnv):
         return {"task_id": task.name, "image": self._image_of(task)}
 
     async def task_image(self, item: Any) -> ImageRoot:
-        """The task's image with its limits; a Dockerfile's is built. Storage in memory counts as memory, so it has at
-        most half of that. Raises what :meth:`TaskImages.of` raises."""
+        """The task's image with its limits; a Dockerfile's is built. Raises what :meth:`TaskImages.of` raises."""
         task = self.tasks[item["task_id"]]
         of_farm = self.config.tool_pool_mode == "farm"  # which has images and limits of its own
         memory_mib = task.memory_mib or (None if of_farm else self.config.slot_memory_mib)
-        storage_mib = task.storage_mib
-        if self.config.storage == "memory" and memory_mib is not None:
-            storage_mib = min(storage_mib or memory_mib, memory_mib // 2)
+        storage, storage_mib = writes(self.config.storage, task.storage_mib, memory_mib)
         image = self._image_of(task)
         if not of_farm:
             image = await self._images.of(image, task.build_timeout_s)
@@ -112,7 +119,7 @@ class HarborEnv(AgentEnv):
             cpus=task.cpus or None,
             memory_mib=memory_mib,
             storage_mib=storage_mib,
-            storage=self.config.storage,
+            storage=storage,
             user=task.agent.user,
             workdir=task.workdir,
             env=task.env,

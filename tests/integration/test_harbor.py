@@ -130,7 +130,7 @@ async def test_each_phase_has_its_own_network(tmp_path: Path) -> None:
     assert member.score > 1
 
 
-@pytest.mark.parametrize(("storage", "said"), [("memory", "full"), ("disk", "room")])
+@pytest.mark.parametrize(("storage", "said"), [("memory", "full"), ("disk", "room"), ("auto", "room")])
 async def test_storage_is_in_memory_or_on_disk(tmp_path: Path, storage: str, said: str) -> None:
     task = tmp_path / "tasks/count-requests"
     shutil.copytree(TASKS / "count-requests", task)

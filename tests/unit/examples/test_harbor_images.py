@@ -19,7 +19,7 @@ from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.store.dockerfile.build import Built
 from examples.harbor import images
 from examples.harbor.directories import read_tasks
-from examples.harbor.env import HarborConfig, HarborEnv
+from examples.harbor.env import HarborConfig, HarborEnv, writes
 from examples.harbor.images import TaskImages
 from examples.swe.image_env import SweImageConfig, SweImageEnv
 from tests.unit.env.env_stubs import settings
@@ -108,6 +108,24 @@ async def test_slots_of_a_farm_have_its_own_limits_where_the_task_has_none(tmp_p
     env.tasks = {task.name: task for task in read_tasks(toml.parent, {})}
     root = await env.task_image(await env.get_next_item())
     assert (root.memory_mib, root.storage_mib) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("storage", "asked_mib", "memory_mib", "written"),
+    [
+        ("auto", 1024, 2048, ("memory", 1024)),
+        ("auto", 10240, 2048, ("disk", 10240)),
+        ("auto", None, 2048, ("memory", 1024)),
+        ("auto", 10240, None, ("memory", 10240)),
+        ("memory", 10240, 2048, ("memory", 1024)),
+        ("disk", 512, 2048, ("disk", 512)),
+        ("disk", None, 2048, ("disk", None)),
+    ],
+)
+def test_what_is_more_than_half_the_memory_lies_on_the_disk(
+    storage: str, asked_mib: int | None, memory_mib: int | None, written: tuple[str, int | None]
+) -> None:
+    assert writes(storage, asked_mib, memory_mib) == written
 
 
 CLUSTER = {"tool_pool_mode": "nomad", "nomad_address": "http://nomad.example:4646", "slots_per_container": 7}
