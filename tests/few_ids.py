@@ -84,9 +84,10 @@ def main(arguments: Sequence[str]) -> None:
     data.mkdir(parents=True, exist_ok=True)
     for path in (spec_file, Path(spec.token_file), data):
         os.chown(path, first, first)
+    named = [Path(word).parent for word in command if word.startswith("/")]
     stores = [Path(spec.store_dir)] if spec.store_dir else []
     mounts.enter_private_namespace()
-    _show([spec_file.parent, data, *stores, *mounts.interpreter_directories()])
+    _show([data, *stores, *named, *mounts.interpreter_directories()])
     _enter(first, count)
     os.execv(command[0], list(command))
 

@@ -17,17 +17,19 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.sandbox.supervisor.user_namespace import FIRST_ID
+from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, LEAN_IDS
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, Capability, ImageFormat, SlotLimits
+from tests.few_ids import few_ids
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad, first_pid, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
 
-Kind = Literal["local", "nomad"]
+Kind = Literal["local", "nomad", "lean"]
+"""lean: local, of few ids."""
 LIMITS: Final = SlotLimits(
     processes=80,
     memory_bytes=320 * MIB,
@@ -136,13 +138,13 @@ async def container(
 ) -> AsyncIterator[ImageSlots]:
     """One container of image slots over this store: local, or of the kind that is the request's parameter. Unless it is
     not ``allowing``, leases get all capabilities that there are."""
-    kind: Kind = "local" if request is None else request.param
+    kind: Kind = "local" if request is None else getattr(request, "param", "local")
     containers = ContainerSettings(slots_per_container=slots, limits=LIMITS, image_format=image_format)
     if allowing:
         allowed = {"allowed_capabilities": get_args(Capability), "allow_nested_namespaces": True}
         containers = containers.model_copy(update=allowed)
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, few_ids() if kind == "lean" else contextlib.nullcontext():
         use_store(patch, images.store)
         usual = images.over_programs(*usual_files())
         backend = (
@@ -169,8 +171,9 @@ def _below(pid: int) -> list[int]:
 
 def _is_root_of_a_slot(pid: int) -> bool:
     try:
-        inside, outside, _ = Path(f"/proc/{pid}/uid_map").read_text().split()[:3]
+        mapped = [int(word) for word in Path(f"/proc/{pid}/uid_map").read_text().split()]
         first = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
     except (OSError, ValueError):  # it has ended meanwhile, or has no map yet
         return False
-    return first and inside == "0" and int(outside) >= FIRST_ID
+    # Empty: a namespace is being made.
+    return first and mapped[:1] == [0] and (mapped[1] >= FIRST_ID or mapped[2] == LEAN_IDS)

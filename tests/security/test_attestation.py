@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.sandbox.slotagent import build
+from tests.few_ids import FIRST as FIRST_OF_FEW
 from tests.security.conftest import sh
 from tests.security.image_slots import ImageSlots, container, make_images
 from tests.waiting import until
@@ -133,13 +134,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def slots(tmp_path_factory: pytest.TempPathFactory, program: Path) -> AsyncIterator[ImageSlots]:
+async def slots(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, program: Path
+) -> AsyncIterator[ImageSlots]:
     def command(spec: Path, option: str) -> list[str]:
         return [sys.executable, "-c", STARTED_WITH, str(program), str(spec), option]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentenv.slots.backends.local_process.container_command", command)
-        async with container(make_images(tmp_path_factory.mktemp("images")), slots=2) as made:
+        async with container(make_images(tmp_path_factory.mktemp("images")), request, slots=2) as made:
             yield made
 
 
@@ -154,9 +157,16 @@ async def test_the_right_one_is_not_refused(slots: ImageSlots) -> None:
     await slots.release_all()
 
 
-@pytest.mark.parametrize("what", WRONG)
+OF_IDS: Final = ("joins no user namespace", "is another user")
+"""What differs where the container has few ids."""
+KINDS: Final = [*(("local", what) for what in WRONG), *(("lean", what) for what in OF_IDS)]
+
+
+@pytest.mark.parametrize(("slots", "what"), KINDS, indirect=["slots"], scope="module")
 async def test_one_that_makes_it_wrong_is_refused(slots: ImageSlots, program: Path, tmp_path: Path, what: str) -> None:
     file, old, new, said = WRONG[what]
+    if slots.kind == "lean":
+        said = said.replace("0 0", f"0 {FIRST_OF_FEW}")
     kept = tmp_path / "right"
     shutil.copy(program, kept)
     compiled(tmp_path, file, old, new).replace(program)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -27,6 +28,7 @@ from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB
 from tests.contract.conftest import KINDS, SHARED, AnyPool, Breakable, breakable, over
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
+from tests.few_ids import few_ids
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
@@ -35,11 +37,13 @@ SETTINGS = ContainerSettings(slots_per_container=4)
 PLAIN: Final = (*KINDS, "farm-local", "farm-nomad")
 OF_IMAGES: Final = {
     "image-local": ("test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"),
+    "image-lean": ("test_executor_bash", "test_executor_process"),
     "image-nomad": ("test_executor_bash", "test_executor_process"),
 }
 """Modules that also run over slots with an image, whose root they are: those whose tests reach into the slot's kernel
 (processes, files, terminals). What the others look at lies between client and server, which do not know of images; a
-container of Docker differs in its filter and capabilities, which processes meet."""
+container of Docker differs in its filter and capabilities, and one of few ids (image-lean) in its users, which
+processes meet."""
 MORE: Final = (
     *(
         "awk",
@@ -146,11 +150,13 @@ async def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ToolExecutor]:
     kind = ImageExecutor if request.param in OF_IMAGES else ToolExecutor
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         if kind is ImageExecutor:
             image: Image = request.getfixturevalue("image")
             ImageExecutor.image = image.root
             use_store(patch, image.store)
+        if request.param == "image-lean":
+            stack.enter_context(few_ids())
         async with (
             _one_container(request, tmp_path_factory) as pool,
             kind(pool, ToolCatalog.builtin()) as opened,
