@@ -23,7 +23,7 @@ versions."""
 
 _GROUND = (
     *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
-    *("tasks.py", "py.typed"),
+    *("py.typed", "subordinate_ids.py", "tasks.py"),
 )
 OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
