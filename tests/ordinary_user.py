@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -57,12 +58,19 @@ def prefix(*, subordinate: bool = False, cgroups: tuple[Path, ...] = ()) -> tupl
     return (sys.executable, "-c", _BECOME, str(REPOSITORY), str(UID), NAME, first, groups)
 
 
-def as_ordinary_user(command: Sequence[str], *, subordinate: bool = False) -> subprocess.CompletedProcess[str]:
+def as_ordinary_user(
+    command: Sequence[str],
+    *,
+    subordinate: bool = False,
+    cgroups: tuple[Path, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Have him run a command to its end, with nothing of our environment but where programs and packages are."""
     path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
     return subprocess.run(
-        [*prefix(subordinate=subordinate), *command],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+        [*prefix(subordinate=subordinate, cgroups=cgroups), *command],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **(env or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -86,11 +94,11 @@ def give(*paths: Path) -> None:
 
 
 @contextmanager
-def delegated_cgroups(name: str) -> Iterator[tuple[Path, ...]]:
-    """Cgroups of version 1 in which he may make others; nothing where there are none."""
+def delegated_cgroups() -> Iterator[tuple[Path, ...]]:
+    """Cgroups of version 1 in which he may make others."""
     made = []
     for controller in ("memory", "pids", "cpu"):
-        group = Path("/sys/fs/cgroup", controller, name)
+        group = Path("/sys/fs/cgroup", controller, f"agentenv-test-{secrets.token_hex(4)}")
         group.mkdir()
         made.append(group)
         give(group, *group.iterdir())
@@ -98,6 +106,6 @@ def delegated_cgroups(name: str) -> Iterator[tuple[Path, ...]]:
         yield tuple(made)
     finally:
         for group in made:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 (group / "agentenv").rmdir()
             group.rmdir()

@@ -194,7 +194,7 @@ def cgroups(request: pytest.FixtureRequest) -> Iterator[tuple[Path, ...]]:
     if request.param == "none":
         yield ()
         return
-    with delegated_cgroups(f"agentenv-test-{os.getpid()}") as groups:
+    with delegated_cgroups() as groups:
         yield groups
 
 
@@ -245,7 +245,7 @@ def test_one_id_is_what_he_asks_for_by_name(place: Path) -> None:
     store = str(place / "store")
     with Container(place, prefix=prefix(subordinate=True), store_dir=store, isolation="user") as container:
         assert container.ready()["isolation"] == "user"
-        assert "isolation = user" in no_images(container)
+        assert "as isolation = user asks for" in no_images(container)
 
 
 def test_without_ids_he_is_told_how_to_get_them(place: Path) -> None:

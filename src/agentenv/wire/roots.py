@@ -16,7 +16,9 @@ Writable = Literal["memory", "disk"]
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_ENV: Final = 500
-_UNASKED: Final = {"image": "", "cpu_millis": 0, "writable": "memory", "nested_namespaces": False}
+_UNASKED: Final = {
+    "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
+}  # fmt: skip
 """The values of fields with which nothing is asked for."""
 
 

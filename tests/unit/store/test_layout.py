@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.locks import hold
 from agentenv.store.layout import Layout, digest_of, downloading, part_of, replace, sweep, written
+from tests.ordinary_user import as_ordinary_user, own_directory
 from tests.waiting import START_S
 
 
@@ -198,3 +200,21 @@ def test_a_lock_of_nothing_is_an_error_and_a_held_one_can_be_asked_for(tmp_path:
         hold(tmp_path / "f", wait=False)
     for descriptor in shared:
         os.close(descriptor)
+
+
+_MADE_AT_ONCE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from agentenv.store.layout import Layout
+for number in range(2):
+    layout = Layout(Path(sys.argv[1], str(number)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: layout.create(), range(4)))
+"""
+
+
+def test_a_store_is_made_by_several_of_an_ordinary_user_at_once() -> None:
+    with own_directory() as directory:
+        done = as_ordinary_user([sys.executable, "-c", _MADE_AT_ONCE, str(directory)])
+    assert (done.returncode, done.stderr) == (0, "")

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from agentenv.sandbox.supervisor.id_ranges import ids_of_trees
-from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.user_namespace import IDS_OF_TREES, LEAN_IDS, NOBODY, ImageIds, LeanIds
 from agentenv.wire.roots import Writable
 from agentenv.wire.spec import ImageFormat
@@ -84,23 +83,21 @@ _LEAN: Final = (
     f"that an image gives to others are nobody's ({NOBODY})."
 )
 _LEAN_DISK: Final = (
-    "no file system on a disk can be mounted in a user namespace: start the container with the machine's own ids "
-    "(--userns=host)"
+    "no file system on a disk can be mounted in a user namespace: that takes root of the machine (in docker: "
+    "--userns=host)"
 )
 NO_STORE: Final = ImageSupport(None)
 """Of a container that has not been given a store; it says so itself."""
 
 
-def without_probes(identity: Identity, maps: Sequence[str], version: str, status: str) -> str:
-    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``maps``,
-    ``version`` and ``status`` are the texts of /proc/self/uid_map and gid_map, /proc/version and /proc/self/status."""
+def without_probes(one_id: str, maps: Sequence[str], version: str, status: str) -> str:
+    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``one_id``: why
+    it has one id only, if that is so. ``maps``, ``version`` and ``status`` are the texts of /proc/self/uid_map and
+    gid_map, /proc/version and /proc/self/status."""
     if _GVISOR in version:
         return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
-    if identity.mode == USER:
-        return (
-            "only a container that root has started can give an image's users ids of their own: start it as root "
-            "(isolation = full)"
-        )
+    if one_id:
+        return f"an image's users need ids of their own, and this container has one: {one_id}"
     if ids_of_trees(*maps) is None:
         lean = LeanIds()
         return (

@@ -190,13 +190,14 @@ def check_binds(binds: Sequence[Bind]) -> None:
             raise ConfigError(where, f"{target} is the slot's own", next_step="choose another target, such as /opt/x")
 
 
-def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -> list[str]:
+def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str, why_one_id: str = "") -> list[str]:
     """Where isolation is weaker than promised, one sentence each."""
     found: list[str] = []
     have = frozenset(controllers)
     if identity.mode == USER:
+        why = f" ({why_one_id})" if why_one_id else ""
         found += [
-            f"All slots, the server and the supervisor share one uid ({identity.own_uid}): only namespaces keep "
+            f"All slots, the server and the supervisor share one uid ({identity.own_uid}){why}: only namespaces keep "
             "them apart, and slots share that user's quotas for inotify, pipes and keys.",
         ]
     because = f" ({why_no_cgroup})" if why_no_cgroup else ""
@@ -226,9 +227,8 @@ def weaker_images(controllers: Iterable[str], *, root: bool) -> list[str]:
     lacking = sorted({"memory", "pids"} - frozenset(controllers))
     if root or not lacking:
         return []
-    return [
-        f"What an image slot takes of {' and '.join(lacking)} is limited for each process, not for the slot {_GROUP}"
-    ]
+    named = " and ".join(lacking)
+    return [f"What an image slot takes of {named} is limited for each of its processes, not for the slot {_GROUP}."]
 
 
 def refused_roots(

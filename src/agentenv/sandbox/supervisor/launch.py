@@ -50,6 +50,8 @@ _MIN_TOKEN_CHARACTERS = 16
 _UID_BLOCKS = 40
 _SHARE = "stop some of them, or let sandboxes share containers: agentenv.Farm(slots=50) serves 50 from 5 of them"
 _STDERR = 2
+_OF_USER = "--of-ordinary-user"
+"""Given by this program to itself."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
         action="store_true",
         help="run in the background, in a session of its own; standard error must be a file, which is kept short",
     )
+    parser.add_argument(_OF_USER, dest="of_user", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help="where to build programs that are missing, if not beside us")
     options = parser.parse_args(arguments)
     logging.basicConfig(
@@ -85,10 +88,10 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     try:
         if options.lifeline:
             _check_lifeline()
+        spec = SandboxSpec.load(options.spec)
+        owner = _owner(spec, of_user=options.of_user)
         if options.detach and not _detach():
             return 0
-        spec = SandboxSpec.load(options.spec)
-        owner = Owner(os.geteuid() == 0, _take_ids(spec))
         argv = server_argv or server_process.default_argv()
         code = _contain(spec, argv, options.cache, owner, lifeline=options.lifeline, detached=options.detach)
         if options.detach:
@@ -123,18 +126,19 @@ def _detach() -> bool:
     return True
 
 
-def _take_ids(spec: SandboxSpec) -> str:
-    """Make an ordinary user root of a namespace of his subordinate ids, if slots of images are wanted: from then on
-    this process is like one in a container whose engine maps ids. Returns why it has one id only; else empty."""
-    if os.geteuid() == 0:
-        return ""
+def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
+    """Who has started us. An ordinary user with subordinate ids, where slots of images are wanted, is made root of a
+    namespace of them: there this program is executed again (``of_user``), for what the kernel says of a process belongs
+    to the namespace that it was executed in. From then on it is as in a container whose engine maps ids."""
+    if of_user or os.geteuid() == 0:
+        return Owner(root=not of_user)
     if spec.isolation == USER:
-        return "isolation = user gives all slots one id: leave it out, and unset AGENTENV_ISOLATION"
+        return Owner(root=False, one_id="as isolation = user asks for, in the settings or by AGENTENV_ISOLATION")
     found = subordinate_ids.refusal_when_tried() if spec.store_dir else subordinate_ids.refusal()
     if found or not spec.store_dir:
-        return str(found or "it was started without an image store")
+        return Owner(root=False, one_id=str(found or "it was started without an image store"))
     subordinate_ids.enter(subordinate_ids.own_maps())
-    return ""
+    return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606
 
 
 def _check_lifeline() -> None:
@@ -247,7 +251,7 @@ def _prepare(
     layout, why_none = cgroups.discover(spec.container)
     if layout is not None:
         _claim_cgroups(directory, layout.base(spec.container))
-    weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none)
+    weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none, owner.one_id)
     if spec.isolation == isolation.FULL and weaker:
         raise SandboxUnavailableError(
             f"isolation=full is not possible here: {' '.join(weaker)}",

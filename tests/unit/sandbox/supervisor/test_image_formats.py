@@ -11,7 +11,6 @@ from agentenv.sandbox.supervisor.user_namespace import LeanIds
 from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import ImageFormat, SlotLimits
 
-ROOT, ORDINARY = Identity("full", 0, 0), Identity("user", 1000, 1000)
 ALL_IDS = "         0          0 4294967295\n"
 PRIVILEGES = "Name:\tpython\nNoNewPrivs:\t0\n"
 LINUX = "Linux version 6.12.0 (debian) #1 SMP PREEMPT_DYNAMIC Debian"
@@ -63,32 +62,30 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("host", "identity", "uid_map", "version", "said"),
+    ("host", "one_id", "uid_map", "version", "said"),
     [
-        ("an ordinary user", ORDINARY, "1000 1000 1\n", LINUX, "start it as root"),
-        ("a user namespace of one id", ROOT, "0 1000 1\n", LINUX, "map 65536 ids"),
+        ("an ordinary user", "user a has none", "1000 1000 1\n", LINUX, "this container has one: user a has none"),
+        ("a user namespace of one id", "", "0 1000 1\n", LINUX, "map 65536 ids"),
         (
             "gVisor",
-            ROOT,
+            "",
             ALL_IDS,
             "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n",
             "gVisor's kernel",
         ),
     ],
 )
-def test_a_host_that_need_not_be_tried_says_why(
-    host: str, identity: Identity, uid_map: str, version: str, said: str
-) -> None:
-    assert said in without_probes(identity, (uid_map, uid_map), version, PRIVILEGES), host
+def test_a_host_that_need_not_be_tried_says_why(host: str, one_id: str, uid_map: str, version: str, said: str) -> None:
+    assert said in without_probes(one_id, (uid_map, uid_map), version, PRIVILEGES), host
 
 
 def test_without_new_privileges_no_program_of_an_image_could_become_root() -> None:
-    assert "no-new-privileges" in without_probes(ROOT, (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES.replace("0", "1"))
+    assert "no-new-privileges" in without_probes("", (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES.replace("0", "1"))
 
 
 def test_root_with_all_ids_has_to_be_tried() -> None:
-    assert without_probes(ROOT, (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES) == ""
-    assert without_probes(ROOT, ("0 0 1000\n1000 1000 4294966295\n", ALL_IDS), LINUX, PRIVILEGES) == ""
+    assert without_probes("", (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES) == ""
+    assert without_probes("", ("0 0 1000\n1000 1000 4294966295\n", ALL_IDS), LINUX, PRIVILEGES) == ""
 
 
 @pytest.mark.parametrize("wanted", ["erofs", "tree", "shifted"])
@@ -115,7 +112,7 @@ FEW = "0 100000 65536\n"
 
 
 def test_a_container_with_few_ids_has_lean_slots_which_write_to_memory_only() -> None:
-    assert without_probes(ROOT, (FEW, FEW), LINUX, PRIVILEGES) == ""
+    assert without_probes("", (FEW, FEW), LINUX, PRIVILEGES) == ""
     ids = ids_of_trees(FEW, FEW)
     assert ids == LeanIds()
     support = decide(probes(FEW_IDS, FEW_IDS), ids=ids)
@@ -142,7 +139,7 @@ def test_a_container_with_few_ids_refuses_what_needs_all(wanted: ImageFormat) ->
 
 @pytest.mark.parametrize("maps", [("0 1000 1\n", FEW), (FEW, "0 100000 14000\n"), ("", "")])
 def test_a_container_with_too_few_ids_of_either_kind_is_refused_with_the_cure(maps: tuple[str, str]) -> None:
-    said = without_probes(ROOT, maps, LINUX, PRIVILEGES)
+    said = without_probes("", maps, LINUX, PRIVILEGES)
     assert "12000 to 14000" in said
     assert "/etc/subuid" in said
 

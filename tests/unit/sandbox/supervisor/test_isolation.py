@@ -24,6 +24,7 @@ from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.sandbox.supervisor.selftest import Ran
 from agentenv.slots.backends.base import StartFailed
+from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import Bind, Capability, SandboxSpec, SlotLimits
 
 ROOT = Identity(FULL, 0, 0, uid_block=2)
@@ -112,7 +113,8 @@ def test_good_binds_pass() -> None:
 
 def test_what_is_weaker() -> None:
     assert isolation.weaker(ROOT, ("memory", "pids", "cpu"), "") == []
-    everything = isolation.weaker(ORDINARY, (), "no delegation")
+    everything = isolation.weaker(ORDINARY, (), "no delegation", "no ids")
+    assert "(1000) (no ids): only namespaces" in everything[0]
     assert len(everything) == 5
     assert all(sentence.endswith(".") for sentence in everything)
     assert any("no delegation" in sentence for sentence in everything)
@@ -328,3 +330,24 @@ def test_what_of_a_root_a_container_refuses() -> None:
     refused = isolation.refused_roots(with_store, (), "", "", "")
     assert "a slot's memory and pids cannot be limited here" in refused["image"]
     assert "CPU time cannot be limited here" in refused["cpu_millis"]
+
+
+def test_an_ordinary_user_without_cgroups_has_image_slots_without_limits() -> None:
+    with_store = SandboxSpec(
+        container="c", token_file="/t", data_dir="/d", store_dir="/s", allow_nested_namespaces=True
+    )
+    allowing = dataclasses.replace(with_store, allowed_capabilities=get_args(Capability))
+    every = ("cpu", "memory", "pids")
+    assert isolation.refused_roots(allowing, every, "", "", "", root=False) == {}
+    refused = isolation.refused_roots(allowing, ("cpu",), "", "", "", root=False)
+    assert refused.keys() == {"memory_bytes", "processes"}
+    assert "systemd-run --user" in refused["memory_bytes"]
+    limits = SlotLimits()
+    assert unfit(RootSpec(f"sha256:{'0' * 64}"), limits, refused) is None
+    asking = unfit(RootSpec(f"sha256:{'0' * 64}", memory_bytes=limits.memory_bytes), limits, refused)
+    assert asking is not None
+    assert asking.field == "root.memory_bytes"
+    assert isolation.weaker_images(every, root=False) == isolation.weaker_images((), root=True) == []
+    (sentence,) = isolation.weaker_images(("cpu",), root=False)
+    assert "memory and pids" in sentence
+    assert sentence.endswith(".")
