@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 
@@ -17,6 +18,7 @@ from agentenv.wire.spec import MIB, SlotLimits
 from examples.base_image import make_base
 from tests.debian_images import base_in_cache
 from tests.debian_packages import packages_above
+from tests.few_ids import few_ids
 
 PACKAGES = (
     *("postgresql", "redis-server", "nginx-light", "openssh-server", "openssh-client", "cron", "sudo"),
@@ -33,13 +35,14 @@ pytestmark = [
 ]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def box(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncSandbox]:
-    """A slot in which the packages are installed."""
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["all ids", "few ids"])
+async def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncSandbox]:
+    """A slot in which the packages are installed, in a container of this machine's root and of a user namespace's."""
     place = tmp_path_factory.mktemp("services")
     kept = cache_dir() / "image"
     cache = base_in_cache(place / "cache")
-    with pytest.MonkeyPatch.context() as patch:
+    few = few_ids() if request.param == "few ids" else contextlib.nullcontext()
+    with pytest.MonkeyPatch.context() as patch, few:
         patch.setenv("AGENTENV_CACHE_DIR", str(cache))
         patch.setenv("AGENTENV_STATE_DIR", str(place / "state"))
         store = Store.open(store_directory())
