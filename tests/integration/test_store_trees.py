@@ -14,7 +14,8 @@ import pytest
 from agentenv.errors import BadImageError
 from agentenv.locks import hold
 from agentenv.store import Store
-from agentenv.store.unpacked import names_of, sweep_trees, unpack
+from agentenv.store.gc import kept_images
+from agentenv.store.unpacked import LEAN_IDS, names_of, sweep_trees, unpack
 from tests.image_sources import member, oci_layout, tar_of
 from tests.integration.mounted_index import Listing, mounted
 from tests.integration.mounted_trees import overlaid
@@ -168,6 +169,29 @@ def test_gc_removes_unpacked_layers_with_the_last_image_that_has_them(tmp_path: 
     with store.pin(images[0].digest):
         store.gc(budget_bytes=0, keep_s=0)
     assert {path.name for path in store.layout.trees.iterdir()} == {store.layout.tree(name).name for name in names[0]}
+    store.gc(budget_bytes=0, keep_s=0)
+    assert list(store.layout.trees.iterdir()) == []
+
+
+def test_a_layer_is_unpacked_beside_itself_for_containers_of_few_ids(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What others own is nobody's in it, which is told by their ids. Both go with the image."""
+    owners = {"system": (33, 42), "first": (1999, 0), "second": (2000, 1), "nobody": (65_534, 65_534), "far": (5, 9000)}
+    members = (member(name, b"x", uid=uid, gid=gid) for name, (uid, gid) in owners.items())
+    store = Store.open(tmp_path / "store")
+    image = store.ensure(f"oci:{oci_layout(tmp_path / 'oci', tar_of(TOP, *members), how='').directory}")
+    unpack(store.layout, image.diff_ids)
+    assert caplog.text == ""
+    (name,) = unpack(store.layout, image.diff_ids, LEAN_IDS)
+    assert name not in names_of(image.diff_ids)
+    root = store.layout.tree(name) / "root"
+    found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in root.iterdir()}
+    assert found == {**owners, "second": (65_534, 1), "far": (5, 65_534)}
+    assert "files of users or groups 2000, 9000 are nobody's (65534)" in caplog.text
+    assert set(kept_images(store.layout)[0].layers) >= {name, *names_of(image.diff_ids)}
+    store.gc(budget_bytes=10**9, keep_s=0)
+    assert len(list(store.layout.trees.iterdir())) == 2
     store.gc(budget_bytes=0, keep_s=0)
     assert list(store.layout.trees.iterdir()) == []
 
