@@ -116,6 +116,20 @@ async def test_calls_are_run_by_the_containers_bash_where_the_image_has_the_same
     assert await shell(await slots.open(checkpoint=checkpoint)) == OWN
 
 
+async def test_a_user_beyond_the_ids_of_slots_is_told_so(slots: ImageSlots, kind: str) -> None:
+    session = await slots.open()
+    done = await session.call("bash", {"command": "id -u", "user": "2000"})
+    if kind != LEAN:
+        assert done.stdout == "2000\n"
+        return
+    assert done.exit_code != 0
+    assert "the slot does not have all of its ids" in done.stderr
+    told = "chown 2000 /work; setpriv --reuid 2000 true; chown 1999 /work && stat -c %u /work"
+    asked = await session.call("bash", {"command": told})
+    assert asked.stderr.count("Invalid argument") == 2
+    assert asked.stdout == "1999\n"
+
+
 LISTED: dict[str, str] = {}
 
 

@@ -54,7 +54,7 @@ static void hand_over_streams(const struct account *account) {
             continue;
         bool file_in_memory = S_ISREG(about.st_mode) && about.st_nlink == 0;
         if (file_in_memory || S_ISFIFO(about.st_mode) || S_ISSOCK(about.st_mode) || isatty(fd))
-            if (fchown(fd, account->uid, (gid_t)-1) < 0 && errno != EPERM)
+            if (fchown(fd, account->uid, (gid_t)-1) < 0 && errno != EPERM && errno != EINVAL)
                 leave(FAILED, "a stream cannot be handed over", strerror(errno));
     }
 }
@@ -64,7 +64,8 @@ static void become_user(const struct account *account) {
     gid_t gid = account->gid;
     if (setgroups(account->group_count, account->groups) < 0 || setresgid(gid, gid, gid) < 0 ||
         setresuid(uid, uid, uid) < 0)
-        leave(FAILED, "this user cannot be had here", strerror(errno));
+        leave(FAILED, "this user cannot be had here",
+              errno == EINVAL ? "the slot does not have all of its ids (docs/images.md)" : strerror(errno));
 }
 
 static void set_environment(const struct account *account) {
