@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, ImageRoot, ToolContext
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, AsyncFarm, ImageRoot, ToolContext
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.wire.network import NO_NETWORK
@@ -25,8 +25,8 @@ from agentenv.wire.roots import Writable
 from examples.harbor.directories import read_tasks
 from examples.harbor.images import TaskImages
 from examples.harbor.readiness import until_healthy
-from examples.harbor.task import HarborTask
-from examples.harbor.verifier import judged
+from examples.harbor.task import HarborTask, Machine, Phase, Separate
+from examples.harbor.verifier import Judged, handed_over, judged
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,22 @@ class HarborEnv(AgentEnv):
         self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
         self._images = TaskImages(network=config.allow_network)
-        most_mib = max((task.memory_mib or 0 for task in found), default=0)
+        self._verifiers: AsyncFarm | None = None
+        if any(task.separate for task in found):
+            if config.tool_pool_mode != "local":
+                raise ConfigError(
+                    "tool_pool_mode", "tasks have verifiers with a machine of their own", next_step="allowed: local"
+                )
+            self._verifiers = AsyncFarm(self.build_backend(), slots=config.slots_per_container, start_timeout_s=600.0)
+        machines: list[Machine] = [*found, *(task.separate for task in found if task.separate)]
+        most_mib = max((machine.memory_mib or 0 for machine in machines), default=0)
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
 
     async def setup_agent_env(self) -> None:
-        """Tell, once for all tasks, what of them is not as they ask for."""
+        """Open the verifiers' containers, and tell, once for all tasks, what of them is not as they ask for."""
+        if self._verifiers is not None:
+            await self._verifiers.open()
         for task in self.tasks.values():
             if task.unknown:
                 logger.warning("task %s: fields that nobody reads: %s", task.name, ", ".join(task.unknown))
@@ -108,22 +118,22 @@ class HarborEnv(AgentEnv):
     async def task_image(self, item: Any) -> ImageRoot:
         """The task's image with its limits; a Dockerfile's is built. Raises what :meth:`TaskImages.of` raises."""
         task = self.tasks[item["task_id"]]
+        return await self._root(replace(task, image=self._image_of(task)), task.agent)
+
+    async def _root(self, machine: Machine, phase: Phase) -> ImageRoot:
         of_farm = self.config.tool_pool_mode == "farm"  # which has images and limits of its own
-        memory_mib = task.memory_mib or (None if of_farm else self.config.slot_memory_mib)
-        storage, storage_mib = writes(self.config.storage, task.storage_mib, memory_mib)
-        image = self._image_of(task)
-        if not of_farm:
-            image = await self._images.of(image, task.build_timeout_s)
+        memory_mib = machine.memory_mib or (None if of_farm else self.config.slot_memory_mib)
+        storage, storage_mib = writes(self.config.storage, machine.storage_mib, memory_mib)
         return ImageRoot(
-            image,
-            cpus=task.cpus or None,
+            machine.image if of_farm else await self._images.of(machine.image, machine.build_timeout_s),
+            cpus=machine.cpus or None,
             memory_mib=memory_mib,
             storage_mib=storage_mib,
             storage=storage,
-            user=task.agent.user,
-            workdir=task.workdir,
-            env=task.env,
-            network=task.agent.network if self.config.allow_network else NO_NETWORK,
+            user=phase.user,
+            workdir=machine.workdir,
+            env=machine.env,
+            network=phase.network if self.config.allow_network else NO_NETWORK,
         )
 
     def _image_of(self, task: HarborTask) -> str:
@@ -148,7 +158,7 @@ class HarborEnv(AgentEnv):
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
         """Nothing is prepared, the image has everything: the directory of logs is made as Harbor does, and the task's
         healthcheck is waited for. Raises TaskError."""
-        make = "mkdir -p /logs/agent /logs/verifier && chmod 777 /logs/agent /logs/verifier && pwd"
+        make = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/* && pwd"
         done = await exec_tool.terminal(make, user="root")
         if done.exit_code:
             raise TaskError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
@@ -168,10 +178,27 @@ class HarborEnv(AgentEnv):
     ) -> tuple[float, dict[str, Any]]:
         """Run the task's verifier, with the network of its phase."""
         task = self.tasks[item["task_id"]]
-        if self.config.allow_network and task.verifier.network != task.agent.network:
-            await exec_tool.set_network(task.verifier.network)
-        found = await judged(exec_tool, task)
+        if task.separate:
+            found = await self._judged_apart(exec_tool, task, task.separate)
+        else:
+            if self.config.allow_network and task.verifier.network != task.agent.network:
+                await exec_tool.set_network(task.verifier.network)
+            found = await judged(exec_tool, task)
         return found.score, {**found.told(), "model faults": agent_result.model_faults}
+
+    async def _judged_apart(self, exec_tool: ToolContext, task: HarborTask, separate: Separate) -> Judged:
+        """Run the verifier in a slot of its own, which is no rollout's: those that wait for one have theirs."""
+        assert self._verifiers is not None  # there is such a task
+        async with self._verifiers.sandbox(await self._root(separate, task.verifier)) as slot:
+            if problem := await handed_over(exec_tool, slot, separate):
+                return Judged(reason=problem)
+            return await judged(slot, task)
+
+    async def close(self) -> None:
+        """See AgentEnv; the verifiers' containers end too."""
+        await super().close()
+        if self._verifiers is not None:
+            await self._verifiers.close()
 
 
 if __name__ == "__main__":

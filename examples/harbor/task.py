@@ -46,15 +46,38 @@ class Healthcheck:
     """So many failures in a row mean that it never will be."""
 
 
-@dataclass(frozen=True)
-class HarborTask:
-    """One task. ``env`` and its like have their templates (``${NAME}``) filled in."""
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """An image, and what a slot of it has. ``env`` has its templates (``${NAME}``) filled in."""
+
+    image: str
+    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
+    cpus: float | None = None
+    memory_mib: int | None = None
+    storage_mib: int | None = None
+    workdir: str = ""
+    """Empty: the image's."""
+    build_timeout_s: float = DEFAULT_TIMEOUT_S
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separate(Machine):
+    """The verifier's machine, where it has one of its own."""
+
+    has_tests: bool
+    """Its image has the tests in it; else they are uploaded."""
+    artifacts: tuple[str, ...]
+    """Absolute paths that are copied to it from the agent's machine, those that are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarborTask(Machine):
+    """One task, and the machine that the agent gets."""
 
     name: str
     directory: Path
     instruction: str
-    image: str
-    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
     tests: tuple[Path, ...]
     """What the verifier's directory gets: files, and what directories have in them."""
     script: str
@@ -65,16 +88,11 @@ class HarborTask:
     """Where the script tells its results."""
     agent: Phase = Phase()
     verifier: Phase = Phase()
-    cpus: float | None = None
-    memory_mib: int | None = None
-    storage_mib: int | None = None
-    workdir: str = ""
-    """Empty: the image's."""
-    build_timeout_s: float = DEFAULT_TIMEOUT_S
-    env: Mapping[str, str] = field(default_factory=dict)
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
     healthcheck: Healthcheck | None = None
+    separate: Separate | None = None
+    """None: the verifier runs on the agent's machine."""
     unknown: tuple[str, ...] = ()
     """Fields that nobody reads."""
 

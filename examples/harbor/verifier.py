@@ -1,24 +1,30 @@
 """Runs a task's tests in the slot that the policy leaves, and reads the reward.
 
-As in Harbor the verifier shares the slot with what the policy left: its files, programs and, unless the slot is
-sealed, its processes. What goes wrong there leads to reward 0 with the reason, because the policy may have caused it.
+As in Harbor the verifier shares the slot with what the policy left (its files, programs and, unless the slot is sealed,
+its processes), or has a slot of its own, with the artifacts of the policy's. What goes wrong there leads to reward 0
+with the reason, because the policy may have caused it.
 """
 
 from __future__ import annotations
 
+import shlex
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from agentenv import ToolContext
 from agentenv.errors import PolicyRefusalError, TaskError, ToolCallError
+from agentenv.sdk.slot_tools import SlotTools
 from examples.harbor.rewards import REWARD, NoRewardError, parse_json, parse_printed, parse_text
-from examples.harbor.task import TESTS, HarborTask
+from examples.harbor.task import TESTS, HarborTask, Separate
 
 LOGS: Final = "/logs/verifier"
 PRINTED: Final = f"{LOGS}/output.txt"
 """All that the verifier prints, where that has its results: it may be more than a call returns."""
 PREPARE_TIMEOUT_S: Final = 120.0
+MAX_ARTIFACT_BYTES: Final = 1024**3
+"""Of each artifact of a verifier on another machine."""
 _SHOWN_CHARS: Final = 2000
 
 
@@ -54,50 +60,71 @@ class Judged:
         return {name: value for name, value in kept.items() if value not in ("", {}, None)}
 
 
-async def judged(exec_tool: ToolContext, task: HarborTask) -> Judged:
-    """Upload the tests, run them, and read the reward. Raises InfraError, SlotDestroyedError."""
+async def judged(slot: SlotTools, task: HarborTask) -> Judged:
+    """Upload the tests, run them, and read the reward. ``slot``: the agent's, or the verifier's own, which has got the
+    artifacts. Raises InfraError, SlotDestroyedError."""
     prints = task.results != "reward"
     command = f"bash {TESTS}/{task.script}"
     try:
-        await _prepare(exec_tool, task)
-        ran = await exec_tool.terminal(
-            f"{command} > {PRINTED} 2>&1" if prints else command,
-            task.verifier.timeout_s,
+        await _prepare(slot, task)
+        ran = await slot.exec(
+            ["bash", "-c", f"{command} > {PRINTED} 2>&1" if prints else command],
+            timeout_s=task.verifier.timeout_s,
             env=task.verifier_env,
-            user=task.verifier.user or task.other_user,
+            user=task.verifier.user or (None if task.separate else task.other_user),
         )
         printed = ran.stdout + ran.stderr
         if prints:
-            printed = (await exec_tool.read_file(PRINTED, binary=True)).decode(errors="replace")
+            printed = (await slot.read_file(PRINTED, binary=True)).decode(errors="replace")
     except (OSError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
         return Judged(reason=f"the verifier could not be run: {error}")
     output = printed[-_SHOWN_CHARS:]
     if ran.timed_out:
         return Judged({}, f"the verifier took more than {task.verifier.timeout_s:g} s", ran.exit_code, output)
     try:
-        rewards = parse_printed(task.results, printed) if prints else await _rewards(exec_tool)
+        rewards = parse_printed(task.results, printed) if prints else await _rewards(slot)
         return Judged(rewards, "", ran.exit_code, output)
     except (OSError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
         return Judged({}, f"no reward: {error}", ran.exit_code, output)
 
 
-async def _prepare(exec_tool: ToolContext, task: HarborTask) -> None:
+async def handed_over(agents: SlotTools, verifiers: SlotTools, separate: Separate) -> str:
+    """Copy the artifacts from one slot to another, under the same paths. Returns why one cannot be copied; empty if all
+    are that are there. Raises InfraError, SlotDestroyedError."""
+    with tempfile.TemporaryDirectory(prefix="agentenv-artifacts-") as directory:
+        for number, path in enumerate(separate.artifacts):
+            local = Path(directory) / str(number)
+            try:
+                await agents.download(path, local, max_bytes=MAX_ARTIFACT_BYTES)
+            except FileNotFoundError:
+                continue
+            except (OSError, ToolCallError, PolicyRefusalError) as error:
+                return f"{path} cannot be copied: {error}"
+            await _as_root(verifiers, f"mkdir -p {shlex.quote(str(PurePosixPath(path).parent))}")
+            await verifiers.upload(local, path)
+    return ""
+
+
+async def _prepare(slot: SlotTools, task: HarborTask) -> None:
     """Nothing that the policy may have put there stays. Files are uploaded as the agent's user, and are then root's."""
-    await _as_root(exec_tool, f"rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 777 {TESTS} {LOGS}")
+    if task.separate and task.separate.has_tests:
+        await _as_root(slot, f"rm -rf {LOGS} && mkdir -p {LOGS} && chmod 777 {LOGS}")
+        return
+    await _as_root(slot, f"rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 777 {TESTS} {LOGS}")
     for place in task.tests:
-        await exec_tool.upload(place, TESTS if place.is_dir() else f"{TESTS}/{place.name}")
-    await _as_root(exec_tool, f"chown -R root:root {TESTS} && chmod -R go-w {TESTS}")
+        await slot.upload(place, TESTS if place.is_dir() else f"{TESTS}/{place.name}")
+    await _as_root(slot, f"chown -R root:root {TESTS} && chmod -R go-w {TESTS}")
 
 
-async def _as_root(exec_tool: ToolContext, command: str) -> None:
-    done = await exec_tool.terminal(command, PREPARE_TIMEOUT_S, cwd="/", user="root")
-    if done.exit_code or done.timed_out:
+async def _as_root(slot: SlotTools, command: str) -> None:
+    done = await slot.exec(["bash", "-c", command], timeout_s=PREPARE_TIMEOUT_S, cwd="/", user="root")
+    if not done.success:
         raise NoRewardError(f"{command}: {done.stderr.strip()[:300]}")
 
 
-async def _rewards(exec_tool: ToolContext) -> dict[str, float]:
+async def _rewards(slot: SlotTools) -> dict[str, float]:
     """Of ``reward.txt``, else of ``reward.json``."""
     try:
-        return parse_text(await exec_tool.read_file(f"{LOGS}/reward.txt"))
+        return parse_text(await slot.read_file(f"{LOGS}/reward.txt"))
     except FileNotFoundError:
-        return parse_json(await exec_tool.read_file(f"{LOGS}/reward.json"))
+        return parse_json(await slot.read_file(f"{LOGS}/reward.json"))

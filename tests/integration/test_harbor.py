@@ -166,6 +166,31 @@ async def test_agent_and_verifier_are_who_the_task_says(tmp_path: Path) -> None:
     assert (member.score, member.fault) == (1.0, "none")
 
 
+async def test_a_verifier_elsewhere_gets_what_is_declared_and_nothing_else(tmp_path: Path) -> None:
+    task = tmp_path / "tasks/count-requests"
+    shutil.copytree(TASKS / "count-requests", task)
+    toml = (task / "task.toml").read_text().replace("[verifier]", '[verifier]\nenvironment_mode = "separate"')
+    (task / "task.toml").write_text(f'artifacts = ["/app/report.txt", "/app/missing", "/app/notes"]\n{toml}')
+    verify = "[ ! -e /srv/hidden ] && diff /app/access.log /app/report.txt && cat /app/notes/deep/a /logs/artifacts/b"
+    (task / "tests/test.sh").write_text(f"{verify} && echo 1 > /logs/verifier/reward.txt\n")
+    leave = "cp access.log report.txt; mkdir -p notes/deep; echo a > notes/deep/a; echo b > /logs/artifacts/b"
+    good, forged, much = await played(
+        tmp_path,
+        [
+            f"{leave}; rm -f /usr/bin/diff /usr/bin/cat; touch /srv/hidden; echo x >> access.log",
+            "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; printf '#!/bin/sh\\n' > /usr/bin/diff",
+            "truncate -s 2G report.txt",
+        ],
+        tasks=str(task),
+    )
+    assert [member.score for member in (good, forged, much)] == [1.0, 0.0, 0.0]
+    assert {member.fault for member in (good, forged, much)} == {"none"}
+    assert good.verification["output"] == "a\nb\n"
+    assert "no reward" in forged.verification["reason"]
+    assert "/app/report.txt cannot be copied" in much.verification["reason"]
+    assert leftovers(tmp_path) == []
+
+
 async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:
     task = read_task(TASKS / "count-requests", {})
     async with ScriptedPolicy({task.name: [oracle(task), empty(task)]}) as policy:

@@ -142,6 +142,13 @@ def test_settings_of_a_cluster_are_the_backends(tmp_path: Path, made: Callable[.
     assert "nomad.example:4646" in repr(backend)
 
 
+@pytest.mark.parametrize("mode", ["nomad", "farm"])
+def test_a_verifier_with_a_machine_of_its_own_is_of_this_machine(tmp_path: Path, mode: str) -> None:
+    config = HarborConfig(**values(tmp_path, {"tool_pool_mode": mode}), tasks=str(TASKS / "merge-hosts"))
+    with pytest.raises(ConfigError, match=r"tool_pool_mode: .*a machine of their own.*allowed: local"):
+        HarborEnv(config, [SERVER])
+
+
 @pytest.mark.parametrize("made", [harbor, swe])
 def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path, made: Callable[..., AgentEnv[Any]]) -> None:
     with pytest.raises(ConfigError, match="tool_pool_mode"):

@@ -115,13 +115,26 @@ def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_
         (IMAGE + "healthcheck = 'true'", "environment.healthcheck"),
         (IMAGE + 'os = "Windows"', "environment.os"),
         (IMAGE + "[environment.tpu]\ntype = 'v6e'", "environment.tpu"),
-        (IMAGE + "[verifier.environment]\ncpus = 1", "verifier.environment"),
+        (IMAGE + "[verifier.environment]\ncpus = 'one'", "verifier.environment.cpus"),
+        (IMAGE + "[verifier.environment]\ngpus = 1", "verifier.environment.gpus"),
+        (IMAGE + "[verifier.environment.healthcheck]\ncommand = 'true'", "verifier.environment.healthcheck"),
+        (IMAGE + "[verifier]\nenvironment_mode = 'shared'\nenvironment = { cpus = 1 }", "verifier.environment_mode"),
+        ('artifacts = ["app"]\n[verifier]\nenvironment_mode = "separate"\n' + IMAGE, "artifacts"),
+        ('artifacts = ["/a/../b"]\n[verifier]\nenvironment_mode = "separate"\n' + IMAGE, "artifacts"),
+        (
+            'artifacts = [{ source = "/a", service = "db" }]\n[verifier]\nenvironment_mode = "separate"\n' + IMAGE,
+            "artifacts",
+        ),
+        (
+            'artifacts = [{ source = "/a", exclude = ["b"] }]\n[verifier]\nenvironment_mode = "separate"\n' + IMAGE,
+            "artifacts",
+        ),
         (IMAGE + "[[verifier.collect]]\ncommand = 'true'", "verifier.collect"),
         (IMAGE + "[[environment.mcp_servers]]\nname = 'a'", "environment.mcp_servers"),
         ('[environment]\ndocker_image = "UPPER CASE"', "environment.docker_image"),
         ("[environment]", "environment.docker_image"),
         ("environment = 1", "environment"),
-        (IMAGE + '[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode"),
+        (IMAGE + '[verifier]\nenvironment_mode = "elsewhere"', "verifier.environment_mode"),
         (IMAGE + '[verifier.env]\nKEY = "${SECRET}"', "verifier.env.KEY"),
         (IMAGE + "[agent]\nuser = 1.5", "agent.user"),
         (IMAGE + "[agent]\ntimeout_sec = '1'", "agent.timeout_sec"),
@@ -135,6 +148,46 @@ def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(tmp_path: Path, toml
     assert caught.value.field == field
 
 
+SEPARATE = """
+artifacts = ["/app/out", { source = "/srv/log.txt", destination = "log.txt" }]
+[verifier]
+environment_mode = "separate"
+"""
+
+
+def test_a_verifier_elsewhere_has_a_fresh_machine_of_the_agents_image(tmp_path: Path) -> None:
+    found = task(tmp_path, SEPARATE + IMAGE + "memory_mb = 2048\nworkdir = '/app'\n")
+    assert found.separate is not None
+    assert (found.separate.image, found.separate.has_tests) == ("registry.example/tasks/one:1", False)
+    assert found.separate.artifacts == ("/logs/artifacts", "/app/out", "/srv/log.txt")
+    assert (found.separate.memory_mib, found.separate.workdir, found.unknown) == (2048, "/app", ())
+
+
+def test_a_verifier_elsewhere_has_its_own_image_limits_and_network(tmp_path: Path) -> None:
+    own = """
+    [verifier.environment]
+    docker_image = "registry.example/tests/one:1"
+    memory_mb = 512
+    network_mode = "no-network"
+    env = { KEY = "${OFFERED}" }
+    """
+    found = task(tmp_path, IMAGE + "memory_mb = 2048\n" + own)
+    assert found.separate is not None
+    assert (found.separate.image, found.separate.has_tests) == ("registry.example/tests/one:1", True)
+    assert (found.separate.memory_mib, found.separate.env, found.memory_mib) == (512, {"KEY": "given"}, 2048)
+    assert (found.verifier.network, found.agent.network) == (NetworkPolicy("none"), NetworkPolicy("public"))
+
+
+def test_a_dockerfile_beside_the_tests_is_that_of_a_verifier_elsewhere(tmp_path: Path) -> None:
+    directory = written(tmp_path, IMAGE)
+    (directory / "tests/Dockerfile").touch()
+    assert read_task(directory, {}).separate is None
+    (directory / "task.toml").write_text(SEPARATE + IMAGE)
+    found = read_task(directory, {}).separate
+    assert found is not None
+    assert (found.image, found.has_tests) == (f"dockerfile:{directory}/tests", True)
+
+
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
 def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str) -> None:
     directory = written(tmp_path)
@@ -145,9 +198,10 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str) -> None:
 
 def test_several_containers_are_refused(tmp_path: Path) -> None:
     directory = written(tmp_path)
-    (directory / "environment/docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(ConfigError, match="several containers"):
-        read_task(directory, {})
+    for place in ("tests", "environment"):
+        (directory / place / "docker-compose.yaml").write_text("services: {}\n")
+        with pytest.raises(ConfigError, match=f"{place}/docker-compose.*several containers"):
+            read_task(directory, {})
 
 
 def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
