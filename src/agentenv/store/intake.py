@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report
@@ -70,14 +72,16 @@ class Intake:
             )
         if len(source.layers) > MAX_LAYERS:
             raise BadImageError(f"the image has {len(source.layers)} layers (at most {MAX_LAYERS})")
-        with ExitStack() as held:
+        with ExitStack() as held, _TreeReader(self._layout, self._limits.tree) as reader:
             sizes_bytes: list[int] = []
             for number, (blob, diff_id) in enumerate(zip(source.layers, config.diff_ids, strict=True), 1):
                 step = BuildStep("layers", f"{number} of {len(source.layers)}", total=blob.size_bytes)
                 room_bytes = self._limits.image_bytes - sum(sizes_bytes)
+                missing = not self.has(diff_id)
                 descriptor = self._held_layer(blob, diff_id, room_bytes, step, absent=blob.digest in absent)
                 held.callback(os.close, descriptor)
                 sizes_bytes.append(os.fstat(descriptor).st_size)
+                reader.add(diff_id, now=missing)
             if sum(sizes_bytes) > self._limits.image_bytes:  # of layers that were there
                 raise BadImageError(f"the image has more than {self._limits.image_bytes} bytes uncompressed")
             manifest = manifest_of(config, sizes_bytes)
@@ -85,7 +89,7 @@ class Intake:
             with written(self._layout.manifest(digest)) as file:
                 if file is not None:
                     self._progress(BuildStep("index", f"{len(sizes_bytes)} layers"))
-                    self._write_index(digest, config, sizes_bytes)
+                    self._write_index(digest, config, sizes_bytes, reader)
                     file.write(manifest)
         return digest
 
@@ -114,14 +118,64 @@ class Intake:
                 held = {"diff_id": diff_id, "size_bytes": blob.size_bytes}
                 files.replace(self._layout.blob(blob.digest), json.dumps(held).encode())
 
-    def _write_index(self, digest: str, config: Config, sizes_bytes: Sequence[int]) -> None:
+    def _write_index(self, digest: str, config: Config, sizes_bytes: Sequence[int], reader: _TreeReader) -> None:
         with written(self._layout.index(digest)) as file:
             if file is None:
                 return  # its writer was killed before it wrote the manifest
-            tree = Tree(self._limits.tree)
-            for diff_id in config.diff_ids:
-                with mapped(self._layout.layer(diff_id)) as tar:
-                    tree.apply(entries(tar))
             names = [diff_id.removeprefix("sha256:") for diff_id in config.diff_ids]
             layers = [Layer(*pair) for pair in zip(names, sizes_bytes, strict=True)]
-            file.write(index_of(tree.root, layers))
+            tree = reader.tree()
+            with _without_collections():
+                file.write(index_of(tree.root, layers))
+
+
+class _TreeReader:
+    """Reads the tars of an image's layers, in a thread: each while those after it are fetched and written."""
+
+    def __init__(self, layout: Layout, limits: TreeLimits) -> None:
+        self._layout = layout
+        self._tree = Tree(limits)
+        self._thread = ThreadPoolExecutor(1, "index")
+        self._waiting: list[str] = []
+        self._reading: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, diff_id: str, *, now: bool) -> None:
+        """The next layer, which is in the store. It is read when there is one with ``now``, or the tree is asked for:
+        of an image whose layers were all there the store may have the index as well."""
+        self._waiting.append(diff_id)
+        if now or self._reading:
+            self._read()
+
+    def tree(self) -> Tree:
+        """The tree of all layers. Raises BadImageError."""
+        self._read()
+        for read in self._reading:
+            read.result()
+        return self._tree
+
+    def _read(self) -> None:
+        self._reading += [self._thread.submit(self._apply, diff_id) for diff_id in self._waiting]
+        self._waiting.clear()
+
+    def _apply(self, diff_id: str) -> None:
+        with mapped(self._layout.layer(diff_id)) as tar, _without_collections():
+            self._tree.apply(entries(tar))
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Python's collector looks at all nodes of a tree again and again while it grows, and finds nothing: that takes as
+    long as the tree. Where several threads do this, whoever ends first has it back for all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -17,10 +17,13 @@ from itertools import chain
 from typing import IO, BinaryIO, Final
 
 from agentenv.errors import BadImageError, ImageUnavailableError
+from agentenv.store.layout import begin_to_disk
 
 CHUNK_BYTES: Final = 1024 * 1024
 _AHEAD: Final = 4
 """Chunks that one step may be ahead of the next."""
+_BEGIN_BYTES: Final = 16 * CHUNK_BYTES
+"""So much of a tar is written before the disk begins with it."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
 _END_S: Final = 30.0
@@ -46,7 +49,7 @@ def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, d
     broken, or the tar larger than ``limit_bytes``; ImageUnavailableError when the zstd program is needed and missing.
     """
     hashed = hashlib.sha256()
-    size = read = 0
+    size = read = begun = 0
 
     def count(bytes_read: int) -> None:
         nonlocal read
@@ -59,6 +62,9 @@ def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, d
                 raise BadImageError(f"the image's layers have more than {limit_bytes} bytes uncompressed")
             hashed.update(chunk)
             target.write(chunk)
+            if size - begun >= _BEGIN_BYTES:
+                begin_to_disk(target, begun, size - begun)
+                begun = size
             done(read)
         for _ in compressed:  # what lies after the end of the compressed data counts for the blob's digest
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.locks import hold
-from agentenv.store.layout import Layout, digest_of, downloading, part_of, replace, sweep, written
+from agentenv.store.layout import Layout, begin_to_disk, digest_of, downloading, part_of, replace, sweep, written
 from tests.ordinary_user import as_ordinary_user, own_directory
 from tests.waiting import START_S
 
@@ -41,6 +42,15 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     with written(final) as file:
         assert file is None
     assert list(tmp_path.iterdir()) == [final]
+
+
+def test_the_disk_may_begin_before_the_end(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.write(b"whole")
+        file.flush()
+        begin_to_disk(file, 0, 5)
+    assert (tmp_path / "f").read_bytes() == b"whole"
+    begin_to_disk(io.BytesIO(b"not on a disk"), 0, 5)
 
 
 def test_nothing_stays_of_a_failed_one(tmp_path: Path) -> None:

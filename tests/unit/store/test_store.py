@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import tarfile
@@ -62,6 +63,22 @@ def test_a_layer_is_there_once_however_many_images_have_it(tmp_path: Path, store
     assert store.size_bytes() == sum(len(layer) for layer in (BASE, *tops)) + sum(
         image.index.stat().st_size for image in found
     )
+
+
+@pytest.mark.parametrize("there", [[], [BASE], [TOP], [BASE, TOP], [BASE, tar_of(member("b", b"other"))]])
+def test_an_image_is_the_same_whichever_of_its_layers_are_there(
+    tmp_path: Path, store: Store, there: list[bytes]
+) -> None:
+    above = tar_of(member("b", b"other"))
+    if there:
+        oci_layout(tmp_path / "before", *there)
+        store.ensure(f"oci:{tmp_path}/before:t")
+    oci_layout(tmp_path / "oci", BASE, TOP, above)
+    found = store.ensure(f"oci:{tmp_path}/oci:t")
+    fresh = Store.open(tmp_path / "fresh").ensure(f"oci:{tmp_path}/oci:t")
+    assert found.digest == fresh.digest
+    assert found.index.read_bytes() == fresh.index.read_bytes()
+    assert gc.isenabled()
 
 
 def test_an_image_may_have_no_layer_or_one_twice(tmp_path: Path, store: Store) -> None:
