@@ -216,14 +216,13 @@ def claim_uids() -> socket.socket:
 
 
 def _block_of(spec: SandboxSpec, held: HeldLocks) -> int:
-    if spec.uid_block >= 0 and os.geteuid() == 0:
-        block = isolation.fitting_block(spec.uid_block, Path("/proc/self/uid_map").read_text())
-        if block != spec.uid_block:
-            logging.warning("uid block %d is not in this user namespace: using %d", spec.uid_block, block)
-        return block
-    if held.uids is None:
+    if os.geteuid() != 0:
         return 0
-    return int(held.uids.getsockname().decode().rsplit("-", 1)[1])
+    wanted = spec.uid_block if held.uids is None else int(held.uids.getsockname().decode().rsplit("-", 1)[1])
+    block = isolation.fitting_block(wanted, Path("/proc/self/uid_map").read_text())
+    if block != wanted:
+        logging.warning("uid block %d is not in this user namespace: using %d", wanted, block)
+    return block
 
 
 def _prepare(
