@@ -5,11 +5,12 @@ ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
 # What the container itself needs: bubblewrap, slirp4netns, python3 (the server), bash-static
-# (docs/decisions/0009). The rest is what commands in a slot look for. No compiler, nothing set-uid.
+# (docs/decisions/0009), e2fsprogs (docs/decisions/0031). The rest is what commands in a slot look for. No compiler,
+# nothing set-uid.
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends \
-      bash-static bubblewrap ca-certificates curl git jq less patch procps python-is-python3 \
+      bash-static bubblewrap ca-certificates curl e2fsprogs git jq less patch procps python-is-python3 \
       python3 python3-pip python3-venv ripgrep slirp4netns tmux unzip xz-utils >/dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/*/changelog* \
  && find /usr -name __pycache__ -type d -prune -exec rm -rf {} + \

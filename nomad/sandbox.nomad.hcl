@@ -94,6 +94,24 @@ variable "image_store" {
   description = "The image store's directory on clients: raw_exec's, or Docker's with `volumes { enabled = true }`; mounted read-only. Not under Apptainer."
 }
 
+variable "unpack_images" {
+  type        = bool
+  default     = false
+  description = "Docker: containers may write one directory of the store, `trees`, where images are unpacked for clients that cannot mount them as they are (Linux before 6.12). With image_volume it is a host volume of its own, whose name has `-trees` at its end; with image_store it is below that."
+}
+
+variable "loop_devices" {
+  type        = string
+  default     = ""
+  description = "Docker: the clients' loop devices that containers get, as a range of numbers such as \"64-127\"; one for each slot that has its storage on disk, and one for each checkpoint of such a slot. Every client must have all of them (docs/nomad.md). Empty: storage of slots is memory only."
+}
+
+variable "disk_volume" {
+  type        = string
+  default     = ""
+  description = "Docker: with loop_devices, the clients' host volume, on ext4 or xfs, where storage on disk is reserved. Empty: the allocation's directory, on the disk of the clients' data_dir."
+}
+
 # -- Docker's own --------------------------------------------------------------------------------
 
 variable "force_pull" {
@@ -155,6 +173,15 @@ locals {
   docker      = var.driver == "docker"
   image_slots = var.image_volume != "" || var.image_store != ""
 
+  volumes = { for name, volume in {
+    images = { source = var.image_volume, at = "/store", read_only = true }
+    trees  = { source = var.unpack_images && var.image_volume != "" ? "${var.image_volume}-trees" : "", at = "/store/trees", read_only = false }
+    disk   = { source = var.disk_volume, at = "/disk", read_only = false }
+  } : name => volume if local.docker && volume.source != "" }
+
+  loop_devices = flatten([for numbers in compact([var.loop_devices]) :
+  [for number in range(split("-", numbers)[0], split("-", numbers)[1] + 1) : "/dev/loop${number}"]])
+
   # What containers are; the job itself reads some of it, which therefore must be there.
   spec = merge(
     { slots = 10, isolation = local.docker ? "full" : "auto", allow_network = false, closed_networks = [], limits = {}, binds = [] },
@@ -170,6 +197,7 @@ locals {
       port       = 8642
       binds      = [for index, bind in local.spec.binds : { source = "/binds/${index}", target = bind.target }]
       store_dir  = local.image_slots ? "/store" : ""
+      disk_dir   = var.disk_volume != "" ? "/disk" : "/alloc/data"
       # Neither the bridge and the containers on it, nor the client.
       closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], local.spec.closed_networks)
     }
@@ -177,6 +205,7 @@ locals {
       token_file = "%[[ env `NOMAD_SECRETS_DIR` ]]%/token"
       data_dir   = var.data_dir
       store_dir  = var.image_store
+      disk_dir   = "%[[ env `NOMAD_ALLOC_DIR` ]]%/data"
       host       = "%[[ env `NOMAD_IP_http` ]]%"
       port       = "@HOST_PORT@"
     }
@@ -248,12 +277,12 @@ job "sandbox" {
     ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk
 
     dynamic "volume" {
-      for_each = local.docker && var.image_volume != "" ? ["images"] : []
-      labels   = ["images"]
+      for_each = local.volumes
+      labels   = [volume.key]
       content {
         type      = "host"
-        source    = var.image_volume
-        read_only = true
+        source    = volume.value.source
+        read_only = volume.value.read_only
       }
     }
 
@@ -302,8 +331,11 @@ job "sandbox" {
             { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
             [for store in compact([var.image_volume == "" ? var.image_store : ""]) :
             { type = "bind", source = store, target = "/store", readonly = true }],
+            [for store in compact([var.image_volume == "" && var.unpack_images ? var.image_store : ""]) :
+            { type = "bind", source = "${store}/trees", target = "/store/trees", readonly = false }],
           )
-          devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if local.spec.allow_network]
+          devices = [for path in concat(local.spec.allow_network ? ["/dev/net/tun"] : [], local.loop_devices) :
+          { host_path = path, container_path = path, cgroup_permissions = "rw" }]
 
           # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
           cap_drop = ["all"]
@@ -351,11 +383,11 @@ job "sandbox" {
       }
 
       dynamic "volume_mount" {
-        for_each = local.docker && var.image_volume != "" ? ["images"] : []
+        for_each = local.volumes
         content {
-          volume      = "images"
-          destination = "/store"
-          read_only   = true
+          volume      = volume_mount.key
+          destination = volume_mount.value.at
+          read_only   = volume_mount.value.read_only
         }
       }
 

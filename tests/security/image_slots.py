@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,9 +135,10 @@ async def container(
     slots: int = 3,
     image_format: ImageFormat = "auto",
     allowing: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ImageSlots]:
     """One container of image slots over this store: local, or of the kind that is the request's parameter. Unless it is
-    not ``allowing``, leases get all capabilities that there are."""
+    not ``allowing``, leases get all capabilities that there are. ``variables`` are of the Nomad job."""
     kind: Kind = "local" if request is None else getattr(request, "param", "local")
     containers = ContainerSettings(slots_per_container=slots, limits=LIMITS, image_format=image_format)
     if allowing:
@@ -148,7 +149,9 @@ async def container(
         use_store(patch, images.store)
         usual = images.over_programs(*usual_files())
         backend = (
-            _docker_farm(request, containers, images.store) if request and kind == "nomad" else LocalBackend(containers)
+            _docker_farm(request, containers, images.store, variables or {})
+            if request and kind == "nomad"
+            else LocalBackend(containers)
         )
         async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
             made = ImageSlots(kind, opened, images, usual)
@@ -156,9 +159,11 @@ async def container(
             yield made
 
 
-def _docker_farm(request: pytest.FixtureRequest, containers: ContainerSettings, store: Path) -> KillableNomad:
-    variables = {"image_store": json.dumps(str(store))}
-    return nomad_farm(request.getfixturevalue("cluster").address, containers, variables=variables)
+def _docker_farm(
+    request: pytest.FixtureRequest, containers: ContainerSettings, store: Path, variables: Mapping[str, str]
+) -> KillableNomad:
+    given = {"image_store": json.dumps(str(store)), **variables}
+    return nomad_farm(request.getfixturevalue("cluster").address, containers, variables=given)
 
 
 def _below(pid: int) -> list[int]:

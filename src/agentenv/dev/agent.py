@@ -76,6 +76,11 @@ class AgentPlace:
         return self.root / "store"
 
     @property
+    def trees(self) -> Path:
+        """Where containers unpack images, in the store: the client's host volume ``agentenv-images-trees``."""
+        return self.store / "trees"
+
+    @property
     def log(self) -> Path:
         """The agent's output."""
         return self.root / "nomad.log"
@@ -121,6 +126,9 @@ client {{
   servers = ["127.0.0.1:{server_rpc}"]
   host_volume "agentenv-images" {{
     path = "{place.store}"
+  }}
+  host_volume "agentenv-images-trees" {{
+    path = "{place.trees}"
   }}
   meta {{
     agentenv_data_dir = "{place.data_dir}"
@@ -189,8 +197,10 @@ def launch(
     """
     if os.geteuid() != 0:
         raise SandboxUnavailableError("a Nomad client must run as root", next_step="sudo make nomad-dev")
-    place.store.mkdir(parents=True, exist_ok=True)
-    os.chown(place.store, _KEEPER, _KEEPER)
+    place.trees.mkdir(parents=True, exist_ok=True)
+    place.trees.chmod(0o1777)
+    for directory in (place.store, place.trees):
+        os.chown(directory, _KEEPER, _KEEPER)
     place.config.write_text(local_config(place, ports, name, role, server_rpc or ports.rpc))
     argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(place.config)]
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}

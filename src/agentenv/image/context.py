@@ -25,8 +25,12 @@ _GROUND = (
     *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
     *("py.typed", "subordinate_ids.py", "tasks.py"),
 )
-OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
-"""All the sandbox server imports of this package (a test follows the imports)."""
+_UNPACKING = tuple(
+    f"store/{name}.py"
+    for name in ("__init__", "changes", "erofs", "layout", "manifest", "reference", "tar_headers", "tree", "unpacked")
+)
+OUR_PARTS = (*_GROUND, *_UNPACKING, "wire", "sessions", "sandbox")
+"""All that the sandbox server and what unpacks images import of this package (tests follow the imports)."""
 _COMPILED = "sandbox/slotagent/bin"
 
 

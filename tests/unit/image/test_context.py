@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def test_context_has_the_container_s_side_and_the_current_programs_only(package:
 def test_no_module_of_the_image_imports_what_stays_out() -> None:
     """An import of anything else would end the server's start."""
     root = Path(agentenv.__file__).parent
-    inside = {part.removesuffix(".py") for part in OUR_PARTS}
+    inside = {part.partition("/")[0].removesuffix(".py") for part in OUR_PARTS}
     for part in OUR_PARTS[1:]:
         assert (root / part).exists(), part
         for path in (root / part).rglob("*.py"):
@@ -67,6 +69,21 @@ def test_no_module_of_the_image_imports_what_stays_out() -> None:
                 assert name in inside, f"{path} imports agentenv.{name}"
             for name in re.findall(r"^ *from agentenv import (.+)", path.read_text(), re.MULTILINE):
                 assert set(name.replace(" ", "").split(",")) <= inside, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("module", ["agentenv.store.unpacked", "agentenv.sandbox.supervisor.launch"])
+def test_what_is_in_the_image_starts(module: str, tmp_path: Path, programs: Binaries) -> None:
+    source = Path(agentenv.__file__).parent
+    for entry in package_entries(source, programs):
+        if entry.source.is_relative_to(source):
+            copied = tmp_path / entry.name
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(entry.source.read_bytes())
+    # -S: without the installed package, and its path.
+    started = [sys.executable, "-S", "-B", "-c", f"import {module} as found; print(found.__file__)"]
+    done = subprocess.run(started, cwd=tmp_path / "site", capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
 
 
 def test_wheels_leave_their_scripts_behind(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 The kernel bounds what a slot writes there, no slot can take the space of another one, and nothing is left of a layer
 when nobody has it mounted any more, however the supervisor ends: the loop device detaches itself, and the file goes.
+
+On a machine of its own the kernel names a free loop device, and makes one if there is none (``/dev/loop-control``). A
+container of an engine has been given some by number instead, and uses those of them that are free: it can then reach
+no other file system that its machine shows by a loop device.
 """
 
 from __future__ import annotations
@@ -36,12 +40,16 @@ _BITMAPS_SHARE: Final = 4096
 """Of what is written a further 1/4096: bitmaps are 1/16384, and as much is rounded up in each group of 128 MiB."""
 _FILE_FD: Final = 3
 _STDERR: Final = 2
+_DEVICES: Final = Path("/dev")
+_LOOP_CONTROL: Final = "loop-control"
 # linux/loop.h
-_LOOP_CONTROL: Final = "/dev/loop-control"
-_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LOOP_GET_STATUS64 = 0x4C82, 0x4C0A, 0x4C05
+_LOOP_INFO64_BYTES: Final = 232
 _LO_FLAGS_AUTOCLEAR, _LO_FLAGS_DIRECT_IO = 4, 16
 _ATTEMPTS: Final = 64
 """Others may take the free loop device that was found."""
+_TAKEN: Final = (errno.EBUSY, errno.EROFS)
+"""What the kernel says of a loop device that shows another file, or one that may not be written."""
 # linux/fs.h, fs/ext4/ext4.h
 _FITRIM, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0xC0185879, 0x8004587D, 2
 
@@ -70,12 +78,15 @@ class DiskLayers:
         return disk.f_blocks * disk.f_frsize
 
     def lacking(self, size_bytes: int, inodes: int) -> str:
-        """Why the disk has no room for one more such layer; empty if it has."""
+        """Why there is no room for one more such layer, or no loop device; empty if there are."""
         disk = os.statvfs(self.place)
         free_bytes, wanted_bytes = disk.f_bavail * disk.f_frsize, file_bytes(size_bytes, inodes)
-        if free_bytes >= wanted_bytes:
-            return ""
-        return f"{wanted_bytes} bytes cannot be reserved, of {free_bytes} that are free at {self.place}"
+        if free_bytes < wanted_bytes:
+            return f"{wanted_bytes} bytes cannot be reserved, of {free_bytes} that are free at {self.place}"
+        given = _given_devices()
+        if given and not any(map(_is_free, given)):
+            return f"all {len(given)} loop devices that this container has are in use"
+        return ""
 
     def _reserve(self, size_bytes: int, inodes: int) -> int:
         """A descriptor of a new file without a name. What is asked of the disk is compared with it first: to reserve
@@ -129,9 +140,11 @@ def refusal(place: Path, mountinfo: str) -> str:
         os.posix_fallocate(file, 0, 1 << 20)
         os.close(_attach(file)[0])
     except OSError as error:
+        if error.errno in _TAKEN:
+            return ""  # now; a lease is told so
         return (
-            f"there are no loop devices here ({error.filename or _LOOP_CONTROL}: {error.strerror}):"
-            " load the module loop, and let the container have them"
+            f"there are no loop devices here ({error.filename}: {error.strerror}): load the module loop, and let the"
+            " container have some (loop_devices of the Nomad job, docker run --device)"
         )
     finally:
         os.close(file)
@@ -160,7 +173,8 @@ def _file_system(mountinfo: str, path: str) -> str:
 def _no_room(why: str) -> SandboxUnavailableError:
     return SandboxUnavailableError(
         f"{why}: {os.strerror(errno.ENOSPC)}",
-        next_step="free space on the disk, ask for less storage, or have fewer slots with storage on disk at once",
+        next_step="free space on the disk, ask for less storage, have fewer slots and checkpoints on the disk at once,"
+        " or let containers have more loop devices",
     )
 
 
@@ -197,26 +211,61 @@ def _mount(file: int, target: Path) -> None:
 
 def _attach(file: int) -> tuple[int, str]:
     """A loop device that shows the file, as a descriptor and a path. It is free again when it is neither open nor
-    mounted. Raises OSError."""
+    mounted. Raises OSError: EBUSY when all are in use."""
     flags = _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO  # else each page would be in memory twice
     # struct loop_config with a struct loop_info64, in which only the flags are not 0
     config = struct.pack("=II52xI176x64x", file, 0, flags)
-    for attempt in range(_ATTEMPTS):
-        control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    path = _DEVICES / _LOOP_CONTROL
+    for path in _given_devices() or _named_devices():
         try:
-            path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-        finally:
-            os.close(control)
-        device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                continue
+            raise
         try:
             fcntl.ioctl(device, _LOOP_CONFIGURE, config)
         except OSError as error:
             os.close(device)
-            if error.errno != errno.EBUSY or attempt == _ATTEMPTS - 1:
-                raise OSError(error.errno, error.strerror, path) from error
+            if error.errno not in _TAKEN:
+                raise OSError(error.errno, error.strerror, str(path)) from error
         else:
-            return device, path
-    raise AssertionError
+            return device, str(path)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+
+def _given_devices() -> list[Path]:
+    """The loop devices of a container that can ask for no other ones, by number; none where it can."""
+    if (_DEVICES / _LOOP_CONTROL).exists():
+        return []
+    return sorted(_DEVICES.glob("loop[0-9]*"), key=lambda path: int(path.name.removeprefix("loop")))
+
+
+def _named_devices() -> Iterator[Path]:
+    """Loop devices that the kernel says are free, one after the other. Raises OSError."""
+    for _ in range(_ATTEMPTS):
+        control = os.open(_DEVICES / _LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+        finally:
+            os.close(control)
+        yield _DEVICES / f"loop{number}"
+
+
+def _is_free(path: Path) -> bool:
+    """Whether a loop device shows no file now."""
+    try:
+        device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64_BYTES))
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    else:
+        return False
+    finally:
+        os.close(device)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def _try_trees(trees: Path) -> str:
     if not trees.is_dir():
         return "the store has no place for unpacked images: let this version make it (agentenv images list)"
     if os.statvfs(trees).f_flag & os.ST_RDONLY:
-        return "unpacked images need a store that is mounted writable here"
+        return "unpacked images need the store's trees, which are read-only here (unpack_images of the Nomad job)"
     return ""
 
 

@@ -40,7 +40,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     on_disk = f"20 1 254:0 / {tmp_path} rw - ext4 /dev/vda rw\n"
     assert "no file can be made in" in refusal(tmp_path / "not there", on_disk)
     with monkeypatch.context() as patch:
-        patch.setattr(disk_layers, "_LOOP_CONTROL", str(tmp_path / "loop-control"))
+        patch.setattr(disk_layers, "_DEVICES", tmp_path)
         assert "there are no loop devices here" in refusal(tmp_path, on_disk)
     monkeypatch.setattr(disk_layers, "_PROGRAM", "mkfs.none")
     assert refusal(tmp_path, on_disk).startswith("mkfs.none is not installed")
@@ -62,3 +62,17 @@ async def test_more_than_the_disk_has_is_refused_and_not_tried(tmp_path: Path, m
 
 def test_what_is_asked_for_is_for_the_slots_own_files() -> None:
     assert file_bytes(1024 * MIB, 1000) > 1024 * MIB + 1000 * 256
+
+
+def test_a_container_that_can_ask_for_no_device_has_those_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_layers, "_DEVICES", tmp_path)
+    layers = DiskLayers(tmp_path)
+    for name in ("loop100", "loop64", "loop9", "lp0"):
+        (tmp_path / name).touch()
+    assert [path.name for path in disk_layers._given_devices()] == ["loop9", "loop64", "loop100"]
+    assert layers.lacking(1024, 10) == "all 3 loop devices that this container has are in use", "none is one"
+    (tmp_path / "loop-control").touch()
+    assert disk_layers._given_devices() == []
+    assert layers.lacking(1024, 10) == ""

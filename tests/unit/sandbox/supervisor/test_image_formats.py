@@ -17,7 +17,7 @@ LINUX = "Linux version 6.12.0 (debian) #1 SMP PREEMPT_DYNAMIC Debian"
 NO_EROFS = "create erofs: Block device required"
 NO_MAPPED = "mount overlay on root: Invalid argument"
 NO_ATTRIBUTES = "Operation not supported"
-NO_TREES = "unpacked images need a store that is mounted writable here"
+NO_TREES = "unpacked images need the store's trees, which are read-only here"
 
 
 def probes(erofs: str = "", tree: str = "", shifted: str = "", memory: str = "") -> Probes:
@@ -51,7 +51,7 @@ def test_a_host_that_can(host: str, found: Probes, chosen: Format, writable: tup
     ("host", "found", "said"),
     [
         ("before 5.11", Probes(basics="mount overlay on root: Operation not permitted"), "not permitted"),
-        ("a store that is read-only, before 6.12", probes(NO_EROFS, NO_TREES, NO_TREES), "mounted writable here"),
+        ("a store that is read-only, before 6.12", probes(NO_EROFS, NO_TREES, NO_TREES), "which are read-only here"),
     ],
 )
 def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> None:
