@@ -6,6 +6,8 @@ import json
 import secrets
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentenv.errors import SandboxUnavailableError
@@ -13,6 +15,7 @@ from agentenv.slots.backends.nomad import facts
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Batch, Call, CallResult, Result
 from agentenv.wire.leases import LeaseGrant, LeaseRequest
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.server import ServerInfo
 
 _LEASE_S = 90.0
@@ -37,9 +40,7 @@ def healthy(base_url: str) -> bool:
 def run_in_slot(base_url: str, token: str, command: str, *, slot: int = 0) -> CallResult:
     """Lease a slot, run one command in it, give it back."""
     boot = server_info(base_url, token).boot
-    wanted = LeaseRequest(slot=slot, trajectory="test", ttl_s=_LEASE_S, request_id=secrets.token_hex(8))
-    grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted))
-    try:
+    with leased(base_url, token, slot=slot) as grant:
         call = Call(
             id=secrets.token_hex(8),
             lease=grant.key,
@@ -49,6 +50,15 @@ def run_in_slot(base_url: str, token: str, command: str, *, slot: int = 0) -> Ca
             boot=boot,
         )
         return Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,)))).result
+
+
+@contextmanager
+def leased(base_url: str, token: str, root: RootSpec | None = None, *, slot: int = 0) -> Iterator[LeaseGrant]:
+    """A lease of a slot, given back at the end."""
+    wanted = LeaseRequest(slot=slot, trajectory="test", ttl_s=_LEASE_S, request_id=secrets.token_hex(8), root=root)
+    grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted))
+    try:
+        yield grant
     finally:
         _ask(base_url, token, "/v1/leases/release", grant.key)
 

@@ -58,19 +58,24 @@ class Nodes:
         return list((await self.farm._pool._client.image_map()).nodes)  # type: ignore[union-attr]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nodes]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["auto", "tree"])
+async def nodes(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Nodes]:
+    """As this kernel can do it; and as before Linux 6.12, where containers unpack the images beside the store."""
     directory = tmp_path_factory.mktemp("images")
     base = base_in_cache(directory / "cache") / "image"
     (tarball,) = base.glob("base-*.tar")
     oci_layout(directory / "debian", tarball.read_bytes(), how="", config={"Env": [f"PATH={PATH}"]})
     token, keepers = secrets.token_hex(32), cluster.job_id("images")
     port = Ports.free().http
-    backend = nomad_farm(cluster.address, CONTAINERS, variables={"image_volume": json.dumps("agentenv-images")})
+    containers = CONTAINERS.model_copy(update={"image_format": request.param})
+    variables = {"image_volume": json.dumps("agentenv-images"), "unpack_images": json.dumps(request.param == "tree")}
+    backend = nomad_farm(cluster.address, containers, variables=variables)
     try:
         asked = Keepers(token, keeper_at(port))
         async with (
-            served(backend, POOL, containers=CONTAINERS, keepers=asked) as opened,
+            served(backend, POOL, containers=containers, keepers=asked) as opened,
             AsyncFarm("farm", farm=opened.access(), start_timeout_s=START_S) as farm,
         ):
             # As on a new node: the container may be there first.

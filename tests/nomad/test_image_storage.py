@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +16,18 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
+from agentenv import shipped
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, TREES
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB
 from tests.nomad.cluster import Cluster
+from tests.nomad.containers import leased
 from tests.nomad.farm import docker_name, first_pid
 from tests.security.image_slots import ImageSlots, container, make_images
+from tests.small_root import use_store
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -143,3 +148,31 @@ async def test_images_are_unpacked_beside_a_store_that_is_read_only(unpacking: I
 async def test_what_a_container_was_not_given_is_refused_by_name(unpacking: ImageSlots) -> None:
     with pytest.raises(ConfigError, match=r"loop_devices of the Nomad job"):
         await unpacking.open(**LAYER)
+
+
+async def test_raw_exec_has_it_in_the_allocations_directory(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = make_images(tmp_path)
+    use_store(monkeypatch, images.store)
+    image = images.make(images.programs)
+    own = {"python": sys.executable, "pythonpath": str(shipped.PACKAGE.parent), "data_dir": str(tmp_path / "data")}
+    job_id = cluster.job_id("raw")
+    token = cluster.run(job_id, {"slots": 1}, driver="raw_exec", image_store=str(images.store), **own)
+    try:
+        [(allocation, url)] = cluster.serving(job_id).items()
+        root = RootSpec(image, writable="disk", writable_bytes=1024 * MIB, memory_bytes=120 * MIB)
+        with leased(url, token, root):
+            assert any(f"/{allocation}/alloc/data/" in shown for shown in shown_files())
+        await until(lambda: not any(allocation in shown for shown in shown_files()))
+    finally:
+        cluster.purge(job_id)
+
+
+def shown_files() -> list[str]:
+    """The files that loop devices of this machine show."""
+    found = []
+    for shown in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # detached by now
+            found.append(shown.read_text())
+    return found

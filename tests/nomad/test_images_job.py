@@ -52,6 +52,20 @@ def test_containers_see_the_store_read_only_where_there_is_one(cluster: Cluster)
     assert _store_of(plain) == "/var/store"
 
 
+def test_containers_get_devices_and_writable_directories_by_name_only(cluster: Cluster) -> None:
+    given = {"image_volume": "images", "unpack_images": True, "loop_devices": "8-11", "disk_volume": "scratch"}
+    [group] = _parse(cluster, "sandbox.nomad.hcl", **given)["TaskGroups"]
+    [task] = group["Tasks"]
+    volumes = {name: (one["Source"], one["ReadOnly"]) for name, one in group["Volumes"].items()}
+    assert volumes == {"images": ("images", True), "trees": ("images-trees", False), "disk": ("scratch", False)}
+    mounts = {one["Destination"]: (one["Volume"], one["ReadOnly"]) for one in task["VolumeMounts"]}
+    assert mounts == {"/store": ("images", True), "/store/trees": ("trees", False), "/disk": ("disk", False)}
+    assert [device["host_path"] for device in task["Config"]["devices"]] == [f"/dev/loop{n}" for n in range(8, 12)]
+    [without] = _parse(cluster, "sandbox.nomad.hcl", image_volume="images")["TaskGroups"]
+    assert list(without["Volumes"]) == ["images"]
+    assert not without["Tasks"][0]["Config"]["devices"]
+
+
 def _store_of(group: dict[str, Any]) -> str:
     spec = next(one["EmbeddedTmpl"] for one in group["Tasks"][0]["Templates"] if one["DestPath"] == "local/spec.json")
     found: str = json.loads(spec.replace("%[[ env `NOMAD_HOST_PORT_http` ]]%", "1"))["store_dir"]
