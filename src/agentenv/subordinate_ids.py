@@ -24,6 +24,7 @@ PROGRAMS: Final = ("newuidmap", "newgidmap")
 FILES: Final = (Path("/etc/subuid"), Path("/etc/subgid"))
 _FIRST: Final = 100_000
 """The first subordinate id that useradd(8) gives (login.defs(5): SUB_UID_MIN)."""
+_CLONE_NEWNS: Final = 0x0002_0000
 _CLONE_NEWUSER: Final = 0x1000_0000
 _FAILED: Final = 125
 """Exit code of a namespace that could not be made."""
@@ -144,8 +145,10 @@ def refusal_when_tried() -> Refusal | None:
     if pid == 0:
         try:
             enter(own_maps())
+            # AppArmor of Ubuntu lets everybody have a namespace, and gives its root no rights.
+            _unshare(_CLONE_NEWNS, "root of a user namespace has no rights here")
         except BaseException as error:
-            os.write(write, str(error).encode())
+            os.write(write, str(getattr(error, "strerror", "") or error).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -169,10 +172,7 @@ def enter(maps: Maps) -> None:
     os.close(go_read)
     os.close(said_write)
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWUSER) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"this machine refuses user namespaces: {os.strerror(number)}")
+        _unshare(_CLONE_NEWUSER, "this machine refuses user namespaces")
         os.write(go_write, b"m")
         with os.fdopen(said_read, "rb", closefd=False) as said:
             if reason := said.read().decode(errors="replace"):
@@ -183,6 +183,15 @@ def enter(maps: Maps) -> None:
         os.waitpid(mapper, 0)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+
+
+def _unshare(flag: int, refused: str) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(flag) < 0:
+        number = ctypes.get_errno()
+        cure = (
+            "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
+        )
+        raise OSError(number, f"{refused}: {os.strerror(number)} (see sysctl {cure})")
 
 
 def _map_when_told(go: int, said: int, pid: int, maps: Maps) -> None:

@@ -206,10 +206,33 @@ def test_a_dockerfile_is_built(user: User) -> None:
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
-def test_without_ids_he_is_told_how_to_get_them(without_cgroups: User) -> None:
-    done = without_cgroups.agentenv(
-        "exec", "--isolation", "user", "--image", without_cgroups.image, "id", subordinate=False
+def test_without_limits_of_a_slot_its_processes_are_bounded(without_cgroups: User) -> None:
+    """By a limit of each user of the slot, which no root inside can raise."""
+    bomb = (
+        "import os, resource, time\nn = 0\n"
+        "try: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\nexcept ValueError: print('refused')\n"
+        "try:\n while os.fork(): n += 1\nexcept BlockingIOError: print(n < 420)\nelse: time.sleep(1000)\n"
     )
+    told = without_cgroups.sandboxes(
+        f"""
+with Sandbox(image=image, pool=farm) as box, Sandbox(image=image, pool=farm) as other:
+    box.write_file("/work/bomb.py", {bomb!r})
+    bombed = box.run("python3 /work/bomb.py").stdout
+    others = other.run("seq 3 | cat").stdout
+print(json.dumps([bombed, others]))
+"""
+    )
+    assert told == ["refused\nTrue\n", "1\n2\n3\n"]
+
+
+def test_without_ids_he_is_told_how_to_get_them(without_cgroups: User) -> None:
+    done = without_cgroups.agentenv("exec", "--image", without_cgroups.image, "id", subordinate=False)
+    assert done.returncode == 125
+    assert "usermod --add-subuids" in done.stderr.replace("\n", " ")
+
+
+def test_who_asks_for_one_id_has_no_images(without_cgroups: User) -> None:
+    done = without_cgroups.agentenv("exec", "--isolation", "user", "--image", without_cgroups.image, "id")
     assert done.returncode == 2
     assert "as isolation = user asks for" in done.stderr.replace("\n", " ")
 

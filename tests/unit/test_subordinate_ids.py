@@ -95,6 +95,19 @@ def test_what_the_programs_refuse_is_told() -> None:
     assert "newuidmap: uid range [1-65537) -> [7-65543) not allowed" in done.stdout, done.stderr
 
 
+@only_root
+def test_a_machine_without_user_namespaces_is_told() -> None:
+    """In a namespace that allows no other, as the sysctl does for a machine."""
+    inside = "echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv --reuid 0 " + sys.executable + " -c "
+    script = (
+        "from agentenv import subordinate_ids as s\n"
+        "try: s.enter(s.own_maps())\nexcept OSError as error: print(error.strerror)"
+    )
+    command = [sys.executable, "-m", subordinate_ids.__name__, "sh", "-c", f"{inside} '{script}'"]
+    done = as_ordinary_user(command, subordinate=True)
+    assert done.stdout.startswith("this machine refuses user namespaces: No space left on device (see sysctl"), done
+
+
 def test_own_maps_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("uid", "gid"):
         (tmp_path / name).write_text("bob:200000:5\n")

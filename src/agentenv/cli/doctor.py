@@ -60,7 +60,7 @@ def doctor(
     elif as_json:
         print_json(report(facts, findings, proofs))
     else:
-        _show(findings, proofs, root=facts.root)
+        _show(findings, proofs, one_id=facts.subordinate is not None)
     raise typer.Exit(int(level))
 
 
@@ -115,7 +115,7 @@ def _show_cures(findings: list[Finding]) -> None:
         typer.echo(command)
 
 
-def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, root: bool) -> None:
+def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, one_id: bool) -> None:
     from agentenv.doctor.rules import worst
 
     table = Table("what", "", "found", box=None, pad_edge=False)
@@ -131,9 +131,9 @@ def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, root: bool) -> 
         console.print(_proof_table(proofs))
     level = worst(findings).name
     console.print(f"\n{_VERDICTS[level]}")
-    if level == "weaker" and not root:
+    if level == "weaker" and one_id:
         console.print(
-            "As an ordinary user, accept it by name: --isolation user, isolation='user' in Python, or "
+            "As an ordinary user with one id, accept it by name: --isolation user, isolation='user' in Python, or "
             "AGENTENV_ISOLATION=user for all.",
             soft_wrap=True,
         )

@@ -316,7 +316,7 @@ def _registries(facts: Facts) -> Finding:
 
 def _disk(facts: Facts) -> Finding:
     if not facts.root:
-        return Finding("storage on disk", Level.ok, "for slots with images, which only containers of root have")
+        return Finding("storage on disk", Level.ok, "for slots with images of containers that root starts")
     if not facts.disk_refusal:
         return Finding("storage on disk", Level.ok, "reserved for each slot that asks for it")
     return Finding(

@@ -132,11 +132,12 @@ def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     to the namespace that it was executed in. From then on it is as in a container whose engine maps ids."""
     if of_user or os.geteuid() == 0:
         return Owner(root=not of_user)
-    if spec.isolation == USER:
-        return Owner(root=False, one_id="as isolation = user asks for, in the settings or by AGENTENV_ISOLATION")
-    found = subordinate_ids.refusal_when_tried() if spec.store_dir else subordinate_ids.refusal()
-    if found or not spec.store_dir:
-        return Owner(root=False, one_id=str(found or "it was started without an image store"))
+    wanted = spec.store_dir and spec.isolation != USER
+    if found := subordinate_ids.refusal_when_tried() if wanted else subordinate_ids.refusal():
+        return Owner(root=False, one_id=str(found))
+    if not wanted:
+        asked = "as isolation = user asks for, in the settings or by AGENTENV_ISOLATION"
+        return Owner(root=False, one_id=asked if spec.isolation == USER else "it was started without an image store")
     subordinate_ids.enter(subordinate_ids.own_maps())
     return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606
 

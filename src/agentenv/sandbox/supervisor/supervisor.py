@@ -213,7 +213,7 @@ class Supervisor:
         """Why checkpoints of plain slots are copies here; empty if they are layers."""
         setup, identity = self._setup, self._launch.identity
         assert setup.checkpoints is not None
-        if identity.mode == isolation.USER:
+        if not self._launch.owner.root:
             return "only a container that root has started can show the files of one slot as another's"
         place, uids = self._private / "layers-probe", (identity.slot_uid(0), identity.slot_uid(1))
         copied = await workspace_layers.refusal(place, setup.root_launcher, self._reaper, uids)
