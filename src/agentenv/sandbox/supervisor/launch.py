@@ -88,6 +88,8 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     try:
         if options.lifeline:
             _check_lifeline()
+        if options.detach:
+            _check_log()
         spec = SandboxSpec.load(options.spec)
         owner = _owner(spec, of_user=options.of_user)
         if options.detach and not _detach():
@@ -117,8 +119,6 @@ def _detach() -> bool:
 
     The first event names the process, because the starter may end before anybody else has noted it.
     """
-    if not stat.S_ISREG(os.fstat(_STDERR).st_mode):
-        raise ConfigError("--detach", "standard error is not a file")
     if os.fork():
         return False
     os.setsid()
@@ -140,6 +140,11 @@ def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
         return Owner(root=False, one_id=asked if spec.isolation == USER else "it was started without an image store")
     subordinate_ids.enter(subordinate_ids.own_maps())
     return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606
+
+
+def _check_log() -> None:
+    if not stat.S_ISREG(os.fstat(_STDERR).st_mode):
+        raise ConfigError("--detach", "standard error is not a file")
 
 
 def _check_lifeline() -> None:
