@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
+from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, open_session
 from agentenv.containers.stream import TRANSIENT
@@ -98,7 +99,21 @@ class LiveView:
                 if output.ended:
                     return
 
-    def finish(self, result: CallResult) -> None:
+    async def finish(self, result: CallResult) -> None:
         """Show what the result has and was not shown yet."""
-        self._stdout.finish(result.stdout, result.stdout_dropped_bytes)
+        self._stdout.finish(await stdout_of(result), result.stdout_dropped_bytes)
         self._stderr.finish(result.stderr, result.stderr_dropped_bytes)
+
+
+async def stdout_of(result: CallResult) -> str:
+    """What a result has of stdout, as text. That of a call with ``binary`` has bytes: all, or the first and the last
+    half of them, as :class:`agentenv.sessions.head_tail.HeadTail` keeps them."""
+    data = result.content.get("data") if isinstance(result.content, dict) else None
+    if not isinstance(data, str):
+        return result.stdout
+    kept = await decoded_base64(data)
+    if not result.stdout_dropped_bytes:
+        return kept.decode("utf-8", "replace")
+    half = len(kept) // 2
+    head, tail = (part.decode("utf-8", "replace") for part in (kept[:half], kept[half:]))
+    return head + seam(result.stdout_dropped_bytes) + tail

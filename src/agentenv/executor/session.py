@@ -414,7 +414,7 @@ class ToolSession:
             following.cancel()
             ending.cancel()  # of a command that still runs: cancels it
             await asyncio.gather(following, ending, return_exceptions=True)
-        view.finish(result)
+        await view.finish(result)
         return result
 
     async def _result_of(self, client: SandboxClient, pending: PendingCall, tool: str) -> CallResult:

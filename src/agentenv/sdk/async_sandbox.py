@@ -325,10 +325,15 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
 
     async def call_tool(
-        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Call any tool by its name."""
-        return await self._usable().call_tool(tool, arguments, timeout_s=timeout_s)
+        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`run`."""
+        return await self._usable().call_tool(tool, arguments, timeout_s=timeout_s, on_output=on_output)
 
     def slot_session(self) -> AbstractAsyncContextManager[ToolSession]:
         """See :class:`SlotTools`."""

@@ -202,11 +202,19 @@ class Sandbox(_Opened):
         stdin: bytes | str | None = None,
         output_bytes: int | None = None,
         timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a program with these arguments, without a shell; see :meth:`agentenv.AsyncSandbox.exec`."""
         return self._loop.run(
             self._box.exec(
-                argv, cwd=cwd, env=env, user=user, stdin=stdin, output_bytes=output_bytes, timeout_s=timeout_s
+                argv,
+                cwd=cwd,
+                env=env,
+                user=user,
+                stdin=stdin,
+                output_bytes=output_bytes,
+                timeout_s=timeout_s,
+                on_output=on_output,
             )
         )
 
@@ -259,10 +267,15 @@ class Sandbox(_Opened):
         )
 
     def call_tool(
-        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Call any tool by its name."""
-        return self._loop.run(self._box.call_tool(tool, arguments, timeout_s=timeout_s))
+        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`run`."""
+        return self._loop.run(self._box.call_tool(tool, arguments, timeout_s=timeout_s, on_output=on_output))
 
     def seal(self) -> None:
         """Kill everything running in the sandbox; its files stay."""

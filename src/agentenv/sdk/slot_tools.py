@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self, overload
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
+from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.executor.session import Checkpoint, ToolSession
@@ -44,9 +45,14 @@ class SlotTools(ABC):
 
     @abstractmethod
     async def call_tool(
-        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Call any tool by its name.
+        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`exec`.
 
         Raises: ToolCallError when the call is wrong, PolicyRefusalError when it is not allowed, InfraError when the
         slot failed.
@@ -141,19 +147,23 @@ class SlotTools(ABC):
         stdin: bytes | str | None = None,
         output_bytes: int | None = None,
         timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``.
 
         ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
-        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB).
+        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``on_output(stream,
+        text)`` is called with the output as it comes, as text; stream is "stdout" or "stderr". What it raises cancels
+        the program and is raised here.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
         given: dict[str, Any] = {"command": shlex.join(argv), "argv": list(argv), "binary": True, "user": user}
         given |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
         given["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
-        return await exec_result(await self.call_tool("bash", without_none(given), timeout_s=timeout_s))
+        done = await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)
+        return await exec_result(done)
 
     @asynccontextmanager
     async def connect(self, port: int, *, timeout_s: float = 30.0) -> AsyncIterator[Streams]:

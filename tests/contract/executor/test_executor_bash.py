@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+from base64 import b64decode
 
 import pytest
 
@@ -373,6 +374,21 @@ async def test_what_is_shown_ends_as_the_result_does(session: ToolSession, comma
         assert len(shown) >= len(result.stdout) - 100
     else:
         assert shown == result.stdout
+
+
+@pytest.mark.parametrize("command", ["printf 'é x'", "seq 100000", "head -c 3000000 /dev/zero | tr '\\0' x; echo end"])
+async def test_what_is_shown_of_bytes_ends_as_they_do(session: ToolSession, command: str) -> None:
+    pieces: list[str] = []
+    result = await session.call(
+        "bash", {"command": command, "binary": True}, timeout_s=60, on_output=lambda _, text: pieces.append(text)
+    )
+    assert isinstance(result.content, dict)
+    data = b64decode(str(result.content["data"])).decode()
+    if result.stdout_dropped_bytes:
+        assert "".join(pieces)[-1000:] == data[-1000:]
+        assert len("".join(pieces)) >= len(data) - 100
+    else:
+        assert "".join(pieces) == data
 
 
 async def test_a_view_ends_with_its_command(session: ToolSession) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pytest
 
-from agentenv.containers.live_output import Shown
+from agentenv.containers.live_output import Shown, stdout_of
 from agentenv.sessions.head_tail import HeadTail, seam
+from agentenv.wire.calls import CallResult
 
 STREAM = ("é€𝄞\n" * 200).encode()
 
@@ -74,3 +77,14 @@ def test_a_capture_is_read_from_any_offset(begin: int) -> None:
     assert data == STREAM[offset : offset + len(data)]
     assert offset >= min(begin, len(STREAM))
     assert (not data) == (begin >= len(STREAM))
+
+
+@pytest.mark.parametrize("cap_bytes", [100, 101, 10**6])
+async def test_bytes_of_a_result_are_the_text_it_would_have(cap_bytes: int) -> None:
+    stream = b"0123456789abcdef\n" * 100
+    head_tail = kept(cap_bytes, stream)
+    text, dropped = head_tail.text()
+    data = b64encode(b"".join(head_tail.parts())).decode()
+    result = CallResult(id="c1", stdout_dropped_bytes=dropped, content={"data": data})
+    assert await stdout_of(result) == text
+    assert await stdout_of(CallResult(id="c1", stdout="plain")) == "plain"

@@ -14,6 +14,7 @@ import sys
 import threading
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -325,6 +326,28 @@ def test_several_threads_may_use_it() -> None:
         for worker in workers:
             worker.join()
     assert sorted(results) == [f"{n}\n" for n in range(8)]
+
+
+def test_output_of_a_program_is_shown_before_it_ends() -> None:
+    """It waits for a file that is written once its first line has been seen."""
+    with Sandbox("fake") as box, ThreadPoolExecutor(1) as other:
+        shown: list[tuple[str, str]] = []
+        first = threading.Event()
+
+        def show(stream: str, text: str) -> None:
+            shown.append((stream, text))
+            first.set()
+
+        script = "echo one; until [ -e go ]; do sleep 0.05; done; printf 'two \\377' >&2"
+        running = other.submit(box.exec, ["bash", "-c", script], on_output=show)
+        assert first.wait(60)
+        assert not running.done()
+        box.terminal("touch go")
+        assert running.result(60).stdout_bytes == b"one\n"
+        assert (shown[0], "".join(text for stream, text in shown if stream == "stderr")) == (
+            ("stdout", "one\n"),
+            "two \ufffd",
+        )
 
 
 def test_a_callback_cannot_deadlock_it(tmp_path: Path) -> None:
