@@ -110,7 +110,7 @@ def test_docker_was_asked_for_no_more_than_the_recipe(running: Running) -> None:
     assert asked["Init"] is True
     assert asked["CgroupnsMode"] == "private"
     assert asked["PidsLimit"] == 16384
-    assert asked["Memory"] == (2 * 2048 + 512) * 1024 * 1024, "all slots may use theirs at once"
+    assert asked["Memory"] == (2 * 2048 + 4096 + 512) * 1024 * 1024, "all slots may use theirs at once"
     profile = next(option for option in asked["SecurityOpt"] if option.startswith("seccomp="))
     assert json.loads(profile.removeprefix("seccomp=")) == json.loads(shipped.path("docker/seccomp.json").read_text())
     assert "no-new-privileges" in asked["SecurityOpt"]
@@ -302,7 +302,7 @@ def test_job_of_every_driver_is_understood(cluster: Cluster, driver: str) -> Non
     [task] = parsed["TaskGroups"][0]["Tasks"]
 
     pids = 3 * 7010 + 512 if driver == "docker" else 0
-    assert JobShape.of(parsed) == JobShape(3, 2048 * MIB, 3 * 2048 + 512, 0, 7000, pids)
+    assert JobShape.of(parsed) == JobShape(3, 2048 * MIB, 3 * 2048 + 4096 + 512, 0, 7000, pids)
     by_default = JobShape.of(cluster.parse("any", {}, driver=driver))
     assert by_default is not None
     assert (by_default.slots, by_default.slot_memory_bytes) == (ContainerSpec().slots, SlotLimits().memory_bytes)

@@ -91,6 +91,11 @@ def enough_mib(slots: int, slot_memory_bytes: int) -> int:
     return slots * -(-slot_memory_bytes // MIB) + SERVER_MIB
 
 
+def reserved_mib(spec: ContainerSpec) -> int:
+    """The same, and as much as its checkpoints may take beside them: what a container is given by default."""
+    return enough_mib(spec.slots, spec.limits.memory_bytes) + -(-spec.checkpoint_bytes // MIB)
+
+
 def enough_pids(slots: int, slot_processes: int) -> int:
     """Process limit with which all slots of a container can use their full limit at once."""
     return max(_LEAST_PIDS, slots * (slot_processes + SLOT_OWN_PROCESSES) + SERVER_PROCESSES)
@@ -154,7 +159,7 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
         f"a container of {shape.memory_mib} MiB cannot hold {shape.slots} slots of "
         f"{shape.slot_memory_bytes // MIB} MiB each and its server ({enough} MiB): a slot could then be killed for "
         "what its neighbours use",
-        next_step=f"leave memory_mib out ({enough} MiB are then reserved), have fewer slots or slots of less memory, "
+        next_step=f"leave memory_mib out (at least {enough} MiB are then reserved), have fewer slots or smaller ones, "
         "or say memory_oversubscription=true (up --oversubscribe-memory)",
     )
 
@@ -174,7 +179,7 @@ def check_standing(standing: JobShape | None, wanted: JobShape, running: int, jo
 
 def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dict[str, Any]:
     """By the job file's variables. ``whole``: the container is one of them, else each of its settings is."""
-    enough = enough_mib(spec.slots, spec.limits.memory_bytes)
+    reserved = reserved_mib(spec)
     return {
         "job_id": settings.job_id,
         "namespace": settings.namespace,
@@ -183,10 +188,10 @@ def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dic
         "driver": settings.driver,
         "image": settings.image,
         "cpu_mhz": settings.cpu_mhz,
-        "memory_mib": settings.memory_mib or enough,
+        "memory_mib": settings.memory_mib or reserved,
         # Of use where the scheduler allows oversubscription; elsewhere Nomad ignores it.
-        "memory_max_mib": enough
-        if settings.memory_oversubscription and enough > (settings.memory_mib or enough)
+        "memory_max_mib": reserved
+        if settings.memory_oversubscription and reserved > (settings.memory_mib or reserved)
         else 0,
         "pids_limit": enough_pids(spec.slots, spec.limits.processes),
         **({SPEC: spec.to_json()} if whole else dataclasses.asdict(spec)),

@@ -89,7 +89,7 @@ def test_a_job_file_of_an_older_version_is_given_what_it_has_variables_for() -> 
     values = given(OLDER, containers, NomadSettings(driver="raw_exec", variables={"slots": "7"}))
     assert values == {
         "job_id": '"agentenv-sandbox"',
-        "memory_mib": str(3 * 2048 + 512),
+        "memory_mib": str(3 * 2048 + 4096 + 512),
         "slots": "7",
         "limits": json.dumps(dataclasses.asdict(SlotLimits(processes=7))),
         "env": '{"A": "$${b}"}',
@@ -261,10 +261,10 @@ def test_a_standing_job_is_read_whichever_version_registered_it() -> None:
 
 def test_a_container_holds_all_its_slots_by_default() -> None:
     lines = job_variables(job_text(NomadSettings()), ContainerSettings(), NomadSettings()).splitlines()
-    assert {"memory_mib = 20992", "memory_max_mib = 0"} <= set(lines)
+    assert {"memory_mib = 25088", "memory_max_mib = 0"} <= set(lines)
     small = ContainerSettings(slots_per_container=3, limits=SlotLimits(memory_bytes=1536 * MIB))
     lines = job_variables(job_text(NomadSettings()), small, NomadSettings()).splitlines()
-    assert f"memory_mib = {3 * 1536 + 512}" in lines
+    assert f"memory_mib = {3 * 1536 + 4096 + 512}" in lines
     check_shape(_shape(memory_mib=20992), ContainerSettings(), NomadSettings())
     few = ContainerSettings(slots_per_container=3)
     assert "memory_mib" not in job_variables('variable "slots" {}', few, NomadSettings()), "a file may have its own"
@@ -280,11 +280,18 @@ def test_less_memory_than_the_slots_may_use_is_refused_unless_named() -> None:
     named = NomadSettings(memory_mib=2048, memory_oversubscription=True)
     check_shape(_shape(memory_mib=2048), ContainerSettings(), named)
     lines = job_variables(job_text(named), ContainerSettings(), named).splitlines()
-    assert {"memory_mib = 2048", "memory_max_mib = 20992"} <= set(lines), "where the scheduler allows it, it gets all"
+    assert {"memory_mib = 2048", "memory_max_mib = 25088"} <= set(lines), "where the scheduler allows it, it gets all"
     check_shape(_shape(memory_mib=2048, memory_max_mib=20992), ContainerSettings(), NomadSettings())
     own = _shape(memory_mib=2560, slots=2, limits='"limits":{"memory_bytes":1073741824},')
     assert own.slot_memory_bytes == 1024 * MIB
     check_shape(own, ContainerSettings(slots_per_container=2), NomadSettings())
+
+
+def test_a_container_has_memory_for_its_checkpoints_too() -> None:
+    text, named = job_text(NomadSettings()), ContainerSettings(slots_per_container=2, checkpoint_bytes=100 * MIB + 1)
+    assert given(text, named, NomadSettings())["memory_mib"] == str(2 * 2048 + 101 + SERVER_MIB)
+    none = ContainerSettings(slots_per_container=2, checkpoint_bytes=0)
+    assert given(text, none, NomadSettings())["memory_mib"] == str(2 * 2048 + SERVER_MIB)
 
 
 def test_a_container_has_processes_enough_for_all_its_slots() -> None:
@@ -311,7 +318,8 @@ def test_the_job_file_by_hand_computes_as_the_backend_does() -> None:
     formula = f"max(16384, local.spec.slots * (try(local.spec.limits.processes, {SlotLimits().processes}) + "
     assert f"{formula}{SLOT_OWN_PROCESSES}) + {SERVER_PROCESSES})" in text
     assert f"try(local.spec.limits.memory_bytes, {SlotLimits().memory_bytes})" in text
-    assert f"local.spec.slots * local.slot_mib + {SERVER_MIB}" in text
+    assert f"local.spec.slots * local.slot_mib + local.checkpoint_mib + {SERVER_MIB}" in text
+    assert f"try(local.spec.checkpoint_bytes, {ContainerSpec.checkpoint_bytes})" in text
     assert f"slots = {ContainerSpec().slots}, " in text
     assert "pids_limit = local.pids_limit" in text
     assert "memory     = local.memory_mib" in text
