@@ -9,7 +9,9 @@ from agentenv.wire.states import ContainerState, SlotState
 KEY = leases.LeaseKey(slot=3, epoch=7, secret="0123456789abcdef0123456789abcdef")
 _ERROR = server.ErrorReply(error="quota", message="farm_run: m", next_step="n", fault="task", retry_after_s=1.5)
 _TAGS = farm.AskTags(environment="repair", kind="eval", group="g", item="é")
-_ASK = farm.Ask(request_id="r" * 16, trajectories=("t-0", "t-1"), tags=_TAGS, ttl_s=20.0)
+_ASK = farm.Ask(
+    request_id="r" * 16, trajectories=("t-0", "t-1"), tags=_TAGS, ttl_s=20.0, image_reference="debian:trixie"
+)
 _GRANT = farm.Grant(
     lease="local-0-01234567/3/7",
     trajectory="t-0",

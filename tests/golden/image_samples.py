@@ -10,7 +10,7 @@ _ONE, _TWO = (f"sha256:{digit * 64}" for digit in "12")
 _NAME = "committed:prepared:1"
 _IMAGE = images.ImageRef(reference=f"registry.example/team/app@{_TWO}", digest=_ONE)
 _FETCHING = images.ImageState(
-    wanted="debian:trixie", state="fetching", step="download debian:trixie", done_bytes=1, total_bytes=2
+    wanted="debian:trixie", state="fetching", step="download debian:trixie", problem="p", done_bytes=1, total_bytes=2
 )
 _FAILED = images.ImageState(wanted="a", state="failed", error=ErrorReply.of(ImageUnavailableError("m", next_step="n")))
 _NODE = images.NodeImages(node="n", stored=(_ONE,), fetching=(_TWO,))

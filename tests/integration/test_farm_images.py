@@ -15,7 +15,7 @@ from agentenv.api.image_keeper.app import served as keeper_served
 from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings
 from agentenv.api.image_keeper.peers import Peers
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.errors import AcquireTimeoutError, ConfigError, ImageUnavailableError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.keepers import Keepers
@@ -188,3 +188,43 @@ async def test_a_committed_name_is_good_on_other_nodes_and_after_the_farm_was_re
         with pytest.raises(ImageUnavailableError, match="has an image named committed:prepared:2") as told:
             await pool.images.resolve("committed:prepared:2")
         assert told.value.next_step.startswith("commit it again")
+
+
+AWAY = "127.0.0.1:9/team/app"
+"""Of a registry that nobody can reach: keepers ask it again for a long time."""
+
+
+async def test_a_registry_that_fails_is_told_and_waited_for_only_so_long(
+    pool: FarmPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ImageUnavailableError, match=r"127\.0\.0\.1:9/team/app:1 was not fetched within .* refused"):
+        await pool.images.resolve(f"{AWAY}:1", patience_s=0.5)
+    (told,) = [record.message for record in caplog.records if record.name == "agentenv.slots.farm_images"]
+    assert "127.0.0.1:9/team/app:1 is waited for" in told
+
+
+async def test_a_lease_says_what_keeps_its_image_away(pool: FarmPool, caplog: pytest.LogCaptureFixture) -> None:
+    digest, manifest = (f"sha256:{digit * 64}" for digit in "12")
+    pool.images._learn(f"{AWAY}:2", wire.ImageRef(reference=f"{AWAY}@{manifest}", digest=digest))
+    waiting = asyncio.create_task(pool.lease("t", root=RootSpec(digest)))
+
+    def told() -> bool:
+        place = pool.place("t")
+        return place is not None and (place.why, "refused" in place.detail) == ("image", True)
+
+    await until(told)
+    assert f"t waits for its image {AWAY}@{manifest}: node " in caplog.text
+    waiting.cancel()
+    with pytest.raises(AcquireTimeoutError, match=r"image: node .*refused"):
+        await pool.lease("late", timeout_s=6, root=RootSpec(digest))
+
+
+async def test_a_farm_that_was_restarted_has_an_image_fetched_again_that_no_node_has_any_more(stores: Stores) -> None:
+    async with _farm_of(stores) as farm, farm.pool() as pool:
+        image = await pool.images.resolve(f"oci:{stores.layout.directory}")
+        farm.farm._keepers._sources.clear()  # type: ignore[union-attr]  # as a farm process that has just begun
+        for keeper in stores.keepers.values():
+            keeper.store.gc(budget_bytes=0, keep_s=0)
+        await until(lambda: not any(stored for _, stored, _ in farm.farm.yard.ledger.placement.nodes()))
+        async with await pool.lease("t", root=RootSpec(image.digest)):
+            assert stores.having(image.digest)

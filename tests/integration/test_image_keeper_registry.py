@@ -12,6 +12,7 @@ from agentenv.api.image_keeper.patience import PatienceSettings
 from agentenv.store import RegistrySettings, Store
 from tests.image_sources import compressed, member, oci_layout, sha256, tar_of
 from tests.integration.bad_registry import BadRegistry, bad_registry
+from tests.waiting import until
 
 LAYER = tar_of(member("file", bytes(range(256)) * 200))
 BLOB = sha256(compressed(LAYER, "gzip"))
@@ -95,3 +96,10 @@ async def test_a_registry_that_stays_away_is_given_up(tmp_path: Path) -> None:
         pull = await _ended(keeper.ensure("127.0.0.1:9/team/app:1"))
         assert pull.error is not None
         assert pull.error.code == "image_unavailable"
+
+
+async def test_what_fails_is_told_while_it_is_tried_again(keeper: Keeper) -> None:
+    pull = keeper.ensure("127.0.0.1:9/team/app:1")
+    await until(lambda: bool(pull.state().problem))
+    state = pull.state()
+    assert (state.state, "127.0.0.1:9" in state.problem, "refused" in state.problem) == ("fetching", True, True)

@@ -189,7 +189,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
     async def _stored(self, root: ImageRoot) -> RootSpec:
         """See :func:`agentenv.sdk.roots.stored`."""
         self._usable()
-        return await stored(root, self._pool)
+        return await stored(root, self._pool, self._containers.start_timeout_s)
 
     def session(self, root: RootSpec | None = None) -> ToolSession:
         """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""

@@ -173,11 +173,12 @@ def store_directory() -> Path:
     return cache_dir() / "store"
 
 
-async def stored(root: ImageRoot, pool: object = None) -> RootSpec:
+async def stored(root: ImageRoot, pool: object = None, patience_s: float | None = None) -> RootSpec:
     """The root, its image fetched or built if it is not where the slots of ``pool`` see it: by the farm if that does
-    so, else into this machine's store. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
+    so, else into this machine's store. ``patience_s``: how long a registry that fails is waited for, on a farm; None:
+    as long as its keepers do. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
     ImageUnavailableError, SandboxUnavailableError."""
-    return root.spec(await _digest_of(root.image, pool))
+    return root.spec(await _digest_of(root.image, pool, patience_s))
 
 
 class StoredImages:
@@ -203,12 +204,12 @@ def farm_images(pool: object) -> FarmImages | None:
     return pool.images if fetched and isinstance(pool, FarmPool) else None
 
 
-async def _digest_of(image: str, pool: object) -> str:
+async def _digest_of(image: str, pool: object, patience_s: float | None = None) -> str:
     if is_digest(image):  # of an image that was built, committed or fetched before
         return image
     wanted, farm = parse(image), farm_images(pool)
     if farm is not None:
-        return (await farm.resolve(image)).digest
+        return (await farm.resolve(image, patience_s)).digest
     store = await asyncio.to_thread(Store.open, store_directory())
     if wanted.kind == "dockerfile":
         from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module

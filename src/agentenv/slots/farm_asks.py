@@ -109,14 +109,17 @@ class FarmAsks:
         tags: wire.AskTags,
         root: RootSpec | None = None,
         container: str = "",
+        image_reference: str = "",
     ) -> Wanted:
-        """Ask for a slot for each trajectory. Its future has the grants, or the error."""
+        """Ask for a slot for each trajectory. Its future has the grants, or the error. ``image_reference``: of the
+        root's image, if it is known."""
         ask = wire.Ask(
             request_id=secrets.token_hex(16),
             trajectories=tuple(trajectories),
             tags=tags,
             ttl_s=self._settings.lease_ttl_s,
             root=root,
+            image_reference=image_reference,
             container=container,
         )
         now = self._clock()
@@ -236,7 +239,9 @@ class FarmAsks:
             case "granted":  # ended before they were taken
                 self._answer(wanted, LeaseLostError("the slot was lost before it was used"))
             case "waiting":
-                wanted.place = state.place
+                before, wanted.place = wanted.place, state.place
+                if state.place is not None and state.place.why == "image":
+                    _tell(wanted.ask, before, state.place)
             case "refused":
                 said = state.error
                 error = from_wire(said.error, said.message, said.next_step) if said else ProtocolError("no reason")
@@ -269,3 +274,10 @@ class FarmAsks:
             error = acquire_timeout_error(waited_s, wanted.place)
         self._answer(wanted, error)
         self.withdraw(wanted)
+
+
+def _tell(ask: wire.Ask, before: wire.Place | None, now: wire.Place) -> None:
+    """Log why its image is not there, once for each reason."""
+    if now.detail and (before is None or before.detail != now.detail):
+        image = ask.image_reference or (ask.root.image if ask.root else "")
+        logger.warning("%s waits for its image %s: %s", ", ".join(ask.trajectories), image, now.detail)

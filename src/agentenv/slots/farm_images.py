@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from agentenv.errors import AgentEnvError, ConfigError, FarmUnreachableError, TooManyRequestsError, from_wire
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    FarmUnreachableError,
+    ImageUnavailableError,
+    TooManyRequestsError,
+    from_wire,
+)
 from agentenv.slots.farm_asks import retries
 from agentenv.slots.farm_client import FarmClient
 from agentenv.store.reference import located, parse
@@ -17,7 +26,16 @@ from agentenv.wire import images as wire
 
 logger = logging.getLogger(__name__)
 
-_WAIT_S: Final = 20.0
+_WAIT_S: Final = 5.0
+_LOOK_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What fails in a fetch, and when it last went on; empty: it does."""
+
+    words: str
+    since_s: float
 
 
 class FarmImages:
@@ -28,13 +46,20 @@ class FarmImages:
         self._tasks = tasks
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._resolved: dict[str, wire.ImageRef] = {}
+        self._references: dict[str, str] = {}
+        """By digest: where the image comes from."""
+        self._problems: dict[str, _Problem] = {}
+        """By reference: what fails while it is being resolved."""
 
-    async def resolve(self, reference: str) -> wire.ImageRef:
+    async def resolve(self, reference: str, patience_s: float | None = None) -> wire.ImageRef:
         """The image that a reference means in this run; the first time, a node of the farm fetches it.
 
-        It takes as long as the fetch; a farm that is away is waited for. Raises what the fetch failed with:
-        BadImageError, ImageUnavailableError, ConfigError, also for an image that only this machine could have.
+        It takes as long as the fetch; a farm that is away is waited for. A registry that fails is logged, and asked
+        again for as long as the node's keeper has patience, or for ``patience_s`` without any progress. Raises what the
+        fetch failed with: BadImageError, ImageUnavailableError, ConfigError, also for an image that only this machine
+        could have.
         """
+        began_s = time.monotonic()
         reference = for_nodes(reference)
         while (known := self._resolved.get(reference)) is None:
             task = self._resolving.get(reference)
@@ -42,8 +67,22 @@ class FarmImages:
                 task = asyncio.create_task(self._resolve(reference), name=f"resolve {reference}")
                 self._resolving[reference] = task
                 task.add_done_callback(functools.partial(self._over, reference))
-            await asyncio.shield(task)
+            await asyncio.wait((task,), timeout=_LOOK_S)
+            if task.done():
+                task.result()
+            elif patience_s is not None and (problem := self._problems.get(reference)) is not None and problem.words:
+                waited_s = time.monotonic() - max(began_s, problem.since_s)
+                if waited_s >= patience_s:
+                    raise ImageUnavailableError(
+                        f"{reference} was not fetched within {waited_s:.0f} s: {problem.words}",
+                        next_step="see that the registry can be reached from the nodes, or wait longer "
+                        "(start_timeout_s)",
+                    )
         return known
+
+    def reference(self, digest: str) -> str:
+        """Where an image comes from that was resolved here; empty: that is not known."""
+        return self._references.get(digest, "")
 
     def prefetch(self, references: Iterable[str]) -> None:
         """These images are wanted soon: they are resolved, and fetched to some nodes, in the background. What fails is
@@ -57,8 +96,12 @@ class FarmImages:
         ImageUnavailableError, BadImageError, ConnectionLostError."""
         request = wire.CommitRequest(container=container, checkpoint=checkpoint, image=image, name=name, wait_s=_WAIT_S)
         made = await self._followed(lambda: self._client.commit_image(request))
-        self._resolved[made.reference] = made
+        self._learn(made.reference, made)
         return made
+
+    def _learn(self, reference: str, image: wire.ImageRef) -> None:
+        self._resolved[reference] = image
+        self._references[image.digest] = image.reference
 
     async def _ahead(self, reference: str) -> None:
         try:
@@ -77,9 +120,21 @@ class FarmImages:
             (state,) = (await self._client.want_images(request)).images
             return state
 
-        self._resolved[reference] = await self._followed(ask)
+        self._learn(reference, await self._followed(ask, lambda state: self._note(reference, state)))
 
-    async def _followed(self, ask: Callable[[], Awaitable[wire.ImageState]]) -> wire.ImageRef:
+    def _note(self, reference: str, state: wire.ImageState) -> None:
+        """How far the fetch of a reference has come."""
+        if not state.problem:
+            self._problems[reference] = _Problem("", time.monotonic())
+            return
+        before = self._problems.get(reference, _Problem("", 0.0))
+        if state.problem != before.words:
+            logger.warning("%s is waited for: %s", reference, state.problem)
+            self._problems[reference] = _Problem(state.problem, before.since_s)
+
+    async def _followed(
+        self, ask: Callable[[], Awaitable[wire.ImageState]], note: Callable[[wire.ImageState], None] = lambda _: None
+    ) -> wire.ImageRef:
         """Ask until it is decided, also while the farm is away. Raises what it failed with."""
         backoff = retries()
         while True:
@@ -93,9 +148,11 @@ class FarmImages:
                 raise from_wire(state.error.error, state.error.message, state.error.next_step)
             if state.image is not None:
                 return state.image
+            note(state)
 
     def _over(self, reference: str, task: asyncio.Task[None]) -> None:
         del self._resolving[reference]
+        self._problems.pop(reference, None)
         if not task.cancelled():
             task.exception()  # whoever waits is told; nobody may be left
 

@@ -200,7 +200,8 @@ class FarmPool:
         named = wire.AskTags(
             environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
         )
-        wanted = self._asks.want(trajectories, timeout_s, named, root, container)
+        reference = "" if root is None else self.images.reference(root.image)
+        wanted = self._asks.want(trajectories, timeout_s, named, root, container, reference)
         leases: list[SlotLease] = []
         try:
             for grant in await wanted.granted:

@@ -28,6 +28,8 @@ Reply = TypeVar("Reply", bound=WireModel)
 logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 20.0
+_FETCH_WAIT_S: Final = 5.0
+"""The same of a fetch: whoever waits for it is to hear what fails."""
 _ANSWER_S: Final = 10.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
 _SILENT_S: Final = 30.0
@@ -56,6 +58,8 @@ class Keepers:
         """By node; those whose containers are gone are kept, they may still resolve."""
         self._sources: OrderedDict[str, str] = OrderedDict()
         """By digest: a reference that means the image."""
+        self._problems: dict[tuple[str, str], str] = {}
+        """By node and image: what failed last in a fetch that goes on."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._session: aiohttp.ClientSession | None = None
         self._known = asyncio.Event()
@@ -92,13 +96,20 @@ class Keepers:
     async def fetch(self, node: str, image: str) -> None:
         """See :class:`agentenv.slots.yard.ImageStores`. Raises ImageUnavailableError also when the keeper does not
         answer for a while."""
+        try:
+            await self._fetch(node, image)
+        finally:
+            self._problems.pop((node, image), None)
+
+    async def _fetch(self, node: str, image: str) -> None:
         wanted = wire.ImageRef(reference=self._sources.get(image, image), digest=image)
-        request = wire.ImagesRequest(images=(wanted,), wait_s=_WAIT_S)
+        request = wire.ImagesRequest(images=(wanted,), wait_s=_FETCH_WAIT_S)
         backoff, silent_s = Backoff(_RETRY_MIN_S, _RETRY_MAX_S), 0.0
         while True:
             try:
-                reply = await self._ask(wire.ImagesReply, node, "POST", request, wait_s=_WAIT_S)
+                reply = await self._ask(wire.ImagesReply, node, "POST", request, wait_s=_FETCH_WAIT_S)
             except ConnectionLostError as error:
+                self._problems[node, image] = error.message
                 if silent_s >= _SILENT_S:
                     raise ImageUnavailableError(
                         f"node {node} cannot fetch images: {error.message}",
@@ -113,6 +124,12 @@ class Keepers:
                 raise from_wire(state.error.error, f"node {node}: {state.error.message}", state.error.next_step)
             if state.image is not None:
                 return
+            self._problems[node, image] = state.problem
+
+    def problem(self, image: str) -> str:
+        """See :class:`agentenv.slots.yard.ImageStores`."""
+        found = (f"node {node}: {told}" for (node, its), told in self._problems.items() if its == image and told)
+        return next(found, "")
 
     async def commit(self, handle: ContainerHandle, request: wire.CommitRequest, token: str) -> wire.ImageState:
         """An image of a checkpoint of the container, in the store of its node; ``token`` is one that it accepts. A
@@ -174,16 +191,16 @@ class Keepers:
                 logger.warning("the keeper of %s: %s", node, error)
                 continue
             if state.image is not None:
-                self.remember(state.image)
+                self.remember(state.image.digest, state.image.reference)
                 stored(node, state.image.digest)
             return state
         return None
 
-    def remember(self, image: wire.ImageRef) -> None:
+    def remember(self, digest: str, reference: str) -> None:
         """Where an image comes from, for nodes whose peers do not have it."""
-        if not image.reference.startswith(("sha256:", "committed:")):  # only nodes have those
-            self._sources[image.digest] = image.reference
-            self._sources.move_to_end(image.digest)
+        if not reference.startswith(("sha256:", "committed:")):  # only nodes have those
+            self._sources[digest] = reference
+            self._sources.move_to_end(digest)
             if len(self._sources) > _REMEMBERED:
                 self._sources.popitem(last=False)
 

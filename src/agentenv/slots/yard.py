@@ -92,6 +92,9 @@ class ImageStores(Protocol):
     async def fetch(self, node: str, image: str) -> None:
         """Have a node fetch an image. Raises AgentEnvError."""
 
+    def problem(self, image: str) -> str:
+        """What failed last in a fetch of the image that goes on; empty: nothing."""
+
 
 class Yard:
     """The containers, and the ledger of their slots. One event loop."""
@@ -367,6 +370,10 @@ class Yard:
     def stored(self, node: str, image: str) -> None:
         """A node has this image now."""
         self.perform(self.ledger.fetched(node, image, self._clock()))
+
+    def image_problem(self, image: str) -> str:
+        """Why an image that is being fetched is not there yet; empty: nothing has failed."""
+        return "" if self._stores is None else self._stores.problem(image)
 
     def prefetch(self, images: Iterable[str]) -> None:
         """These images are wanted soon."""

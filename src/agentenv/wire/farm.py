@@ -68,6 +68,8 @@ class Ask(WireModel):
     """The leases end when they are not renewed for this long."""
     root: Root | None = None
     """What the slots are made from; None: plain ones."""
+    image_reference: Annotated[str, Field(max_length=1_000, pattern=r"^[^\s\x00-\x1f]*$")] = ""
+    """Where the root's image comes from, if that is known: a farm that was restarted may not know it any more."""
     container: Annotated[str, Field(max_length=256)] = ""
     """The only one that can serve it, because it has the root's checkpoint; empty: any."""
 
@@ -109,7 +111,7 @@ class Place(WireModel):
 
     ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have), ``paused`` (the
     run is), ``starting`` (containers are being started), ``no_capacity`` (containers cannot be started; ``detail``),
-    ``image`` (nodes with free slots do not have its image yet).
+    ``image`` (nodes with free slots do not have its image yet; ``detail``: what failed last in fetching it).
     """
 
     why: WaitingFor

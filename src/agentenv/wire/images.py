@@ -52,6 +52,8 @@ class ImageState(WireModel):
     image: ImageRef | None = None
     error: ErrorReply | None = None
     step: str = ""
+    problem: str = ""
+    """Why it does not go on at the moment, and is tried again: the registry's last failure."""
     done_bytes: int | None = None
     total_bytes: int | None = None
 

@@ -106,7 +106,9 @@ class Desk:
         *,
         slots_per_container: int,
         relay_url: str = "",
+        comes_from: Callable[[str, str], None] | None = None,
     ) -> None:
+        """``comes_from`` is told of each image that is asked for, its digest and its reference."""
         self.line = line
         self.granted_to: dict[str, int] = {}
         """Slots granted to each run by this process."""
@@ -117,6 +119,7 @@ class Desk:
         self._clock = clock
         self._slots_per_container = slots_per_container
         self._relay_url = relay_url
+        self._comes_from = comes_from
         self._asks: dict[tuple[str, str], OpenAsk] = {}
         self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
         """When these were cancelled, the oldest first: an ask may arrive after its own cancellation, on another
@@ -174,6 +177,8 @@ class Desk:
             opened.refuse(LeaseLostError(_CANCELLED), now)
             return opened
         self._asks[key] = opened
+        if self._comes_from is not None and ask.root is not None and ask.image_reference:
+            self._comes_from(ask.root.image, ask.image_reference)
         if (refused := self._never(opened, cap)) is not None:
             self._refuse(opened, refused)
         elif not await self._recovered(opened) and not opened.decided.is_set():
@@ -366,7 +371,8 @@ class Desk:
         """Why it waits, and for how long."""
         ticket, load = opened.ticket or 0, outlook.load
         ahead = outlook.upcoming.get(ticket)
-        why, detail = self._why(ticket, load.serving)
+        root = opened.ask.root
+        why, detail = self._why(ticket, load.serving, "" if root is None else root.image)
         missing = None if ahead is None else ahead + len(opened.ask.trajectories) - load.free
         return wire.Place(
             why=why,
@@ -382,7 +388,7 @@ class Desk:
             total=outlook.total,
         )
 
-    def _why(self, ticket: int, serving: int) -> tuple[wire.WaitingFor, str]:
+    def _why(self, ticket: int, serving: int, image: str) -> tuple[wire.WaitingFor, str]:
         held_back = self.line.why(ticket)
         if held_back in ("cap", "paused"):
             return held_back, ""
@@ -390,7 +396,7 @@ class Desk:
         if failed is not None and serving < self.yard.goal:
             return "no_capacity", f"{failed.reason} {failed.next_step}".strip()
         if self.yard.ledger.aside(ticket):
-            return "image", ""
+            return "image", self.yard.image_problem(image)
         return ("starting" if serving < self.yard.goal else "queue"), ""
 
     # -- ending ----------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Farm:
             clock,
             slots_per_container=self.containers.slots_per_container,
             relay_url=relay_url,
+            comes_from=None if keepers is None else keepers.remember,
         )
         self.yard = Yard(
             backend,

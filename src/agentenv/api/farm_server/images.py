@@ -30,7 +30,7 @@ class FarmImages:
             *(self._resolved(keepers, reference, request.wait_s) for reference in request.references)
         )
         for image in request.images:
-            keepers.remember(image)
+            keepers.remember(image.digest, image.reference)
         self._yard.prefetch(image.digest for image in request.images)
         return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
 

@@ -18,7 +18,7 @@ from agentenv.api.image_keeper.peers import Peers
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.layers import image_above
 from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
-from agentenv.image.progress import BuildStep, Report
+from agentenv.image.progress import BuildStep
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import Reference, located, parse
@@ -66,6 +66,20 @@ class Pull:
     error: AgentEnvError | None = None
     ended_s: float | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    problem: str = ""
+    """What failed last and is tried again."""
+    of: Pull | None = None
+    """The pull of the same image that it waits for: its own has another name."""
+
+    def progress(self, step: BuildStep) -> None:
+        """It has come so far."""
+        self.step = step
+        if step.done:
+            self.problem = ""
+
+    def failed(self, problem: str) -> None:
+        """It is tried again."""
+        self.problem = problem
 
     def state(self) -> wire.ImageState:
         """As it is told."""
@@ -73,10 +87,15 @@ class Pull:
             return wire.ImageState(wanted=self.wanted, state="failed", error=ErrorReply.of(self.error))
         if self.image is not None:
             return wire.ImageState(wanted=self.wanted, state="ready", image=self.image)
-        step = self.step
-        said = f"{step.name} {step.detail}".strip()
+        at = self.of or self
+        step = at.step
         return wire.ImageState(
-            wanted=self.wanted, state="fetching", step=said, done_bytes=step.done, total_bytes=step.total or None
+            wanted=self.wanted,
+            state="fetching",
+            step=f"{step.name} {step.detail}".strip(),
+            problem=at.problem,
+            done_bytes=step.done,
+            total_bytes=step.total or None,
         )
 
 
@@ -199,10 +218,7 @@ class Keeper:
     # -- pulling ------------------------------------------------------------------------------
 
     async def _pull(self, pull: Pull, wanted: str | wire.ImageRef) -> None:
-        def progress(step: BuildStep) -> None:
-            pull.step = step
-
-        made = self._resolved(wanted, progress) if isinstance(wanted, wire.ImageRef) else self._named(wanted, progress)
+        made = self._resolved(wanted, pull) if isinstance(wanted, wire.ImageRef) else self._named(wanted, pull)
         await self._followed(pull, made)
 
     async def _followed(self, pull: Pull, made: Coroutine[Any, Any, wire.ImageRef]) -> None:
@@ -221,22 +237,23 @@ class Keeper:
             pull.ended_s = self._clock()
             pull.over.set()
 
-    async def _named(self, wanted: str, progress: Report) -> wire.ImageRef:
+    async def _named(self, wanted: str, pull: Pull) -> wire.ImageRef:
         """What a reference means, fetched."""
         if (named := parse(wanted)).kind == "committed":
-            return await self._meant(named, progress)
+            return await self._meant(named, pull)
         reference = self._allowed(wanted)
         if reference.kind == "docker" and not reference.digest:
-            reference = await self._registry(reference).ask(lambda: asyncio.to_thread(self.store.pinned, reference))
-            pinned = self.ensure(str(reference))  # tags of one image are one pull
+            ask = self._registry(reference).ask
+            reference = await ask(lambda: asyncio.to_thread(self.store.pinned, reference), pull.failed)
+            pull.of = pinned = self.ensure(str(reference))  # tags of one image are one pull
             await pinned.over.wait()
             if pinned.image is None:
                 raise (pinned.error or ImageUnavailableError(f"{wanted} was not fetched")).copy()
             return pinned.image
-        image = await self._by_reference(reference, progress)
+        image = await self._by_reference(reference, pull)
         return wire.ImageRef(reference=str(reference), digest=image.digest)
 
-    async def _meant(self, wanted: Reference, progress: Report) -> wire.ImageRef:
+    async def _meant(self, wanted: Reference, pull: Pull) -> wire.ImageRef:
         """What a name of ``commit`` means on the node that gave it last, fetched from there; it means the same here
         from then on, also when that node is gone."""
         own = await asyncio.to_thread(self.store.named, wanted)
@@ -248,7 +265,7 @@ class Keeper:
         latest = max(known, key=lambda name: name.named_s)
         found = wire.ImageRef(reference=str(wanted), digest=latest.digest)
         try:
-            await self._resolved(found, progress)
+            await self._resolved(found, pull)
         except ImageUnavailableError as error:
             raise ImageUnavailableError(f"{wanted}: {error.message}", next_step=_AGAIN) from error
         if own is None or own.named_s < latest.named_s:
@@ -256,21 +273,21 @@ class Keeper:
                 await asyncio.to_thread(self.store.name, str(wanted), image, latest.named_s)
         return found
 
-    async def _resolved(self, wanted: wire.ImageRef, progress: Report) -> wire.ImageRef:
+    async def _resolved(self, wanted: wire.ImageRef, pull: Pull) -> wire.ImageRef:
         """An image that another node has had: from this store, a peer, or where it came from."""
         if await asyncio.to_thread(self.store.used, wanted.digest) is not None:
             return wanted
         named = wanted.reference if not wanted.reference.startswith(("sha256:", "committed:")) else ""
         if self.peers is not None:
             async with self._turns:
-                if await self.peers.fetch(self.store, wanted.digest, named, progress) is not None:
+                if await self.peers.fetch(self.store, wanted.digest, named, pull.progress) is not None:
                     self.counts["from_peers"] += 1
                     return wanted
         if not named:
             raise ImageUnavailableError(
                 f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
             )
-        found = await self._by_reference(self._allowed(named), progress)
+        found = await self._by_reference(self._allowed(named), pull)
         if found.digest != wanted.digest:
             raise ImageUnavailableError(
                 f"{named} means {found.digest} here, not {wanted.digest}", next_step="resolve it again"
@@ -292,15 +309,15 @@ class Keeper:
             raise ForbiddenError("image", f"{reference.kind}: is for the image's own machine", next_step="push it")
         return reference
 
-    async def _by_reference(self, reference: Reference, progress: Report) -> StoredImage:
+    async def _by_reference(self, reference: Reference, pull: Pull) -> StoredImage:
         def attempt() -> StoredImage:
-            return self.store.ensure(reference, progress=progress)
+            return self.store.ensure(reference, progress=pull.progress)
 
         async def turn() -> StoredImage:
             async with self._turns:
                 return await asyncio.to_thread(attempt)
 
-        return await (self._registry(reference).ask(turn) if reference.kind == "docker" else turn())
+        return await (self._registry(reference).ask(turn, pull.failed) if reference.kind == "docker" else turn())
 
     def _registry(self, reference: Reference) -> Registry:
         host = reference.name.partition("/")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -42,14 +43,15 @@ class Registry:
         self.throttled = 0
         """How often it had too many requests."""
 
-    async def ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``attempt``, repeated while the registry is busy. Raises what the last one raised."""
+    async def ask(self, attempt: Callable[[], Awaitable[T]], failed: Callable[[str], None]) -> T:
+        """The result of ``attempt``, repeated while the registry is busy; ``failed`` is told why, each time. Raises
+        what the last one raised."""
         settings = self._settings
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(BusyRegistryError),
             wait=wait_exponential_jitter(multiplier=settings.first_s, max=settings.longest_s, jitter=settings.first_s),
             stop=stop_after_delay(settings.patience_s),
-            before_sleep=self._noted,
+            before_sleep=functools.partial(self._noted, failed),
             reraise=True,
         )
         return await retrying(self._attempt, attempt)
@@ -65,9 +67,10 @@ class Registry:
             await asyncio.sleep(max(0.0, self._quiet_until_s - self._clock()))
             yield
 
-    def _noted(self, state: RetryCallState) -> None:
-        """It has had too many requests of one pull: the others wait as long as that one does."""
+    def _noted(self, failed: Callable[[str], None], state: RetryCallState) -> None:
+        """If it has had too many requests of one pull, the others wait as long as that one does."""
         error = state.outcome.exception() if state.outcome is not None else None
+        failed(str(error))
         if isinstance(error, BusyRegistryError) and error.throttled:
             self.throttled += 1
             pause_s = state.next_action.sleep if state.next_action is not None else 0.0
