@@ -152,46 +152,44 @@ class Checkpoints:
             finally:
                 os.close(file)
         except BaseException:
-            _unmount(packed.mount)
+            unmount([packed.mount])
             raise
         made = Packed(packed.mount, _used_bytes(packed.mount))
         self._kept[name] = self._mounted[made.mount] = made
 
-    def drop(self, name: str) -> None:
-        """Forget a checkpoint; layers that no other one has go away once no slot stands on them. No effect if there is
-        none. Raises OSError."""
-        if self._kept.pop(name, None) is not None:
-            self._unmount_unneeded()
+    def drop(self, name: str) -> list[Path]:
+        """Forget a checkpoint; no effect if there is none. Returns the layers that no other one has and no slot stands
+        on, which are no longer counted: :func:`unmount` them."""
+        self._kept.pop(name, None)
+        return self._forget_unneeded()
 
     def hold(self, layers: Iterable[Frozen]) -> None:
         """One more slot stands on these layers, until it gives them back."""
         self._stood_on.update(layer.mount for layer in layers)
 
-    def give_back(self, layers: Iterable[Frozen]) -> None:
-        """One slot less stands on these layers. Raises OSError."""
+    def give_back(self, layers: Iterable[Frozen]) -> list[Path]:
+        """One slot less stands on these layers. Returns those to unmount, as :meth:`drop`."""
         self._stood_on.subtract(layer.mount for layer in layers)
         self._stood_on += Counter()  # without those that are 0
-        self._unmount_unneeded()
+        return self._forget_unneeded()
 
-    def _unmount_unneeded(self) -> None:
+    def _forget_unneeded(self) -> list[Path]:
         needed = {kept.mount for kept in self._needed()} | self._stood_on.keys()
-        for mount in self._mounted.keys() - needed:
-            _unmount(mount)
+        unneeded = list(self._mounted.keys() - needed)
+        for mount in unneeded:
             del self._mounted[mount]
-
-    def drop_all(self) -> None:
-        """Forget all. Raises OSError."""
-        for name in list(self._kept):
-            self.drop(name)
+        return unneeded
 
     def _needed(self) -> Iterator[Frozen | Packed]:
         for kept in self._kept.values():
             yield from (kept,) if isinstance(kept, Packed) else kept.layers
 
 
-def _unmount(mount: Path) -> None:
-    syscalls.umount(str(mount), syscalls.MNT_DETACH)
-    mount.rmdir()
+def unmount(layers: Iterable[Path]) -> None:
+    """Let go of layers that nobody needs. May take long (300 ms a GiB): call it in a thread. Raises OSError."""
+    for mount in layers:
+        syscalls.umount(str(mount), syscalls.MNT_DETACH)
+        mount.rmdir()
 
 
 def _used_bytes(mount: Path) -> int:

@@ -265,6 +265,9 @@ class ImageSlot:
                 disk_layers.forget(self._place)
             syscalls.umount(str(self._place))
             self._mounted.clear()
+
+    def give_back(self) -> list[Path]:
+        """See SlotKind."""
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
@@ -273,7 +276,8 @@ class ImageSlot:
             self._namespace = None
         if self._holding and self._setup.checkpoints is not None:
             self._holding = False
-            self._setup.checkpoints.give_back(self._layers)
+            return self._setup.checkpoints.give_back(self._layers)
+        return []
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""

@@ -130,10 +130,15 @@ class PlainSlot:
             syscalls.umount(str(self._place))
             return
         self._layered.unmount()
+
+    def give_back(self) -> list[Path]:
+        """See SlotKind."""
+        unneeded = []
         if self._holding and self._setup.checkpoints is not None:
             self._holding = False
-            self._setup.checkpoints.give_back(self._layers)
+            unneeded = self._setup.checkpoints.give_back(self._layers)
         self._layers = self._begins_above
+        return unneeded
 
     async def start(self) -> SlotProcess:
         """Start bwrap. The slot's ``/dev/pts`` is mounted outside until bwrap has bound it into the slot, where it

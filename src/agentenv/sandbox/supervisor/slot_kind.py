@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from agentenv.errors import ConfigError
@@ -45,3 +46,7 @@ class SlotKind(Protocol):
 
     def discard(self) -> None:
         """Remove its files. May take long: call it in a thread. EINVAL: there are none. EBUSY: something uses them."""
+
+    def give_back(self) -> list[Path]:
+        """Its files are gone: what else it had is others' to use. Returns layers of checkpoints that nobody needs now,
+        to be unmounted."""

@@ -19,6 +19,7 @@ from agentenv.errors import AgentEnvError, CheckpointError, SandboxUnavailableEr
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
+from agentenv.sandbox.supervisor.checkpoints import unmount
 from agentenv.sandbox.supervisor.image_slot import ImageSlot
 from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
@@ -498,6 +499,8 @@ class SlotLifecycle:
         """Remove the workspace and the cgroup. Raises OSError when either cannot be removed."""
         # In a thread: a large workspace takes the kernel long (300 ms a GiB), and other slots wait for us.
         await asyncio.to_thread(_remove_files, self.kind)
+        if unneeded := self.kind.give_back():
+            await asyncio.to_thread(unmount, unneeded)
         plan = self.kind.plan
         deadline = time.monotonic() + _PROOF_DEADLINE_S
         while plan is not None and not cgroups.remove(plan):

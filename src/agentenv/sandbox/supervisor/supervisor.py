@@ -56,6 +56,7 @@ from agentenv.sandbox.supervisor import (
     server_process,
     workspace_layers,
 )
+from agentenv.sandbox.supervisor.checkpoints import unmount
 from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport
 from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import limit_files, server_plan
@@ -117,7 +118,7 @@ class Supervisor:
         self._layer_export = None
         if setup.checkpoints is not None and setup.images is not None:
             self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.tar_program, reaper)
-        self._exports = TaskSet()
+        self._background = TaskSet()
         gate = asyncio.Semaphore(starting_at_once)
         services = SlotServices(setup, reaper, self, gate, launch.network_tool, networks)
         self._setup = setup
@@ -337,9 +338,10 @@ class Supervisor:
             case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
                 self._slots[number].freeze(name)
             case Export(name, layer):
-                self._exports.start("exports", self._export(name, layer), "export")
+                self._background.start("exports", self._export(name, layer), "export")
             case Drop(name) if self._setup.checkpoints is not None:
-                self._setup.checkpoints.drop(name)
+                if unneeded := self._setup.checkpoints.drop(name):
+                    self._background.start("drops", asyncio.to_thread(unmount, unneeded), "drop")
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
             case Fence(generation):

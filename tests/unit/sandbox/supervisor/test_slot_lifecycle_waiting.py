@@ -55,6 +55,9 @@ class Image:
         self._started.append(("image", Process()))
         return self._started[-1][1]
 
+    def give_back(self) -> list[Path]:
+        return []
+
     def discard(self) -> None:
         return None
 
