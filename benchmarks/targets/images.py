@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.executor.session import ToolSession
@@ -127,55 +127,65 @@ async def i4_neighbours(effort: Effort) -> list[Outcome]:
     ]
 
 
+@dataclass
+class Forks:
+    """Times of forks of a slot and of what goes with them, in ms, one for each round."""
+
+    one: list[float] = field(default_factory=list)
+    """The median of nine."""
+    many: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+
+    async def measure(self, farm: ImageFarm, parent: ToolSession, child_of: Callable[[str], RootSpec]) -> None:
+        """One round. ``child_of`` gives what begins with the checkpoint of that name."""
+        name, seconds = await _kept(farm, parent)
+        self.kept.append(1e3 * seconds)
+        child = child_of(name)
+        self.one.append(1e3 * percentile([await _forked(farm, child) for _ in range(9)], 0.5))
+        self.many.append(1e3 * await _forked_at_once(farm, child))
+        self.back.append(1e3 * await _restored(farm, parent, name))
+
+
 async def i5_fork(effort: Effort) -> list[Outcome]:
     """Forks of a workspace of 500 MB in 8,000 files, one and sixteen at once; checkpoint and restore of it."""
-    one, many, kept, back = [], [], [], []
+    forks = Forks()
     async with image_farm(CHILDREN + 2) as farm:
         for _ in range(effort.rounds):
             async with farm.executor.open("parent", root=farm.root) as parent:
                 await timed_call(parent, FILL, 300.0)
-                name, seconds = await _kept(farm, parent)
-                kept.append(1e3 * seconds)
-                child = replace(farm.root, checkpoint=name)
-                one.append(1e3 * percentile([await _forked(farm, child) for _ in range(9)], 0.5))
-                many.append(1e3 * await _forked_at_once(farm, child))
-                back.append(1e3 * await _restored(farm, parent, name))
+                await forks.measure(farm, parent, lambda name: replace(farm.root, checkpoint=name))
             await farm.freed(farm.slots)
     return [
-        at_most("I5", "fork of 500 MB in 8,000 files, p50", "ms", 15).outcome(one),
-        at_most("I5.16", "16 forks of it at once", "ms", 200).outcome(many),
-        at_most("I6", "checkpoint of it", "ms", 30).outcome(kept),
-        at_most("I6.restore", "restore of it", "ms", 30).outcome(back),
-        at_most("F12", "the same fork", "ms", 30).outcome(one),
-        at_most("F12.16", "the same 16 forks", "ms", 150).outcome(many),
-        at_most("F12.restore", "the same restore", "ms", 20).outcome(back),
+        at_most("I5", "fork of 500 MB in 8,000 files, p50", "ms", 15).outcome(forks.one),
+        at_most("I5.16", "16 forks of it at once", "ms", 200).outcome(forks.many),
+        at_most("I6", "checkpoint of it", "ms", 30).outcome(forks.kept),
+        at_most("I6.restore", "restore of it", "ms", 30).outcome(forks.back),
+        at_most("F12", "the same fork", "ms", 30).outcome(forks.one),
+        at_most("F12.16", "the same 16 forks", "ms", 150).outcome(forks.many),
+        at_most("F12.restore", "the same restore", "ms", 20).outcome(forks.back),
     ]
 
 
 async def f12_plain(effort: Effort) -> list[Outcome]:
     """The same of a plain slot; and once more when its workspace has to be copied, because a file with two names was
     changed in a fork."""
-    one, many, kept, back, copied, filled = [], [], [], [], [], []
+    forks, copied, filled = Forks(), [], []
     async with image_farm(CHILDREN + 2) as farm:
         for _ in range(effort.rounds):
             async with farm.executor.open("parent") as parent:
                 await timed_call(parent, f"{FILL.replace('/w', 'w')} && echo one > name && ln name other", 300.0)
-                name, seconds = await _kept(farm, parent)
-                kept.append(1e3 * seconds)
-                child = RootSpec("", checkpoint=name)
-                one.append(1e3 * percentile([await _forked(farm, child) for _ in range(9)], 0.5))
-                many.append(1e3 * await _forked_at_once(farm, child))
-                back.append(1e3 * await _restored(farm, parent, name))
+                await forks.measure(farm, parent, lambda name: RootSpec("", checkpoint=name))
                 await timed_call(parent, "echo two >> w/other")
                 name, seconds = await _kept(farm, parent)
                 copied.append(seconds)
                 filled.append(await _forked(farm, RootSpec("", checkpoint=name)))
             await farm.freed(farm.slots)
     return [
-        at_most("F12.plain", "fork of a plain slot with 500 MB in 8,000 files, p50", "ms", 30).outcome(one),
-        at_most("F12.plain.16", "16 forks of it at once", "ms", 200).outcome(many),
-        at_most("F12.plain.checkpoint", "checkpoint of it", "ms", 30).outcome(kept),
-        at_most("F12.plain.restore", "restore of it", "ms", 30).outcome(back),
+        at_most("F12.plain", "fork of a plain slot with 500 MB in 8,000 files, p50", "ms", 30).outcome(forks.one),
+        at_most("F12.plain.16", "16 forks of it at once", "ms", 200).outcome(forks.many),
+        at_most("F12.plain.checkpoint", "checkpoint of it", "ms", 30).outcome(forks.kept),
+        at_most("F12.plain.restore", "restore of it", "ms", 30).outcome(forks.back),
         at_most("F12.copy", "fork of it from a copy", "s", 3).outcome(filled),
         at_most("F12.copy.checkpoint", "checkpoint of it by a copy", "s", 3).outcome(copied),
     ]
