@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     data.mkdir(parents=True, exist_ok=True)
     for path in (spec_file, spec_file.parent, Path(spec.token_file), data):
         os.chown(path, first, first)
-    named = [Path(word).parent for word in command if Path(word).is_file()]
+    named = [Path(word).parent for word in command if word.startswith("/") and Path(word).is_file()]
     stores = [Path(spec.store_dir)] if spec.store_dir else []
     mounts.enter_private_namespace()
     _show([data, *stores, *named, *mounts.interpreter_directories()])

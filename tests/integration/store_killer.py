@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentenv.store import Store
+from agentenv.store import Store, names
 from agentenv.store.unpacked import sweep_trees, unpack
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "fcntl.flock"}
@@ -31,10 +31,17 @@ def folders(store: Store) -> list[Path]:
 
 
 def content(store: Store) -> dict[str, str]:
-    """Every file and directory of a store's folders."""
+    """Every file and directory of a store's folders. Of a name it does not matter when it was given."""
     top = store.layout.directory
+
+    def told(path: Path) -> str:
+        if path.parent == store.layout.names and path.suffix == ".json":
+            name = names.read(path)
+            return str(name and (name.reference, name.digest))
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
     return {
-        str(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        str(path.relative_to(top)): told(path)
         for folder in folders(store)
         for path in (folder, *sorted(folder.rglob("*")))
     }

@@ -71,8 +71,9 @@ def escape(text: str) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on stdout, never coloured nor wrapped."""
+    """Print one JSON document on stdout, never coloured nor wrapped, and at once: the command may go on."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
 
 
 def print_json_line(value: object) -> None:

@@ -49,15 +49,17 @@ NOTHING = "for _ in; do :; done"
 _REDIRECTS = f"<&{STDIN_FD} 2>&{STDERR_FD}"
 _QUIET = "</dev/null >/dev/null 2>&1"
 
+# No group is possessive: before Python 3.11.5 such a group keeps what its last, failed round has taken
+# (github.com/python/cpython/issues/106052). What a round begins with tells what it is: there is little to go back to.
 _VALUE = r"\$(?:[A-Za-z_?]|\{[A-Za-z_]\w*+\}|\(\([\w \t+*/%<>=-]++\)\))"
 _OUTPUT = r"\$\([\w \t./=:,+%-]++\)"
 _WORD = (
-    rf"(?:[A-Za-z0-9_./:=,@%+^~*?-]|'[^']*+'|\"(?:[^\"$`\\]|{_VALUE})*+\"|{_VALUE}|{_OUTPUT}"
-    r"|\\[A-Za-z0-9_. /-])++"
+    rf"(?:[A-Za-z0-9_./:=,@%+^~*?-]|'[^']*+'|\"(?:[^\"$`\\]|{_VALUE})*\"|{_VALUE}|{_OUTPUT}"
+    r"|\\[A-Za-z0-9_. /-])+"
 )
 _ATOM = rf"(?:[12]?>&[12]|[12]?>>?[ \t]*+{_WORD}|<[ \t]*+{_WORD}|{_WORD}|[][](?![^ \t\n;]))"
-_SIMPLE = rf"{_ATOM}(?:[ \t]++{_ATOM})*+"
-_PLAIN = re.compile(rf"[ \t]*+{_SIMPLE}(?:[ \t]*+(?:;|&&|\|\|?|\n)[ \t\n]*+{_SIMPLE})*+[ \t]*+;?[ \t\n]*+")
+_SIMPLE = rf"{_ATOM}(?:[ \t]++{_ATOM})*"
+_PLAIN = re.compile(rf"[ \t]*+{_SIMPLE}(?:[ \t]*+(?:;|&&|\|\|?|\n)[ \t\n]*+{_SIMPLE})*[ \t]*+;?[ \t\n]*+")
 _BARE_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z\[\]!{}]+")
 
 
