@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.errors import ConfigError
+from agentenv.store.reference import parse as parse_reference
 from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import Results
 
@@ -112,6 +113,22 @@ def named(directory: Path) -> str:
 def wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
     """What is wrong with a field, or a file, of a task."""
     return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
+
+
+def image_reference(directory: Path, name: str, text: str) -> str:
+    """The value of a field that names an image. Raises ConfigError when it cannot be one."""
+    try:
+        parse_reference(text)
+    except ConfigError as error:
+        raise wrong(directory, name, error.message, error.next_step) from error
+    return text
+
+
+def absolute(directory: Path, name: str, text: str) -> str:
+    """The value of a field that is an absolute path, or empty. Raises ConfigError."""
+    if text and not text.startswith("/"):
+        raise wrong(directory, name, f"got {text!r}", "allowed: an absolute path")
+    return text
 
 
 def filled(directory: Path, name: str, text: str, offered: Mapping[str, str]) -> str:

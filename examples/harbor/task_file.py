@@ -14,9 +14,19 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
-from agentenv.store.reference import parse as parse_reference
 from agentenv.wire.network import NetworkPolicy
-from examples.harbor.task import DEFAULT_TIMEOUT_S, HarborTask, Healthcheck, Phase, Separate, filled, named, wrong
+from examples.harbor.task import (
+    DEFAULT_TIMEOUT_S,
+    HarborTask,
+    Healthcheck,
+    Phase,
+    Separate,
+    absolute,
+    filled,
+    image_reference,
+    named,
+    wrong,
+)
 
 FILE: Final = "task.toml"
 SCRIPT: Final = "test.sh"
@@ -83,6 +93,7 @@ class _Reader:
 
     def task(self, instruction: str) -> HarborTask:
         self._refuse_what_slots_lack()
+        separate = self._separate()
         return HarborTask(
             name=self._directory.name,
             directory=self._directory,
@@ -96,8 +107,8 @@ class _Reader:
             verifier_env=self._env("verifier"),
             solution_env=self._env("solution"),
             healthcheck=self._healthcheck(),
-            separate=self._separate(),
-            unknown=tuple(self._unknown()),
+            separate=separate,
+            unknown=tuple(self._unknown(separate)),
             **self._limits("environment"),
         )
 
@@ -150,12 +161,12 @@ class _Reader:
                 raise self._error("artifacts", f"{path}: exclude is not supported", "name what is to be copied")
         return tuple(dict.fromkeys((ARTIFACTS, *(entry["source"] for entry in entries))))
 
-    def _unknown(self) -> Iterable[str]:
+    def _unknown(self, separate: Separate | None) -> Iterable[str]:
         for section, known in _KNOWN.items():
             for name in self._section(section):
                 if name not in known.split():
                     yield f"{section}.{name}".lstrip(".")
-        if self._raw.get("artifacts") and self._separate() is None:
+        if self._raw.get("artifacts") and separate is None:
             yield "artifacts"
 
     def _refuse_what_slots_lack(self) -> None:
@@ -194,12 +205,7 @@ class _Reader:
 
     def _named_image(self, section: str) -> str:
         given = self._text(section, "docker_image")
-        try:
-            if given:
-                parse_reference(given)
-        except ConfigError as error:
-            raise self._error(f"{section}.docker_image", error.message, error.next_step) from error
-        return given
+        return image_reference(self._directory, f"{section}.docker_image", given) if given else ""
 
     def _healthcheck(self) -> Healthcheck | None:
         section = "environment.healthcheck"
@@ -214,10 +220,7 @@ class _Reader:
         return Healthcheck(command, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
 
     def _workdir(self, section: str) -> str:
-        workdir = self._text(section, "workdir")
-        if workdir and not workdir.startswith("/"):
-            raise self._error(f"{section}.workdir", f"got {workdir!r}", "allowed: an absolute path")
-        return workdir
+        return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"))
 
     def _phase(self, section: str, environment: str) -> Phase:
         user = self._section(section).get("user", "")

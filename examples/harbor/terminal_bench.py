@@ -17,10 +17,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentenv.errors import ConfigError
-from agentenv.store.reference import parse as parse_reference
 from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import PRINTED, Results
-from examples.harbor.task import PUBLIC, TESTS, HarborTask, Phase, filled, named, wrong
+from examples.harbor.task import PUBLIC, TESTS, HarborTask, Phase, absolute, filled, image_reference, named, wrong
 
 FILE: Final = "task.yaml"
 SCRIPT: Final = "run-tests.sh"
@@ -199,12 +198,7 @@ class _Service:
         given = str(self._raw.get("image", ""))
         if not given or "${T_BENCH_" in given:
             raise self._error("build", "is missing, and image names none that exists")
-        reference = self._filled("image", given)
-        try:
-            parse_reference(reference)
-        except ConfigError as error:
-            raise self._error("image", error.message, error.next_step) from error
-        return reference
+        return image_reference(self._directory, f"{self._at}.image", self._filled("image", given))
 
     def _check_command(self) -> None:
         """Slots start no program of their own: only what would wait is accepted."""
@@ -244,9 +238,7 @@ class _Service:
     def workdir(self) -> str:
         """Empty: the image's."""
         workdir = self._filled("working_dir", self.text("working_dir"))
-        if workdir and not workdir.startswith("/"):
-            raise self._error("working_dir", f"got {workdir!r}", "allowed: an absolute path")
-        return workdir
+        return absolute(self._directory, f"{self._at}.working_dir", workdir)
 
     def network(self) -> NetworkPolicy:
         """That of both phases: Docker's, which reaches everything, unless there is none."""
