@@ -20,6 +20,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import error_reply, open_session
 from agentenv.errors import AgentEnvError, ConnectionLostError, ImageUnavailableError, ProtocolError, from_wire
 from agentenv.slots.placement import rendezvous
+from agentenv.store.reference import has_source
 from agentenv.wire import images as wire
 from agentenv.wire.base import WireModel
 
@@ -198,7 +199,7 @@ class Keepers:
 
     def remember(self, digest: str, reference: str) -> None:
         """Where an image comes from, for nodes whose peers do not have it."""
-        if not reference.startswith(("sha256:", "committed:")):  # only nodes have those
+        if has_source(reference):
             self._sources[digest] = reference
             self._sources.move_to_end(digest)
             if len(self._sources) > _REMEMBERED:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentenv.store.layout import Layout, replace
+from agentenv.store.reference import is_committed
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Name:
     @property
     def committed(self) -> bool:
         """Whether nothing but this name says what it means: there is no registry to ask."""
-        return self.reference.startswith("committed:")
+        return is_committed(self.reference)
 
 
 def read(path: Path) -> Name | None:

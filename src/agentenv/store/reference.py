@@ -80,6 +80,17 @@ def committed(name: str) -> Reference:
     return Reference(_COMMITTED, short, parsed.tag)
 
 
+def is_committed(text: str) -> bool:
+    """Whether a reference is a name that ``commit`` gave."""
+    return text.startswith(f"{_COMMITTED}:")
+
+
+def has_source(text: str) -> bool:
+    """Whether a reference says where its image comes from. Digests and names of ``commit`` do not: only nodes that have
+    the image know them."""
+    return not text.startswith("sha256:") and not is_committed(text)
+
+
 def located(reference: Reference) -> Reference:
     """The same with an absolute path: a store is shared by processes of many working directories."""
     if reference.kind in ("oci", "docker-archive", "dockerfile"):

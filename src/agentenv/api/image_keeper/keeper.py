@@ -21,7 +21,7 @@ from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError
 from agentenv.image.progress import BuildStep
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
-from agentenv.store.reference import Reference, located, parse
+from agentenv.store.reference import Reference, has_source, is_committed, located, parse
 from agentenv.tasks import report_failure
 from agentenv.wire import images as wire
 from agentenv.wire.server import ErrorReply
@@ -156,7 +156,7 @@ class Keeper:
         """The pull of a reference, or of an image that was resolved before: the one that goes on, or a new one."""
         name = wanted if isinstance(wanted, str) else wanted.digest
         known = self._known(name)
-        moved = known is not None and known.over.is_set() and name.startswith("committed:")  # perhaps: nobody tells
+        moved = known is not None and known.over.is_set() and is_committed(name)  # perhaps: nobody tells
         if known is not None and not moved:
             return known
         pull = self._pulls[name] = Pull(name)
@@ -277,7 +277,7 @@ class Keeper:
         """An image that another node has had: from this store, a peer, or where it came from."""
         if await asyncio.to_thread(self.store.used, wanted.digest) is not None:
             return wanted
-        named = wanted.reference if not wanted.reference.startswith(("sha256:", "committed:")) else ""
+        named = wanted.reference if has_source(wanted.reference) else ""
         if self.peers is not None:
             async with self._turns:
                 if await self.peers.fetch(self.store, wanted.digest, named, pull.progress) is not None:

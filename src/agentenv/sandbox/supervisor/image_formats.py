@@ -15,11 +15,10 @@ versions prove little.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from agentenv.sandbox.supervisor.id_ranges import ids_of_trees
 from agentenv.sandbox.supervisor.user_namespace import IDS_OF_TREES, LEAN_IDS, NOBODY, ImageIds, LeanIds
 from agentenv.wire.roots import Writable
 from agentenv.wire.spec import ImageFormat
@@ -90,15 +89,15 @@ NO_STORE: Final = ImageSupport(None)
 """Of a container that has not been given a store; it says so itself."""
 
 
-def without_probes(one_id: str, maps: Sequence[str], version: str, status: str) -> str:
+def without_probes(one_id: str, ids: ImageIds | None, version: str, status: str) -> str:
     """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``one_id``: why
-    it has one id only, if that is so. ``maps``, ``version`` and ``status`` are the texts of /proc/self/uid_map and
-    gid_map, /proc/version and /proc/self/status."""
+    it has one id only, if that is so. ``ids``: those of unpacked layers; None: there are too few
+    (id_ranges.ids_of_trees). ``version`` and ``status`` are the texts of /proc/version and /proc/self/status."""
     if _GVISOR in version:
         return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
     if one_id:
         return f"an image's users need ids of their own, and this container has one: {one_id}"
-    if ids_of_trees(*maps) is None:
+    if ids is None:
         lean = LeanIds()
         return (
             f"slots of images need the ids {lean.first} to {lean.first + lean.count - 1}, which the container's user "

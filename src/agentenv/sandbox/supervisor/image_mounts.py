@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -154,14 +154,14 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
 def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:
     """What an image says of its programs, and which it has; ``layers`` are the directories that it is made from, the
     upmost first."""
-    return ImageConfig(
+    config = ImageConfig(
         MappingProxyType(manifest["env"]),
         manifest["user"],
         manifest["workdir"],
         has_bash=any(_is_in(layers, path) for path in _BASHES),
         has_tmux=any(_is_in(layers, path) for path in _TMUXES),
-        bash_build=static_bash.build_in(layers, manifest["env"].get("PATH", PATH)),
     )
+    return replace(config, bash_build=static_bash.build_in(layers, config.path))
 
 
 def _is_in(layers: Sequence[Path], path: str) -> bool:

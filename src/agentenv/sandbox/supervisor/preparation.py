@@ -69,6 +69,11 @@ class Launch:
     server_argv: Sequence[str]
     lifeline: bool
 
+    @property
+    def controllers(self) -> frozenset[str]:
+        """Those by which slots can be limited here."""
+        return self.layout.controllers if self.layout else frozenset()
+
 
 def _images(launch: Launch, place: Path, reaper: Reaper, support: ImageSupport) -> Images | None:
     """The images of the node's store in the chosen format; None where there is no store."""
@@ -134,13 +139,8 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     return setup, place
 
 
-def _id_maps() -> tuple[str, str]:
-    return Path("/proc/self/uid_map").read_text(), Path("/proc/self/gid_map").read_text()
-
-
-def _refused_unprobed(launch: Launch) -> str:
-    version, status = Path("/proc/version").read_text(), Path("/proc/self/status").read_text()
-    return without_probes(launch.owner.one_id, _id_maps(), version, status)
+def _proc(name: str) -> str:
+    return Path("/proc", name).read_text()
 
 
 async def _store_made(store: Path, stop: asyncio.Event) -> None:
@@ -157,12 +157,12 @@ async def _store_made(store: Path, stop: asyncio.Event) -> None:
 async def image_support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> ImageSupport:
     """What the slots of this container get of images. Raises nothing that a slot without an image would not meet."""
     spec = launch.spec
-    if refused := _refused_unprobed(launch):
+    ids = ids_of_trees(_proc("self/uid_map"), _proc("self/gid_map"))
+    if refused := without_probes(launch.owner.one_id, ids, _proc("version"), _proc("self/status")):
         return ImageSupport(None, refused=refused)
     if not spec.store_dir:
         return NO_STORE
     await _store_made(Path(spec.store_dir), stop)
-    ids = ids_of_trees(*_id_maps())
     assert ids is not None, "it is not refused"
     found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper, ids)
     support = decide(found, spec.image_format, ids)

@@ -268,17 +268,15 @@ class Supervisor:
                 self.failed(slot)
 
     def _weaker_images(self) -> list[str]:
-        layout = self._launch.layout
         if self._support.format is None:
             return []
-        return isolation.weaker_images(layout.controllers if layout else (), root=self._launch.owner.root)
+        return isolation.weaker_images(self._launch.controllers, root=self._launch.owner.root)
 
     def _refused_roots(self) -> dict[str, str]:
         launch = self._launch
-        controllers = launch.layout.controllers if launch.layout else ()
         images, memory = self._support.refused, self._support.no_memory
         disk = self._support.no_disk or launch.disk_refusal
-        return isolation.refused_roots(launch.spec, controllers, images, memory, disk, root=launch.owner.root)
+        return isolation.refused_roots(launch.spec, launch.controllers, images, memory, disk, root=launch.owner.root)
 
     async def _until_serving(self) -> None:
         self._greet()

@@ -7,7 +7,8 @@ import pytest
 from agentenv.sandbox.supervisor.id_ranges import ids_of_trees
 from agentenv.sandbox.supervisor.image_formats import FEW_IDS, Format, Probes, decide, without_probes
 from agentenv.sandbox.supervisor.isolation import Identity
-from agentenv.sandbox.supervisor.user_namespace import LeanIds
+from agentenv.sandbox.supervisor.user_namespace import IDS_OF_TREES, NOBODY, LeanIds
+from agentenv.store import unpacked
 from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import ImageFormat, SlotLimits
 
@@ -76,16 +77,18 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
     ],
 )
 def test_a_host_that_need_not_be_tried_says_why(host: str, one_id: str, uid_map: str, version: str, said: str) -> None:
-    assert said in without_probes(one_id, (uid_map, uid_map), version, PRIVILEGES), host
+    assert said in without_probes(one_id, ids_of_trees(uid_map, uid_map), version, PRIVILEGES), host
 
 
 def test_without_new_privileges_no_program_of_an_image_could_become_root() -> None:
-    assert "no-new-privileges" in without_probes("", (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES.replace("0", "1"))
+    assert "no-new-privileges" in without_probes(
+        "", ids_of_trees(ALL_IDS, ALL_IDS), LINUX, PRIVILEGES.replace("0", "1")
+    )
 
 
 def test_root_with_all_ids_has_to_be_tried() -> None:
-    assert without_probes("", (ALL_IDS, ALL_IDS), LINUX, PRIVILEGES) == ""
-    assert without_probes("", ("0 0 1000\n1000 1000 4294966295\n", ALL_IDS), LINUX, PRIVILEGES) == ""
+    assert without_probes("", ids_of_trees(ALL_IDS, ALL_IDS), LINUX, PRIVILEGES) == ""
+    assert without_probes("", ids_of_trees("0 0 1000\n1000 1000 4294966295\n", ALL_IDS), LINUX, PRIVILEGES) == ""
 
 
 @pytest.mark.parametrize("wanted", ["erofs", "tree", "shifted"])
@@ -112,8 +115,8 @@ FEW = "0 100000 65536\n"
 
 
 def test_a_container_with_few_ids_has_lean_slots_which_write_to_memory_only() -> None:
-    assert without_probes("", (FEW, FEW), LINUX, PRIVILEGES) == ""
     ids = ids_of_trees(FEW, FEW)
+    assert without_probes("", ids, LINUX, PRIVILEGES) == ""
     assert ids == LeanIds()
     support = decide(probes(FEW_IDS, FEW_IDS), ids=ids)
     assert (support.format, support.writable, support.ids) == ("shifted", ("memory",), ids)
@@ -139,7 +142,7 @@ def test_a_container_with_few_ids_refuses_what_needs_all(wanted: ImageFormat) ->
 
 @pytest.mark.parametrize("maps", [("0 1000 1\n", FEW), (FEW, "0 100000 14000\n"), ("", "")])
 def test_a_container_with_too_few_ids_of_either_kind_is_refused_with_the_cure(maps: tuple[str, str]) -> None:
-    said = without_probes("", maps, LINUX, PRIVILEGES)
+    said = without_probes("", ids_of_trees(*maps), LINUX, PRIVILEGES)
     assert "12000 to 14000" in said
     assert "/etc/subuid" in said
 
@@ -157,3 +160,9 @@ def test_lean_ids_are_nobody_elses() -> None:
 
 def test_what_was_not_tried_does_not_work() -> None:
     assert decide(Probes()).format is None
+
+
+def test_what_unpacks_images_and_what_shows_them_agree_on_ids() -> None:
+    lean = LeanIds()
+    assert (IDS_OF_TREES.users, lean.users, NOBODY) == (unpacked.IDS, unpacked.LEAN_IDS, unpacked.NOBODY)
+    assert str(unpacked.NOBODY) in lean.maps
