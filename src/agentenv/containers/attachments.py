@@ -1,4 +1,5 @@
-"""Large arguments and large results, as raw bytes over HTTP requests of their own (:mod:`agentenv.wire.calls`).
+"""How arguments and results travel: in the message, or, when they are large, as raw bytes over HTTP requests of their
+own (:mod:`agentenv.wire.calls`). :func:`encode_arguments` is the only place that encodes arguments.
 
 Messages never wait behind them, and they are processed one piece at a time, because every trajectory of the trainer
 shares the event loop. An interrupted request is repeated and resumes where it was. Without progress for too long it
@@ -17,7 +18,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import error_reply, headers_for, open_session, refusal
@@ -43,25 +44,56 @@ _PAUSE_S: Final = 0.2
 Part = str | bytes
 
 
-def without_large(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Part]]:
-    """Split the arguments into small and large ones. Pure.
+_JSON_BYTES_PER_CHAR: Final = 6
+"""Most that JSON makes of a character of the basic plane (a control character: ``\\u0001``), and of what UTF-8 needs
+four bytes for."""
+_QUOTES: Final = '""'
 
-    Raises: InvalidArgumentsError: one is larger than a call may carry, or there are too many.
+
+def encode_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
+    """The arguments of a call as JSON values for its message, and those sent as attachments instead: each whose JSON
+    takes more than LARGE_BYTES. Pure.
+
+    ``arguments`` are JSON values, or ``bytes``: base64 in the message, themselves in an attachment. Text is attached
+    as UTF-8, any other value as its JSON; the receiver knows by the type of the tool's field
+    (:func:`agentenv.wire.base.carried_as`).
+
+    Raises: InvalidArgumentsError: one is larger than MAX_FILE_BYTES, or there are more than MAX_ATTACHMENTS.
     """
-    large: dict[str, Part] = {
-        name: value for name, value in arguments.items() if isinstance(value, (str, bytes)) and len(value) > LARGE_BYTES
-    }
-    for name, value in large.items():
-        if len(value) > MAX_FILE_BYTES:
+    message: dict[str, Any] = {}
+    attached: dict[str, Part] = {}
+    for name, value in arguments.items():
+        part = _large_part(value)
+        if part is None:
+            message[name] = base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+            continue
+        if (size_bytes := size_of(part)) > MAX_FILE_BYTES:
             raise InvalidArgumentsError(
-                f"{name}: {len(value)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call",
+                f"{name}: {size_bytes} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call",
                 next_step="send it in smaller parts",
             )
-    if len(large) > MAX_ATTACHMENTS:
+        attached[name] = part
+    if len(attached) > MAX_ATTACHMENTS:
         raise InvalidArgumentsError(f"more than {MAX_ATTACHMENTS} arguments are large")
-    if not large:
-        return arguments, large
-    return {name: value for name, value in arguments.items() if name not in large}, large
+    return message, attached
+
+
+def _large_part(value: Any) -> Part | None:
+    """The value as it is attached; None when its JSON is small enough for a message."""
+    if isinstance(value, bytes):
+        return value if (len(value) + 2) // 3 * 4 + len(_QUOTES) > LARGE_BYTES else None
+    if isinstance(value, str):
+        if len(value) * _JSON_BYTES_PER_CHAR <= LARGE_BYTES:
+            return None
+        return value if len(value) > LARGE_BYTES or len(to_json(value)) > LARGE_BYTES else None
+    if not isinstance(value, (dict, list, tuple)):
+        return None
+    return encoded if len(encoded := to_json(value)) > LARGE_BYTES else None
+
+
+def size_of(part: Part) -> int:
+    """Size in bytes; of text as UTF-8."""
+    return len(part) if isinstance(part, bytes) or part.isascii() else len(part.encode())
 
 
 class Attachments:

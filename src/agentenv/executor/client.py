@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
-from agentenv.containers.attachments import Attachments, without_large
+from agentenv.containers.attachments import Attachments, encode_arguments
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.stream import TRANSIENT, Stream, StreamCutError, open_stream
 from agentenv.errors import (
@@ -153,7 +153,7 @@ class SandboxClient:
     def submit(
         self, lease: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float, call_id: str | None = None
     ) -> PendingCall:
-        """Queue one call; ``lease`` is the LeaseKey as JSON, ``arguments`` are validated JSON values.
+        """Queue one call; ``lease`` is the LeaseKey as JSON, ``arguments`` are what ToolCatalog.validate returns.
 
         With a caller's own ``call_id``, which no unfinished call may have, the container keeps the result for whoever
         submits that id again, unless it is large (an attachment).
@@ -164,11 +164,11 @@ class SandboxClient:
         """
         if self._closed:
             raise PoolClosedError(f"the connection to container {self.handle.id} is closed")
-        arguments, parts = without_large(arguments)
+        values, parts = encode_arguments(arguments)
         kept, call_id = call_id is not None, call_id or self.next_id()
         now = self._loop.time()
         call = PendingCall(call_id, lease, timeout_s, self._loop.create_future(), now, kept=kept)
-        call.body = encode_call(call.key, tool, arguments, timeout_s)
+        call.body = encode_call(call.key, tool, values, timeout_s)
         call.parts = parts
         if len(call.body) > _MAX_CALL_BYTES:
             raise InvalidArgumentsError(

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from agentenv.config import ExecutorSettings
+from agentenv.containers.attachments import size_of
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.live_output import LiveView, OnOutput
 from agentenv.errors import (
@@ -22,6 +23,7 @@ from agentenv.errors import (
     InvalidArgumentsError,
     PolicyRefusalError,
     PoolClosedError,
+    ProtocolError,
     ToolCallError,
     UnknownToolError,
 )
@@ -35,6 +37,7 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
+from agentenv.wire.tools import WriteFileReply
 from agentenv.wire.toolserver import CallScope
 
 logger = logging.getLogger(__name__)
@@ -271,9 +274,9 @@ class ToolSession:
         except ToolCallError as error:
             return self._counted(tool, CallResult.refused(client.next_id(), error))
         if on_output is None:
-            result = await self._result_of(client, pending, tool)
+            result = await self._result_of(client, pending, tool, checked)
         else:
-            result = await self._shown(client, pending, tool, on_output)
+            result = await self._shown(client, pending, tool, checked, on_output)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
             pending.id, tool, pending.batch_wait_s, result.queue_s, result.duration_s, total_s
@@ -401,10 +404,17 @@ class ToolSession:
             )
         return float(timeout_s)
 
-    async def _shown(self, client: SandboxClient, pending: PendingCall, tool: str, on_output: OnOutput) -> CallResult:
+    async def _shown(
+        self,
+        client: SandboxClient,
+        pending: PendingCall,
+        tool: str,
+        arguments: Mapping[str, Any],
+        on_output: OnOutput,
+    ) -> CallResult:
         view = LiveView(client.handle, self._lease_json, pending.id, on_output)
         following = asyncio.create_task(view.follow(), name=f"output-{pending.id}")
-        ending = asyncio.create_task(self._result_of(client, pending, tool), name=f"result-{pending.id}")
+        ending = asyncio.create_task(self._result_of(client, pending, tool, arguments), name=f"result-{pending.id}")
         try:
             await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
@@ -417,11 +427,16 @@ class ToolSession:
         await view.finish(result)
         return result
 
-    async def _result_of(self, client: SandboxClient, pending: PendingCall, tool: str) -> CallResult:
+    async def _result_of(
+        self, client: SandboxClient, pending: PendingCall, tool: str, arguments: Mapping[str, Any]
+    ) -> CallResult:
         self._outstanding.add(pending)
         try:
             with self._failures_counted(tool):
-                return await pending.future
+                result = await pending.future
+                if tool == "write_file":
+                    _check_written(arguments, result)
+                return result
         except asyncio.CancelledError:
             client.abandon(pending)
             raise
@@ -514,3 +529,14 @@ class ToolSession:
                 self._host.detach(self._client, gone=gone)
             await self._end_outside()
             self._host.ended(self)
+
+
+def _check_written(arguments: Mapping[str, Any], result: CallResult) -> None:
+    """Compare what write_file wrote with what it was given. Raises ProtocolError when their sizes differ: the wire has
+    changed the content, and neither a model nor its score may suffer from that."""
+    if result.fault != "none" or result.content is None:
+        return
+    sent_bytes = size_of(arguments["data"] if "data" in arguments else arguments["text"])
+    written_bytes = WriteFileReply.model_validate(result.content).size_bytes
+    if written_bytes != sent_bytes:
+        raise ProtocolError(f"write_file was given {sent_bytes} bytes and wrote {written_bytes}")

@@ -13,7 +13,7 @@ from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
 from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
-from agentenv.wire.base import LARGE_BYTES, for_code
+from agentenv.wire.base import for_code
 
 _SNIPPET_CHARS = 20
 
@@ -104,8 +104,8 @@ class ToolCatalog:
         """Check one call; ``arguments`` is a mapping, or JSON text as a model writes it (empty: none). Text may
         have no arguments that are for code only (:data:`agentenv.wire.base.ForCode`).
 
-        Returns the arguments as they travel: JSON values, defaults left out; but bytes of a slot's tool that are
-        too large for a message stay bytes.
+        Returns the arguments as JSON values, defaults left out. Bytes of a slot's tool stay ``bytes``, whatever
+        their size: :func:`agentenv.containers.attachments.encode_arguments` alone decides how they travel.
 
         Raises:
             UnknownToolError: no tool of that name.
@@ -119,7 +119,7 @@ class ToolCatalog:
         if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(given)):
             self._refuse(tool, f"unknown argument '{min(hidden)}'")
         try:
-            checked = _as_sent(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
+            checked = _values(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
         except ValidationError as error:
             self._refuse(tool, explain_arguments(spec.arguments, self._schemas[tool], error), cause=error)
         if (where := unencodable(checked)) is not None:
@@ -148,10 +148,10 @@ class ToolCatalog:
         raise InvalidArgumentsError(f"the arguments of {tool}{separator}{problem}", next_step=example) from cause
 
 
-def _as_sent(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
+def _values(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
     given = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
-    large = {name: value for name, value in given.items() if isinstance(value, bytes) and len(value) > LARGE_BYTES}
-    return model.model_dump(mode="json", exclude_unset=True, exclude=set(large)) | large
+    raw = {name: value for name, value in given.items() if isinstance(value, bytes)}
+    return model.model_dump(mode="json", exclude_unset=True, exclude=set(raw)) | raw
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import unicodedata
-from typing import Annotated, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -84,6 +86,25 @@ def for_code(arguments: type[BaseModel]) -> frozenset[str]:
     """The arguments of a tool that are :data:`ForCode`."""
     fields = arguments.model_fields.items()
     return frozenset(name for name, field in fields if any(isinstance(one, _NOT_SHOWN) for one in field.metadata))
+
+
+@cache
+def carried_as(arguments: type[BaseModel], field: str) -> Literal["bytes", "text", "json"]:
+    """What an attachment of this argument contains: the bytes of a :data:`Base64` field, the UTF-8 of a text field, the
+    JSON of any other value."""
+    found = arguments.model_fields.get(field)
+    types = _leaf_types(found.annotation) if found is not None else {str}  # an unknown name is refused with its value
+    return "bytes" if bytes in types else "text" if types <= {str, type(None)} else "json"
+
+
+def _leaf_types(annotation: object) -> set[object]:
+    """The alternatives of a union, without what only annotates them; a container is one alternative."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _leaf_types(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return set[object]().union(*map(_leaf_types, get_args(annotation)))
+    return {annotation}
 
 
 class WireModel(BaseModel):

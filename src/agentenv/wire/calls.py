@@ -34,9 +34,9 @@ _SHOWN_CHARACTERS = 1_000
 
 
 class Attachment(WireModel):
-    """Content sent outside its message. ``field`` of a call: the name of the argument. Of a result: ``stdout``,
-    ``stderr``, ``content`` (its JSON), ``content.text`` (UTF-8; invalid bytes are replaced by the receiver) or
-    ``content.data`` (the bytes themselves)."""
+    """Content sent outside its message. ``field`` of a call: the name of the argument, whose type tells the encoding
+    (:func:`agentenv.wire.base.carried_as`). Of a result: ``stdout``, ``stderr``, ``content`` (its JSON),
+    ``content.text`` (UTF-8; invalid bytes are replaced by the receiver) or ``content.data`` (the bytes themselves)."""
 
     field: Annotated[str, Field(pattern=r"^[a-z_]{1,40}(\.[a-z_]{1,40})?$")]
     size_bytes: Annotated[int, Field(ge=0)]

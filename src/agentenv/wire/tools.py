@@ -24,8 +24,8 @@ PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 class SlotTool:
     """One tool of a slot: its description for a model, and everything both sides need to call it.
 
-    ``streamed`` names the arguments that a program in the slot reads as attachments when they are large; other
-    large arguments are converted to text first. ``reply`` is the model of the result's content, None if it has
+    ``streamed`` names the arguments that a program in the slot reads from their attachment when they are large; other
+    large arguments become values in the server first. ``reply`` is the model of the result's content, None if it has
     none.
     """
 

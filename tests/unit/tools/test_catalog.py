@@ -187,10 +187,13 @@ def test_a_raw_line_break_inside_a_string_is_understood() -> None:
     assert CATALOG.validate("bash", '{"command": "a\nb"}') == {"command": "a\nb"}
 
 
-def test_bytes_travel_as_base64() -> None:
-    checked = CATALOG.validate("write_file", {"path": "x", "data": b"\x00\xff"})
-    assert checked == {"path": "x", "data": base64.b64encode(b"\x00\xff").decode()}
-    assert CATALOG.validate("write_file", checked) == checked
+@pytest.mark.parametrize("data", [b"\x00\xff", bytes(200_000), bytes(300_000)], ids=len)
+def test_bytes_stay_bytes(data: bytes) -> None:
+    """Whoever gave them: a hook, or a model as base64."""
+    for argument in (data, base64.b64encode(data).decode()):
+        checked = CATALOG.validate("write_file", {"path": "x", "data": argument})
+        assert checked == {"path": "x", "data": data}
+        assert CATALOG.validate("write_file", checked) == checked
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,11 @@ class Attached:
         """A separate file object reading from the start. The caller closes it."""
         return io.BufferedReader(_Reader(os.dup(self.fd)))
 
-    def text(self, field: str, max_bytes: int) -> str:
-        """The whole text. Raises InvalidArgumentsError when it is larger than ``max_bytes``, or not UTF-8."""
+    def content(self, field: str, max_bytes: int) -> bytes:
+        """All of it. Raises InvalidArgumentsError when it is larger than ``max_bytes``."""
         if self.size_bytes > max_bytes:
             raise InvalidArgumentsError(f"{field}: {self.size_bytes} bytes exceed the limit of {max_bytes} bytes")
-        try:
-            return os.pread(self.fd, self.size_bytes, 0).decode()
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentsError(f"{field}: is not UTF-8: {error.reason}") from error
+        return os.pread(self.fd, self.size_bytes, 0)
 
     def close(self) -> None:
         """Release it. Repeatable."""

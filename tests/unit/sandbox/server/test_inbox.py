@@ -31,7 +31,7 @@ def test_pieces_are_joined_where_they_belong() -> None:
     assert inbox.receive("a", "text", 8) is None
     assert inbox.receive("b", "text", 1) is None
     attached = taken(inbox, "a", 7)
-    assert attached.text("text", 100) == "abcdXYZ"
+    assert attached.content("text", 100) == b"abcdXYZ"
     with attached.reader() as first, attached.reader() as second:
         assert (first.read(2), second.read(), first.read()) == (b"ab", b"abcdXYZ", b"cdXYZ")
     attached.close()

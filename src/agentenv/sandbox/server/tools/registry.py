@@ -6,30 +6,47 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from agentenv.errors import InvalidArgumentsError, UnknownToolError
 from agentenv.sandbox.server.inbox import Attached
-from agentenv.wire.base import WireModel
+from agentenv.wire.base import WireModel, carried_as
 from agentenv.wire.sessions import SLOT_TOOLS
+from agentenv.wire.tools import SlotTool
 
 _ROWS: Final = {one.name: one for one in SLOT_TOOLS}
-MAX_TEXT_BYTES = 16 * 1024 * 1024
-"""Largest attachment that is made text."""
+MAX_VALUE_BYTES = 16 * 1024 * 1024
+"""Largest attachment that is read into a value."""
 _MAX_PROBLEMS = 3
 _MAX_SHOWN = 80
 
 
 def with_attached(tool: str, arguments: dict[str, Any], attached: Mapping[str, Attached]) -> dict[str, Any]:
     """The arguments with those that were attached: in full, or empty where the tool reads the attachment itself
-    (:attr:`agentenv.wire.tools.SlotTool.streamed`). Raises InvalidArgumentsError when one is given twice, or too large.
+    (:attr:`agentenv.wire.tools.SlotTool.streamed`). Raises InvalidArgumentsError when one is given twice, is too large,
+    or is not what its field carries (:func:`agentenv.wire.base.carried_as`).
     """
     if not attached:
         return arguments
     if twice := attached.keys() & arguments.keys():
         raise InvalidArgumentsError(f"{tool}: {', '.join(sorted(twice))} is given twice")
-    streamed = _ROWS[tool].streamed if tool in _ROWS else ()
-    in_full = {field: "" if field in streamed else one.text(field, MAX_TEXT_BYTES) for field, one in attached.items()}
+    if (row := _ROWS.get(tool)) is None:
+        return arguments
+    in_full = {field: _value(row, field, one) for field, one in attached.items()}
     return {**arguments, **in_full}
+
+
+def _value(row: SlotTool, field: str, attached: Attached) -> Any:
+    carried = carried_as(row.arguments, field)
+    if field in row.streamed:
+        return b"" if carried == "bytes" else ""
+    content = attached.content(field, MAX_VALUE_BYTES)
+    if carried == "bytes":
+        return content
+    try:
+        return content.decode() if carried == "text" else from_json(content)
+    except ValueError as error:
+        raise InvalidArgumentsError(f"{field}: is not {'UTF-8' if carried == 'text' else 'JSON'}: {error}") from error
 
 
 def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
