@@ -52,7 +52,7 @@ class FakeServer:
         agent = self.agents[slot]
         self.runs += 1
         env = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
-        payload = protocol.spawn_payload(["bash", "-c", script], env, "/workspace")
+        payload = protocol.spawn_text(["bash", "-c", script], env, "/workspace")
         protocol.send(agent, protocol.encode(Kind.SPAWN, run=self.runs, payload=payload))
         fds: tuple[int, ...] = ()
         while True:

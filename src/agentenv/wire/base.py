@@ -32,6 +32,8 @@ LARGE_BYTES = 256 * 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest file one file operation can carry."""
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
+MAX_ARGUMENTS = 262_144
+"""Most arguments of a program: Linux gives them 2 MiB by default, and each takes 9 bytes at least."""
 MAX_TIMEOUT_S = 24 * 3600.0
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
+from agentenv.wire.base import MAX_ARGUMENTS, MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
 from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool, UserName
 
 MAX_WAIT_S = 3600.0
@@ -221,7 +221,7 @@ class ProcessArguments(WireModel):
     limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")
     user: ForCode[UserName | None] = None
     """For start, in an image slot: whose process it is."""
-    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] | None] = None
+    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS)] | None] = None
     """For start: the program and its arguments, instead of a shell; ``command`` is then only what is shown of it."""
     input_data: ForCode[Base64 | None] = None
     """For write: bytes, instead of ``input``."""

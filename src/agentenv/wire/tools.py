@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator, model_validator
 
-from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, ForCode, WireModel
+from agentenv.wire.base import MAX_ARGUMENTS, MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, ForCode, WireModel
 
 PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -61,7 +61,7 @@ class BashArguments(WireModel):
     env: dict[str, str] | None = Field(default=None, description="Additional environment variables.")
     stdin: str | None = Field(default=None, description="Text passed to the command on standard input.")
     stdin_data: ForCode[Base64 | None] = None
-    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)] | None] = None
+    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS)] | None] = None
     user: ForCode[UserName | None] = None
     output_bytes: ForCode[Annotated[int, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
     binary: ForCode[bool] = False

@@ -7,6 +7,8 @@ any process of the slot could block it for ever (``slotagent/agent/relay.c``).
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import stat
@@ -19,8 +21,10 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.slotagent.protocol import (
+    MAX_PAYLOAD_BYTES,
     SCRIPT_PIPE,
     TERMINAL,
+    TEXT_FD,
     Kind,
     Message,
     SpawnStep,
@@ -41,8 +45,13 @@ the runs of its predecessors: their numbers are lower."""
 MAX_ERA = 2**22
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """Data that may wait for the agent to read: it is busy for milliseconds when many sessions start at once."""
+MAX_EXEC_BYTES = 6 * 1024 * 1024
+"""More than any kernel gives the arguments and environment of a program: three quarters of ``_STK_LIM``, 8 MiB, in
+``bprm_stack_limits`` of Linux's fs/exec.c, whatever the limit of the stack."""
+_READ_BY_ALL = 0o444
+_ALL_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 # Plain numbers: enum arithmetic costs more than the surrounding system calls.
-_SCRIPT_PIPE, _TERMINAL = int(SCRIPT_PIPE), int(TERMINAL)
+_SCRIPT_PIPE, _TERMINAL, _TEXT_FD = int(SCRIPT_PIPE), int(TERMINAL), int(TEXT_FD)
 
 _PTMX = os.makedev(5, 2)
 
@@ -118,10 +127,22 @@ class AgentLink:
         """Kill the runs of previous servers (earlier eras): their results cannot be delivered any more."""
         self._send(encode(Kind.KILL_BEFORE, self._first_run))
 
-    def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
-        """Start a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet would be too
-        large, TooManyRunsError when the slot would hold more than its share of descriptors less ``keep_free``; a
-        lost agent is reported through ``events.on_lost``."""
+    def spawn(self, text: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
+        """Start a run and return its id (0: it fails, as ``events.on_spawn_failed`` reports). ``text`` is
+        :func:`spawn_text`'s; ``fds`` stay the caller's. Raises TooManyRunsError when the slot would hold more than its
+        share of descriptors less ``keep_free``; a lost agent is reported through ``events.on_lost``."""
+        if len(text) <= MAX_PAYLOAD_BYTES:
+            return self._spawn(text, flags, fds, events, keep_free)
+        if len(text) > MAX_EXEC_BYTES:
+            self._poller.defer(lambda: events.on_spawn_failed(errno.E2BIG, SpawnStep.EXEC))
+            return 0
+        file = memory_file("spawn", text)
+        try:
+            return self._spawn(b"", flags | _TEXT_FD, (file, *fds), events, keep_free)
+        finally:
+            os.close(file)
+
+    def _spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents, keep_free: int) -> int:
         sockets = 3 if flags & _SCRIPT_PIPE else 2
         started = _Run(events, sockets, sockets + len(fds), terminal=bool(flags & _TERMINAL))
         if self._held_by_runs + started.descriptors > self._max_descriptors - keep_free:
@@ -317,3 +338,22 @@ def _room_for_descriptors() -> bool:
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """A file in memory with ``content``, positioned at its start, that nobody can change.
+
+    Only the agent gets it, and gives its run a copy in the slot's own memory: a file shared by a slot's processes
+    and the server could be locked by one while the other waits. In case the agent does not copy it, this file is
+    sealed, its descriptor is read-only, and later it is only closed.
+    """
+    writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(writable, rest) :]
+        os.fchmod(writable, _READ_BY_ALL)  # a slot's uid may open its /dev/stdin
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, _ALL_SEALS)
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)

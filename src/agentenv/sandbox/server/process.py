@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,16 +9,14 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
-from agentenv.sandbox.server.agent_link import AgentLink
+from agentenv.sandbox.server.agent_link import AgentLink, memory_file
 from agentenv.sandbox.server.capture import OutputReader
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.slot_env import env_of
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths, as_user, is_root
-from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
+from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_text
 
-_READ_BY_ALL = 0o444
-_ALL_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
 
 
@@ -53,10 +50,10 @@ class Command:
     cwd: str
     program: str = ""
 
-    def payload(self) -> tuple[bytes, int]:
-        """The payload of SPAWN and its flags. Raises ValueError when it does not fit in a packet."""
+    def spawned(self) -> tuple[bytes, int]:
+        """The text of SPAWN and its flags."""
         argv = [self.program, *self.argv] if self.program else self.argv
-        return spawn_payload(argv, self.env, self.cwd), _PROGRAM if self.program else 0
+        return spawn_text(argv, self.env, self.cwd), _PROGRAM if self.program else 0
 
 
 def command_of(
@@ -121,9 +118,8 @@ class Process:
         self.stderr: OutputReader | None = None
 
     def start(self, command: Command, *, stdin: bytes | Attached | None = None, script: bytes | None = None) -> None:
-        """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9).
-        Raises ValueError when argv and env do not fit in a packet."""
-        payload, flags = command.payload()
+        """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9)."""
+        text, flags = command.spawned()
         fds: list[int] = []
         try:
             if isinstance(stdin, Attached):
@@ -137,14 +133,14 @@ class Process:
                 flags |= _SCRIPT_FD
                 self._memory_files.append(memory_file("script", script))
                 fds.append(self._memory_files[-1])
-            self._run = self._io.link.spawn(payload, flags, fds, self)
+            self._run = self._io.link.spawn(text, flags, fds, self)
         except BaseException:
             self._free_memory_files()
             raise
 
-    def start_waiting(self, payload: bytes, flags: int) -> None:
-        """Start a prepared SPAWN (:meth:`Command.payload`) that reads its script once :meth:`feed` is called."""
-        self._run = self._io.link.spawn(payload, flags | _SCRIPT_PIPE, (), self)
+    def start_waiting(self, text: bytes, flags: int) -> None:
+        """Start a prepared SPAWN (:meth:`Command.spawned`) that reads its script once :meth:`feed` is called."""
+        self._run = self._io.link.spawn(text, flags | _SCRIPT_PIPE, (), self)
 
     def feed(self, script: bytes) -> bool:
         """Send a waiting run its script (small enough for an empty socket) and watch its output. False when it is
@@ -246,22 +242,3 @@ class Process:
         for fd in self._memory_files:
             os.close(fd)
         self._memory_files.clear()
-
-
-def memory_file(name: str, content: bytes) -> int:
-    """A file in memory with ``content``, positioned at its start, that nobody can change.
-
-    Only the agent gets it, and gives its run a copy in the slot's own memory: a file shared by a slot's processes
-    and the server could be locked by one while the other waits. In case the agent does not copy it, this file is
-    sealed, its descriptor is read-only, and later it is only closed.
-    """
-    writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(writable, rest) :]
-        os.fchmod(writable, _READ_BY_ALL)  # a slot's uid may open its /dev/stdin
-        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, _ALL_SEALS)
-        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(writable)

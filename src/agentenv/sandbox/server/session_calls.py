@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.limit_watch import LimitWatch
-from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.agent_link import TooManyRunsError, memory_file
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.past_calls import PastCalls
-from agentenv.sandbox.server.process import SlotIo, command_of, memory_file
+from agentenv.sandbox.server.process import SlotIo, command_of
 from agentenv.sandbox.slot_paths import bundled_tmux
 from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage
 from agentenv.sessions.host import Program, ProgramEvents, set_size
@@ -49,11 +49,10 @@ class SlotHost:
         return self._io.poller.loop
 
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
-        """Host. Raises ValueError when argv and env do not fit in a packet, too much runs, or the slot has one
-        user only."""
-        payload, flags = command_of(
+        """Host. Raises ValueError when too much runs, or the slot has one user only."""
+        text, flags = command_of(
             self._io, program.argv, program.env, program.cwd, user=program.user, given=program.given
-        ).payload()
+        ).spawned()
         started = SlotProgram(self._io, program, events)
         flags |= _TERMINAL if program.terminal else 0
         fds, script = [], -1
@@ -68,7 +67,7 @@ class SlotHost:
             flags |= _ANSWERS
             fds.append(program.answers)
         try:
-            started.run = self._io.link.spawn(payload, flags, fds, started, keep_free=KEPT_FOR_CALLS)
+            started.run = self._io.link.spawn(text, flags, fds, started, keep_free=KEPT_FOR_CALLS)
         finally:
             if script >= 0:
                 os.close(script)

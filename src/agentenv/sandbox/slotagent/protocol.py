@@ -16,7 +16,7 @@ from enum import IntEnum, IntFlag
 
 from agentenv.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 """``arg`` of HELLO."""
 MAX_PACKET_BYTES = 64 * 1024
 MAX_PACKET_FDS = 4
@@ -24,7 +24,7 @@ SCRIPT_DESCRIPTOR = 9
 """The child's descriptor for SCRIPT_PIPE, SCRIPT_FD and ANSWERS."""
 
 _HEADER = struct.Struct("<IIiI")
-_COUNTS = struct.Struct("<HH")
+_COUNTS = struct.Struct("<II")
 _USAGE = struct.Struct("<QQQ")
 _STEP = struct.Struct("<I")
 _TICK = struct.Struct("<Q")
@@ -68,6 +68,7 @@ class SpawnFlag(IntFlag):
     PROGRAM = 8
     TERMINAL = 16
     ANSWERS = 32
+    TEXT_FD = 64
 
 
 class SpawnStep(IntEnum):
@@ -85,6 +86,7 @@ SCRIPT_FD = SpawnFlag.SCRIPT_FD
 PROGRAM = SpawnFlag.PROGRAM
 TERMINAL = SpawnFlag.TERMINAL
 ANSWERS = SpawnFlag.ANSWERS
+TEXT_FD = SpawnFlag.TEXT_FD
 
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -132,10 +134,9 @@ def decode(packet: bytes) -> Message:
     return Message(kind, run, arg, packet[_HEADER.size :])
 
 
-def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
-    """The payload of SPAWN (with PROGRAM, ``argv`` begins with the program, followed by the argv it sees). Raises
-    ValueError when argv is empty, a string has a NUL, an env name is empty or has ``=``, or the total exceeds the
-    packet limit."""
+def spawn_text(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
+    """What SPAWN starts, as its payload or as a file (with PROGRAM, ``argv`` begins with the program, followed by the
+    argv it sees). Raises ValueError when argv is empty, a string has a NUL, or an env name is empty or has ``=``."""
     if not argv or not argv[0]:
         raise ValueError("argv must name a program")
     for name in env:
@@ -144,9 +145,6 @@ def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> byte
     strings = [os.fsencode(text) for text in (cwd, *argv, *(f"{name}={value}" for name, value in env.items()))]
     if any(b"\0" in text for text in strings):
         raise ValueError("argv, env and cwd must not contain NUL bytes")
-    size = _COUNTS.size + sum(map(len, strings)) + len(strings)
-    if size > MAX_PAYLOAD_BYTES or max(len(argv), len(env)) > 0xFFFF:
-        raise ValueError(f"argv and env take {size} bytes; at most {MAX_PAYLOAD_BYTES} fit in a packet")
     return _COUNTS.pack(len(argv), len(env)) + b"\0".join(strings) + b"\0"
 
 

@@ -408,7 +408,7 @@ class AgentRunner:
 
     async def _spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, Message]:
         self._run += 1
-        payload = protocol.spawn_payload(argv, env, WORKSPACE)
+        payload = protocol.spawn_text(argv, env, WORKSPACE)
         protocol.send(self._agent, protocol.encode(Kind.SPAWN, run=self._run, payload=payload))
         while True:
             message = await self._next()

@@ -31,11 +31,11 @@ from agentenv.sandbox.slotagent.protocol import (
     encode,
     receive,
     send,
-    spawn_payload,
+    spawn_text,
 )
 from tests.waiting import until
 
-PAYLOAD = spawn_payload(["true"], {}, "/")
+PAYLOAD = spawn_text(["true"], {}, "/")
 USAGE = struct.pack("<QQQ", 1_000_000, 500_000, 10)
 
 
@@ -198,7 +198,7 @@ async def test_a_spawn_on_a_lost_agent_is_answered() -> None:
 async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() -> None:
     async with linked() as it:
         events = [Events() for _ in range(RUN_IDS - 1)]
-        payload = spawn_payload(["true", "x" * 60_000], {}, "/")
+        payload = spawn_text(["true", "x" * 60_000], {}, "/")
         for each in events:
             it.link.spawn(payload, 0, (), each)
         await until(lambda: it.lost)
@@ -209,7 +209,7 @@ async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() -> 
 async def test_more_than_the_socket_holds_waits_for_an_agent_that_is_busy() -> None:
     before = open_fds()
     async with linked() as it:
-        payload = spawn_payload(["true", "x" * 50_000], {}, "/")
+        payload = spawn_text(["true", "x" * 50_000], {}, "/")
         null = os.open(os.devnull, os.O_RDONLY)
         runs = [it.link.spawn(payload, STDIN, [null], Events()) for _ in range(40)]
         os.close(null)

@@ -21,7 +21,17 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
-from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, Kind, Message, encode, receive, send, spawn_payload
+from agentenv.sandbox.slotagent.protocol import (
+    SCRIPT_FD,
+    STDIN,
+    VERSION,
+    Kind,
+    Message,
+    encode,
+    receive,
+    send,
+    spawn_text,
+)
 from tests.unit.sandbox.identity import as_user
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -132,7 +142,7 @@ class AgentBox:
             )
         try:
             hello = receive(self.socket)
-            assert hello == Message(Kind.HELLO, arg=1)
+            assert hello == Message(Kind.HELLO, arg=VERSION)
         except BaseException:
             self.close()
             raise
@@ -207,7 +217,7 @@ class AgentBox:
         self._last_run += 1
         flags |= (STDIN if stdin is not None else 0) | (SCRIPT_FD if script_fd is not None else 0)
         fds = [fd for fd in (stdin, script_fd) if fd is not None]
-        self.send(Kind.SPAWN, self._last_run, flags, spawn_payload(argv, env, cwd), fds)
+        self.send(Kind.SPAWN, self._last_run, flags, spawn_text(argv, env, cwd), fds)
         return self._last_run
 
     def spawn(self, *argv: str, **more: Any) -> Run:

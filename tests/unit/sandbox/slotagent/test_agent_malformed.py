@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import struct
@@ -9,11 +10,11 @@ from contextlib import suppress
 
 import pytest
 
-from agentenv.sandbox.slotagent.protocol import Kind, encode, receive, send, spawn_payload
+from agentenv.sandbox.slotagent.protocol import PROGRAM, TEXT_FD, Kind, encode, receive, send, spawn_text
 from tests.unit.sandbox.slotagent.agent_box import ENV, AgentBox, sanitized
 
 MALFORMED_EXIT = 65
-TRUE = spawn_payload(["true"], ENV, "/")
+TRUE = spawn_text(["true"], ENV, "/")
 
 
 def _spawn(run: int, flags: int, payload: bytes = TRUE) -> bytes:
@@ -44,13 +45,16 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "signal 65": (encode(Kind.SIGNAL, 1, 65), 0),
     "signal -9": (encode(Kind.SIGNAL, 1, -9), 0),
     "empty payload": (_spawn(1, 0, b""), 0),
-    "counts only": (_spawn(1, 0, b"\1\0\0\0"), 0),
-    "no argv": (_spawn(1, 0, b"\0\0\0\0/\0"), 0),
+    "counts only": (_spawn(1, 0, b"\1\0\0\0\0\0\0\0"), 0),
+    "no argv": (_spawn(1, 0, bytes(8) + b"/\0"), 0),
     "unterminated": (_spawn(1, 0, TRUE[:-1]), 0),
     "a string too few": (_spawn(1, 0, b"\2\0" + TRUE[2:]), 0),
     "a string too many": (_spawn(1, 0, TRUE + b"x\0"), 0),
-    "counts far beyond": (_spawn(1, 0, b"\xff\xff\xff\xff" + TRUE[4:]), 0),
-    "env without =": (_spawn(1, 0, b"\1\0\1\0/\0true\0PATH\0"), 0),
+    "counts far beyond": (_spawn(1, 0, b"\xff" * 8 + TRUE[8:]), 0),
+    "env without =": (_spawn(1, 0, b"\1\0\0\0\1\0\0\0/\0true\0PATH\0"), 0),
+    "text in a file and in the packet": (_spawn(1, TEXT_FD), 1),
+    "an empty file of text": (_spawn(1, TEXT_FD, b""), 1),
+    "no file of text": (_spawn(1, TEXT_FD, b""), 0),
 }
 
 
@@ -89,7 +93,7 @@ def test_odd_but_valid_spawns_work(build: str) -> None:
         many = box.spawn("echo", *["x"] * 20_000)
         assert len(many.output()) == 40_000
         assert len(box.spawn("env", env={f"v{n}": "" for n in range(5000)} | ENV).output().splitlines()) == 5002
-        box.send(Kind.SPAWN, 77, 0, b"\1\0\0\0/\0\0")  # an empty argv[0]: no such program
+        box.send(Kind.SPAWN, 77, 0, b"\1\0\0\0\0\0\0\0/\0\0")  # an empty argv[0]: no such program
         assert box.expect(Kind.SPAWN_FAILED, run=77).arg == 2
         long = "/x" * 20_000
         assert box.fail(long)[0] == box.fail("true", cwd=long)[0] == 36  # ENAMETOOLONG
@@ -117,7 +121,7 @@ def _mutated(random_: random.Random, packet: bytes) -> bytes:
 def _some_packet(random_: random.Random) -> tuple[bytes, int]:
     run = random_.choice([1, 2, 3, 4, 5, 5_000_000 if random_.random() < 0.9 else 0])
     strings = [random_.choice(["true", "false", "", "/bin/true", "x" * 300]) for _ in range(random_.randrange(1, 4))]
-    payload = spawn_payload(
+    payload = spawn_text(
         ["true", *strings], random_.choice([ENV, {}, {"PATH": "::/bin"}]), random_.choice(["/", ".", "/no"])
     )
     flags = random_.randrange(6 if random_.random() < 0.98 else 9)
@@ -131,6 +135,43 @@ def _some_packet(random_: random.Random) -> tuple[bytes, int]:
     ]
     packet, fds = random_.choices(packets, [6, 2, 1, 1, 1])[0]
     return (packet if random_.random() < 0.96 else _mutated(random_, packet)), fds
+
+
+def _spawn_by_file(box: AgentBox, run: int, flags: int, text: bytes) -> None:
+    file = os.memfd_create("text")
+    os.write(file, text)
+    box.send(Kind.SPAWN, run, flags | TEXT_FD, b"", [file])
+    os.close(file)
+
+
+def test_a_text_in_a_file_is_what_it_would_be_in_the_packet(build: str) -> None:
+    """Any number of arguments, of any size that the kernel takes; an end that is not on a page's, and one that is."""
+    with _box(build) as box:
+        for run, argv in enumerate([["true"], ["echo", *["x"] * 150_000], ["echo", *["y" * 131_000] * 14]], start=1):
+            _spawn_by_file(box, run, 0, spawn_text(argv, ENV, "/"))
+            spawned = box.expect(Kind.SPAWNED, run=run)
+            os.set_blocking(spawned.fds[0], True)
+            with open(spawned.fds[0], "rb") as output:  # noqa: PTH123
+                assert output.read().split() == [text.encode() for text in argv[1:]]
+            os.close(spawned.fds[1])
+            assert box.expect(Kind.EXIT, run=run).arg == 0
+        page = spawn_text(["true", "x" * 5000], ENV, "/")
+        padded = spawn_text(["true", "x" * (5000 + -len(page) % 4096)], ENV, "/")
+        assert len(padded) % 4096 == 0
+        _spawn_by_file(box, 10, 0, padded)
+        assert box.expect(Kind.SPAWNED, run=10).arg > 0
+        _spawn_by_file(box, 11, int(PROGRAM), spawn_text(["true", "a name", "x" * 131_072], ENV, "/"))
+        assert box.expect(Kind.SPAWN_FAILED, run=11).arg == errno.E2BIG
+
+
+@pytest.mark.parametrize("text", [TRUE[:-1], TRUE + b"x\0", b"\xff" * 8 + TRUE[8:], b"\0"])
+def test_a_malformed_file_of_text_ends_the_agent(build: str, text: bytes) -> None:
+    with _box(build) as box:
+        _spawn_by_file(box, 1, 0, text)
+        assert box.process.wait(20) == MALFORMED_EXIT
+        box.process.returncode = 0
+        assert box.close() == 0
+        assert box.stderr == b""
 
 
 @pytest.mark.parametrize("seed", range(40))

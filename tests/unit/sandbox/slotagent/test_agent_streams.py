@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_PIPE, STDIN, Kind, input_inode, spawn_payload
+from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_PIPE, STDIN, Kind, input_inode, spawn_text
 from tests.unit.sandbox.slotagent.agent_box import ENV, AgentBox, Run
 
 ENLARGED_BYTES = 900_900
@@ -45,7 +45,7 @@ def _answering(agent: AgentBox, code: str) -> tuple[Run, socket.socket]:
     """A Python program with its standard input and its answers (descriptor 9) over sockets; our ends are one."""
     (told, theirs), (heard, nine) = socket.socketpair(), socket.socketpair()
     agent._last_run += 1
-    payload = spawn_payload(["python3", "-c", code], ENV, "/")
+    payload = spawn_text(["python3", "-c", code], ENV, "/")
     agent.send(Kind.SPAWN, agent._last_run, STDIN | ANSWERS, payload, (theirs.fileno(), nine.fileno()))
     for end in (theirs, nine):
         end.close()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, TERMINAL, Kind, spawn_payload
+from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, TERMINAL, Kind, spawn_text
 from tests.unit.sandbox.slotagent.agent_box import ENV, WAIT_S, AgentBox, Run, Where, sanitized
 
 
@@ -76,7 +76,7 @@ def test_terminals_come_and_go_without_a_trace(agent: AgentBox) -> None:
 def test_a_terminal_and_a_script_pipe_are_malformed() -> None:
     box = AgentBox().__enter__()  # not `with`: that wants a clean end
     try:
-        box.send(Kind.SPAWN, 1, TERMINAL | SCRIPT_PIPE, spawn_payload(["true"], ENV, "/"))
+        box.send(Kind.SPAWN, 1, TERMINAL | SCRIPT_PIPE, spawn_text(["true"], ENV, "/"))
         assert box.process.wait(WAIT_S) == 65
     finally:
         box.close()

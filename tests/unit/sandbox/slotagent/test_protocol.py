@@ -28,7 +28,7 @@ from agentenv.sandbox.slotagent.protocol import (
     failed_step,
     receive,
     send,
-    spawn_payload,
+    spawn_text,
 )
 
 RUNS = st.integers(0, 2**32 - 1)
@@ -44,7 +44,7 @@ def test_what_is_encoded_is_decoded(kind: Kind, run: int, arg: int, payload: byt
 
 def test_the_bytes_are_as_documented() -> None:
     assert encode(Kind.KILL, 7, -2, b"xyz").hex() == "0200000007000000feffffff0300000078797a"
-    assert spawn_payload(["a", "b"], {"N": "v"}, "/w") == b"\2\0\1\0/w\0a\0b\0N=v\0"
+    assert spawn_text(["a", "b"], {"N": "v"}, "/w") == b"\2\0\0\0\1\0\0\0/w\0a\0b\0N=v\0"
 
 
 @given(st.binary(max_size=64))
@@ -81,11 +81,11 @@ def test_the_packet_limit_is_exact() -> None:
     st.dictionaries(NAMES, TEXTS, max_size=5),
     TEXTS,
 )
-def test_a_spawn_payload_has_every_string(argv: list[str], env: dict[str, str], cwd: str) -> None:
-    payload = spawn_payload(argv, env, cwd)
-    assert struct.unpack("<HH", payload[:4]) == (len(argv), len(env))
+def test_a_spawn_text_has_every_string(argv: list[str], env: dict[str, str], cwd: str) -> None:
+    payload = spawn_text(argv, env, cwd)
+    assert struct.unpack("<II", payload[:8]) == (len(argv), len(env))
     expected = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
-    assert payload[4:].split(b"\0") == [*(text.encode() for text in expected), b""]
+    assert payload[8:].split(b"\0") == [*(text.encode() for text in expected), b""]
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,16 @@ def test_a_spawn_payload_has_every_string(argv: list[str], env: dict[str, str], 
         (["a"], {"n=m": "x"}, "/"),
         (["a"], {"n": "\0"}, "/"),
         (["a"], {}, "/\0"),
-        (["a", "x" * MAX_PAYLOAD_BYTES], {}, "/"),
     ],
 )
 def test_a_spawn_that_cannot_be_said_is_refused(argv: list[str], env: dict[str, str], cwd: str) -> None:
     with pytest.raises(ValueError, match=r"argv|variable"):
-        spawn_payload(argv, env, cwd)
+        spawn_text(argv, env, cwd)
 
 
-def test_the_largest_spawn_payload_fits() -> None:
-    argv = ["a", "x" * (MAX_PAYLOAD_BYTES - 4 - 2 - 2 - 1)]
-    assert len(encode(Kind.SPAWN, 1, 0, spawn_payload(argv, {}, "/"))) == MAX_PACKET_BYTES
+def test_the_largest_spawn_text_fits() -> None:
+    argv = ["a", "x" * (MAX_PAYLOAD_BYTES - 8 - 2 - 2 - 1)]
+    assert len(encode(Kind.SPAWN, 1, 0, spawn_text(argv, {}, "/"))) == MAX_PACKET_BYTES
 
 
 def test_usage_and_step_are_read_exactly() -> None:

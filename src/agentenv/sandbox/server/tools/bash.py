@@ -53,14 +53,13 @@ class Shells:
 
     def __post_init__(self) -> None:
         argv = ["bash", "-c", BOOTSTRAP]
-        self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.workspace, self.program).payload()
+        self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.workspace, self.program).spawned()
 
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
     ) -> tuple[Process, bool]:
         """Start the call; the second value tells whether a spare shell was used. ``stdin`` replaces the argument if
-        it was attached. Raises InvalidArgumentsError when ``env`` or ``argv`` do not fit in a packet, or the slot has
-        only one user."""
+        it was attached. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
         if arguments.argv is not None:
             return self._run_program(arguments, on_end, stdin), False
         script = encode_script(arguments.command)

@@ -31,19 +31,17 @@ class TransferRun:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool, keep_free: int = 0) -> None:
         """Start it; ``feeds``: it will be written to; ``keep_free``: how many descriptors the slot must have left then.
-        Raises ValueError when argv is too large, TooManyRunsError."""
-        payload, flags = Command(argv, env, self._io.paths.workspace).payload()
+        Raises TooManyRunsError."""
+        text, flags = Command(argv, env, self._io.paths.workspace).spawned()
         if not feeds:
-            self._run = self._io.link.spawn(payload, flags, (), self)
+            self._run = self._io.link.spawn(text, flags, (), self)
             return
         ours, theirs = socket.socketpair()
         with theirs:
             self._stdin = ours.detach()
             os.set_blocking(self._stdin, False)
             try:
-                self._run = self._io.link.spawn(
-                    payload, flags | int(STDIN), (theirs.fileno(),), self, keep_free=keep_free
-                )
+                self._run = self._io.link.spawn(text, flags | int(STDIN), (theirs.fileno(),), self, keep_free=keep_free)
             except BaseException:
                 os.close(self._stdin)
                 self._stdin = -1

@@ -36,7 +36,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { VERSION = 1, MAX_EVENTS = 64, REAPS_PER_TURN = 256, SIGNALS = 64 };
+enum { VERSION = 2, MAX_EVENTS = 64, REAPS_PER_TURN = 256, SIGNALS = 64 };
 enum { FAREWELLS = 1000, PAUSE_NS = 1000 * 1000 };
 enum { PEER, CHILDREN, OWN_KEYS }; /* keys of what the loop waits for itself */
 _Static_assert((int)OWN_KEYS <= (int)FIRST_RELAY_KEY, "a relay's keys are not the loop's");

@@ -11,7 +11,9 @@ enum kind {
     SPAWN = 1, KILL = 2, KILL_ALL = 3, PING = 4, SIGNAL = 5, KILL_BEFORE = 6,
     HELLO = 100, SPAWNED = 101, SPAWN_FAILED = 102, EXITED = 103, KILLED = 104, PONG = 105,
 };
-enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16, WITH_ANSWERS = 32 };
+enum spawn_flag {
+    WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16, WITH_ANSWERS = 32, TEXT_FD = 64,
+};
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
 
 struct header { uint32_t kind, run; int32_t arg; uint32_t payload_bytes; };

@@ -4,7 +4,7 @@
 
 #include "packets.h"
 
-/* Answers SPAWNED or SPAWN_FAILED; leaves when the packet is malformed. Cuts the payload into its strings in place. */
+/* Answers SPAWNED or SPAWN_FAILED; leaves when the packet is malformed. */
 void spawn(const struct packet *packet);
 
 #endif
