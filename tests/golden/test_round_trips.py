@@ -31,7 +31,7 @@ TEXTS = (
     '"',
 )
 NUMBERS = (0, -0.0, 1, -1, 0.1, 5e-324, 1e308, 2**53 + 1, 2**63, 10**30, math.nan, math.inf, -math.inf)
-OTHERS = (
+OTHERS: tuple[Any, ...] = (
     None,
     True,
     False,

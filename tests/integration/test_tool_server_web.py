@@ -160,7 +160,7 @@ async def test_several_pages_can_be_read_at_once(site: Web) -> None:
         urls = [site.url(), site.url("/gone"), site.url("/next")]
         all_three = content(await ask(server, "web_extract", urls=urls))["text"]
         too_many = await ask(server, "web_extract", urls=[site.url()] * 6)
-        schema = next(tool.parameters for tool in server.describe().tools if tool.name == "web_extract")
+        schema: Any = next(tool.parameters for tool in server.describe().tools if tool.name == "web_extract")
     assert one["text"] == content(await called(allowing(site), "web_extract", url=site.url()))["text"]
     assert [line for line in all_three.splitlines() if line.startswith("# http")] == [f"# {url}" for url in urls]
     assert "HTTP 404" in all_three

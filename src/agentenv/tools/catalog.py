@@ -118,13 +118,12 @@ class ToolCatalog:
             self._refuse(tool, f"must be a JSON object, got {shown(given)}")
         if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(given)):
             self._refuse(tool, f"unknown argument '{min(hidden)}'")
+        if (problem := unencodable(given)) is not None:
+            self._refuse(tool, problem)
         try:
-            checked = _values(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
+            return _values(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
         except ValidationError as error:
             self._refuse(tool, explain_arguments(spec.arguments, self._schemas[tool], error), cause=error)
-        if (where := unencodable(checked)) is not None:
-            self._refuse(tool, f"argument '{where}' has half of a surrogate pair; write the whole character")
-        return checked
 
     def _parsed(self, tool: str, text: str) -> Any:
         if not text.strip():

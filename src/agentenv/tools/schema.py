@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -86,17 +87,20 @@ def _abbreviates(short: str, full: str) -> bool:
 
 
 def unencodable(value: object, path: str = "") -> str | None:
-    """Location of half a surrogate pair in ``value``, which UTF-8 cannot encode; None if there is none."""
+    """What of ``value`` JSON cannot carry, as a sentence with its location; None if it can."""
     if isinstance(value, str):
-        return None if value.isascii() or _is_utf8(value) else path
+        where = f"argument '{path}' has half of a surrogate pair; write the whole character"
+        return None if value.isascii() or _is_utf8(value) else where
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"argument '{path}' is {value}, which JSON has no number for"
     if isinstance(value, Mapping):
         items: Iterable[tuple[object, object]] = value.items()
         for key, item in items:
-            if unencodable(key) is not None:
-                return path or "a name"
+            if (found := unencodable(key, path or "a name")) is not None:
+                return found
             if (found := unencodable(item, f"{path}.{key}" if path else str(key))) is not None:
                 return found
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         return next((found for item in value if (found := unencodable(item, path)) is not None), None)
     return None
 

@@ -112,4 +112,5 @@ def _leaf_types(annotation: object) -> set[object]:
 class WireModel(BaseModel):
     """Base of every model both sides share."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON has no NaN and no infinity, and pydantic would write null for them.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

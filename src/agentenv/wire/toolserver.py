@@ -6,7 +6,7 @@ but ``/health`` require the bearer token; the body of a refusal is :class:`agent
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class ToolDescription(WireModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str
-    parameters: dict[str, Any]
+    parameters: Arguments
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
     unavailable: str = ""
     """Why every call would be refused (it is not configured); empty if the tool works."""

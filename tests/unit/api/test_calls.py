@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -58,15 +59,16 @@ async def test_the_schema_is_the_signature_and_arguments_arrive_typed() -> None:
     async with ToolServer([dig]) as server:
         (described,) = server.describe().tools
         assert (described.name, described.description, described.timeout_s) == ("dig", "Dig somewhere.", 5)
-        assert described.parameters["required"] == ["where"]
-        assert described.parameters["properties"]["where"] == {
+        parameters: Any = described.parameters
+        assert parameters["required"] == ["where"]
+        assert parameters["properties"]["where"] == {
             "type": "string",
             "minLength": 2,
             "description": "The place.",
         }
-        assert described.parameters["properties"]["how"]["enum"] == ["fast", "slow"]
-        assert "run" not in described.parameters["properties"]
-        assert described.parameters["additionalProperties"] is False
+        assert parameters["properties"]["how"]["enum"] == ["fast", "slow"]
+        assert "run" not in parameters["properties"]
+        assert parameters["additionalProperties"] is False
         result = await ask(server, "dig", where="here", depth={"levels": 3})
     assert result.content == {"where": "here", "how": "fast", "levels": 3, "who": "t-0"}
     assert (result.fault, result.exit_code) == ("none", 0)
@@ -113,6 +115,15 @@ def test_a_server_knows_its_tools_limits_and_secrets() -> None:
         ToolServer([Counted().tool()], ToolServerSettings(limits={"asks": ToolLimits(timeout_s=1)}))
     with pytest.raises(ConfigError, match="unknown secret 'vault'"):
         ToolServer([Counted().tool(secrets=("vault",))])
+
+
+async def test_numbers_that_json_lacks_are_told_as_text() -> None:
+    """Never as null, which is another value."""
+    numbers = {"loss": math.nan, "bounds": [-math.inf, math.inf], "one": 1.5}
+    async with ToolServer([Counted(lambda _: numbers).tool()]) as server:
+        result = await ask(server)
+    assert result.content == {"loss": "NaN", "bounds": ["-Infinity", "Infinity"], "one": 1.5}
+    assert CallResult.model_validate_json(result.model_dump_json()) == result
 
 
 # -- faults --------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -325,3 +326,18 @@ def test_two_tools_of_one_name_are_refused() -> None:
 def test_specs_that_could_not_work_are_refused(name: str, timeout_s: float | None) -> None:
     with pytest.raises(ConfigError):
         ToolSpec(name=name, description="", arguments=SearchArguments, default_timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_lacks_is_refused(number: float) -> None:
+    """Of a tool of anybody's, too, wherever it is."""
+
+    class Anything(BaseModel):
+        value: Any
+
+    catalog = CATALOG.extended(ToolSpec("anything", "Take anything.", Anything, kind="external"))
+    for value in (number, [number], {"a": (number,)}):
+        with pytest.raises(
+            InvalidArgumentsError, match=r"argument 'value.*' is -?(nan|inf), which JSON has no number for"
+        ):
+            catalog.validate("anything", {"value": value})

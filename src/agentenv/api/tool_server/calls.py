@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from agentenv.api.tool_server.audit import AuditLog
 from agentenv.api.tool_server.budget import Budgets
@@ -28,7 +29,6 @@ from agentenv.wire.toolserver import ToolCallRequest
 logger = logging.getLogger(__name__)
 
 _MOST_CASSETTES: Final = 1_000
-_anything: Final = TypeAdapter(Any)
 
 
 @dataclass
@@ -244,7 +244,8 @@ class ExternalCallRunner:
         given = {name: getattr(call.arguments, name) for name in type(call.arguments).model_fields}
         if call.tool.wants_run is not None:
             given[call.tool.wants_run] = ToolRun(call.request.scope, self._secrets.chosen(call.tool.secrets))
-        return _anything.dump_python(await call.tool.run(**given), mode="json")
+        # NaN and infinities as text: JSON has none, and null would be another value.
+        return to_jsonable_python(await call.tool.run(**given), inf_nan_mode="strings")
 
     def _result(self, call: _Prepared, **fields: Any) -> CallResult:
         duration_s = time.monotonic() - call.began_at
