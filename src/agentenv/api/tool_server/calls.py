@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 import traceback
 from collections import OrderedDict
@@ -244,8 +245,7 @@ class ExternalCallRunner:
         given = {name: getattr(call.arguments, name) for name in type(call.arguments).model_fields}
         if call.tool.wants_run is not None:
             given[call.tool.wants_run] = ToolRun(call.request.scope, self._secrets.chosen(call.tool.secrets))
-        # NaN and infinities as text: JSON has none, and null would be another value.
-        return to_jsonable_python(await call.tool.run(**given), inf_nan_mode="strings")
+        return _finite(to_jsonable_python(await call.tool.run(**given)))
 
     def _result(self, call: _Prepared, **fields: Any) -> CallResult:
         duration_s = time.monotonic() - call.began_at
@@ -282,6 +282,16 @@ def _redacted(result: CallResult, redactor: Any) -> CallResult:
         "content": redactor.value(result.content),
     }
     return result.model_copy(update=changed)
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as text, by the names JavaScript has for them: JSON has no such numbers, and null would be
+    another value."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _fitted(content: Any, limit_bytes: int) -> tuple[Any, bool]:
