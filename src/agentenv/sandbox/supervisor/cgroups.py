@@ -8,12 +8,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agentenv.sandbox.supervisor.limits import (
     CgroupLayout,
     CgroupPlan,
+    Delegation,
     Machine,
     Setting,
     delegation,
@@ -25,26 +26,33 @@ log = logging.getLogger(__name__)
 
 _V2_WANTED = frozenset({"memory", "pids", "cpu"})
 _V2_NEEDED = frozenset({"memory", "pids"})
-_REMOVE_DEADLINE_S = 2.0
+_DEADLINE_S = 2.0
+_PAUSE_S = 0.005
+
+Record = Callable[[tuple[Path, ...]], None]
+"""Is called with a container's directories."""
 
 
-def discover(container: str) -> tuple[CgroupLayout | None, str]:
-    """Find where this process can create cgroups, preparing v2 delegation; otherwise None and the reason.
+def claim(container: str, record: Record) -> tuple[CgroupLayout | None, str]:
+    """Create a container's directories where this process may, in cgroup v2 with the controllers delegated to them;
+    otherwise None and the reason. :func:`remove_tree` undoes it.
 
-    Call it before any namespace is created: pids must be the machine's own.
+    ``record`` is called before they are created, so that a sweep finds them. Call this before any namespace is created:
+    pids must be the machine's own. Raises FileExistsError when a process is in one: another container has the name.
     """
     mountinfo = Path("/proc/self/mountinfo").read_text()
     own = Path("/proc/self/cgroup").read_text()
     second = own_directory_v2(mountinfo, own)
     reason = "no cgroup v2 hierarchy with memory and pids controllers"
     if second is not None:
-        layout, reason = _discover_v2(*second, container)
+        layout, reason = _claim_v2(*second, container, record)
         if layout is not None:
             return layout, ""
     first = layout_v1(mountinfo, own)
     if first is None:
         return None, reason
-    usable = {name: parent for name, parent in first.parents.items() if _can_make(parent)}
+    _record_unused(first.base(container), record)
+    usable = {name: parent for name, parent in first.parents.items() if _can_make(parent / "agentenv" / container)}
     if not usable:
         return None, f"{next(iter(first.parents.values()))} is not writable"
     return CgroupLayout(1, usable), ""
@@ -55,63 +63,87 @@ def this_machine() -> Machine:
     return Machine(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _can_make(parent: Path) -> bool:
+def _record_unused(bases: tuple[Path, ...], record: Record) -> None:
+    for base in bases:
+        if any(_read(directory / "cgroup.procs").split() for directory in _tree(base)):
+            raise FileExistsError(errno.EEXIST, f"{base} is in use")
+    record(bases)
+
+
+def _can_make(base: Path) -> bool:
     try:
-        (parent / "agentenv").mkdir(exist_ok=True)
+        base.parent.mkdir(exist_ok=True)
+        base.mkdir(exist_ok=True)
     except OSError:
         return False
-    return os.access(parent / "agentenv", os.W_OK)
+    return os.access(base, os.W_OK)
 
 
-def _discover_v2(top: Path, own: Path, container: str) -> tuple[CgroupLayout | None, str]:
-    """The nearest cgroup, from our own upwards, whose controllers we may delegate."""
+def _claim_v2(top: Path, own: Path, container: str, record: Record) -> tuple[CgroupLayout | None, str]:
+    """In the nearest cgroup, from our own upwards, whose controllers we may delegate."""
     reason = f"{own} is not delegated to this user"
-    for directory in (own, *own.parents):
-        available = frozenset(_read(directory / "cgroup.controllers").split()) & _V2_WANTED
-        if available >= _V2_NEEDED and os.access(directory, os.W_OK):
-            enabled = frozenset(_read(directory / "cgroup.subtree_control").split()) & available
-            # Delegating needs an empty cgroup; one above ours is used only as far as it does so
-            # already: cgroups that are not ours are not reconfigured.
-            usable = available if directory == own else enabled
-            if usable >= _V2_NEEDED:
-                try:
-                    delegate(directory, container, usable)
-                except OSError as error:
-                    reason = f"cannot delegate {directory}: {error.strerror}"
-                else:
-                    return CgroupLayout(2, dict.fromkeys(sorted(usable), directory)), ""
-        if directory == top:
-            break
+    for directory in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
+        usable = _usable(directory, own=directory == own)
+        if usable >= _V2_NEEDED and os.access(directory, os.W_OK):
+            layout = CgroupLayout(2, dict.fromkeys(sorted(usable), directory))
+            _record_unused(layout.base(container), record)
+            try:
+                delegate(directory, container, usable)
+            except OSError as error:
+                reason = f"cannot delegate {directory}: {error.strerror}"
+                remove_tree(directory / "agentenv" / container)
+                record(())
+            else:
+                return layout, ""
     return None, reason
 
 
+def _usable(directory: Path, *, own: bool) -> frozenset[str]:
+    """The controllers that a container in this cgroup can have. Delegating needs an empty cgroup; one above ours is
+    used only as far as it does so already: cgroups that are not ours are not reconfigured."""
+    names = _read(directory / "cgroup.controllers").split()
+    return _V2_WANTED.intersection(names if own else _read(directory / "cgroup.subtree_control").split())
+
+
 def delegate(own: Path, container: str, controllers: frozenset[str]) -> None:
-    """Apply :func:`limits.delegation` for ``own``. Raises OSError when the kernel refuses."""
+    """Apply :func:`limits.delegation` for ``own``: create the container's directory with these controllers. Raises
+    OSError when the kernel refuses."""
     steps = delegation(own, container, controllers, is_real_root=not (own / "cgroup.type").exists())
+    _repeat(lambda: _delegate(steps, controllers))
+
+
+def _delegate(steps: Delegation, controllers: frozenset[str]) -> None:
+    # First, so that a container that ends meanwhile sees that it is not the last one.
     steps.subtree_control[-1].parent.mkdir(parents=True, exist_ok=True)
     already = frozenset(_read(steps.subtree_control[0]).split()) >= controllers
     if steps.leave is not None and not already:
-        steps.leaf.mkdir(parents=True, exist_ok=True)
-        for pid in _read(steps.leave / "cgroup.procs").split():
-            with contextlib.suppress(ProcessLookupError):
-                (steps.leaf / "cgroup.procs").write_text(pid)
+        steps.leaf.mkdir(exist_ok=True)
+        _move(steps.leave, steps.leaf)
     for file in steps.subtree_control[already:]:
         file.write_text(steps.enable)
 
 
-def claim(bases: Iterable[Path]) -> None:
-    """Create a container's directories, removing empty ones of the same name first.
+def _move(source: Path, target: Path) -> None:
+    """Move the processes of ``source`` that our pid namespace shows."""
+    for pid in _read(source / "cgroup.procs").split():
+        if pid != "0":
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                (target / "cgroup.procs").write_text(pid)
 
-    Raises FileExistsError when a process is in one: another container has the name.
-    """
-    for base in bases:
-        base.parent.mkdir(exist_ok=True)
-        if base.is_dir():
-            tree = [base, *(Path(root) / name for root, names, _ in os.walk(base) for name in names)]
-            if any(_read(directory / "cgroup.procs").split() for directory in tree):
-                raise FileExistsError(errno.EEXIST, f"{base} is in use")
-            remove_tree(base)
-        base.mkdir(parents=True)
+
+def _repeat(step: Callable[[], None]) -> None:
+    """Take ``step`` until the kernel accepts it, for up to 2 s. Meanwhile processes start and end, and containers
+    beside ours delegate the same controllers, give them back, and remove directories."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            step()
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOENT, errno.ENODEV) or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        time.sleep(_PAUSE_S)
 
 
 def make(plan: CgroupPlan) -> None:
@@ -183,36 +215,45 @@ def _remove_directory(directory: Path) -> bool:
 
 
 def remove_tree(base: Path) -> bool:
-    """Kill every process in ``base`` and below, then remove all of it. False when something remains after the
-    deadline. For cgroups of dead containers; waits up to 2 s for the kernel."""
-    deadline = time.monotonic() + _REMOVE_DEADLINE_S
-    while base.is_dir():
-        tree = [base, *(Path(root) / name for root, names, _ in os.walk(base) for name in names)]
+    """Kill every process in ``base`` and below, then remove all of it; with the last container, the processes that made
+    room for the delegation move back. False when something remains after the deadline. Waits up to 2 s for the kernel.
+
+    Call it in the pid namespace of :func:`claim`: pids of others read as 0, and are neither killed nor moved.
+    """
+    deadline = time.monotonic() + _DEADLINE_S
+    while tree := _tree(base):
         _kill_all({int(pid) for directory in tree for pid in _read(directory / "cgroup.procs").split()})
         removed = [_remove_directory(directory) for directory in reversed(tree)]
         if all(removed):
             break
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.005)
-    _give_back(base.parent)
+        time.sleep(_PAUSE_S)
+    try:
+        _repeat(lambda: _give_back(base.parent))
+    except OSError as error:
+        log.warning("what was delegated to %s is not given back: %s", base.parent, error.strerror)
     return True
 
 
 def _give_back(agentenv: Path) -> None:
     """Undo the delegation and remove ``agentenv`` itself when it contains no container."""
-    if any(entry.is_dir() and entry.name != "outside" for entry in _entries(agentenv)):
+    names = {entry.name for entry in _entries(agentenv) if entry.is_dir()}
+    if not agentenv.is_dir() or names - {"outside"}:
         return
-    leaf = agentenv / "outside"
-    with contextlib.suppress(OSError):
-        if leaf.is_dir():
-            for directory in (agentenv, agentenv.parent):
-                names = _read(directory / "cgroup.subtree_control").split()
-                (directory / "cgroup.subtree_control").write_text(" ".join(f"-{name}" for name in names))
-            for pid in _read(leaf / "cgroup.procs").split():
-                (agentenv.parent / "cgroup.procs").write_text(pid)
-            leaf.rmdir()
-        agentenv.rmdir()
+    if names:
+        own, leaf = agentenv.parent, agentenv / "outside"
+        for directory in (agentenv, own):
+            enabled = _read(directory / "cgroup.subtree_control").split()
+            (directory / "cgroup.subtree_control").write_text(" ".join(f"-{name}" for name in enabled))
+        _move(leaf, own)
+        leaf.rmdir()
+    agentenv.rmdir()
+
+
+def _tree(base: Path) -> list[Path]:
+    """``base`` and every directory below it, from the top; empty where there is none."""
+    return [Path(root) for root, _, _ in os.walk(base)]
 
 
 def _entries(directory: Path) -> list[Path]:

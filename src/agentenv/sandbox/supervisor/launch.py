@@ -20,6 +20,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentenv import subordinate_ids
@@ -41,6 +42,7 @@ from agentenv.sandbox.supervisor import (
     syscalls,
 )
 from agentenv.sandbox.supervisor.isolation import USER, Identity
+from agentenv.sandbox.supervisor.limits import CgroupLayout
 from agentenv.sandbox.supervisor.preparation import Launch, Owner
 from agentenv.sandbox.supervisor.selftest import NAMESPACES
 from agentenv.wire.spec import SandboxSpec
@@ -253,9 +255,7 @@ def _prepare(
     if mode != USER:
         with contextlib.suppress(OSError):
             mounts.make_cgroups_writable()
-    layout, why_none = cgroups.discover(spec.container)
-    if layout is not None:
-        _claim_cgroups(directory, layout.base(spec.container))
+    layout, why_none = _claim_cgroups(directory)
     weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none, owner.one_id)
     if spec.isolation == isolation.FULL and weaker:
         raise SandboxUnavailableError(
@@ -300,18 +300,16 @@ def _disk(spec: SandboxSpec, directory: Path) -> Path:
     return disk.resolve()
 
 
-def _claim_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
+def _claim_cgroups(directory: Path) -> tuple[CgroupLayout | None, str]:
+    """Those of the container whose directory this is; None and the reason where none can be created."""
     try:
-        cgroups.claim(bases)
+        return cgroups.claim(directory.name, partial(sweep.record_cgroups, directory))
     except FileExistsError as error:
         raise ConfigError(
             "container",
             f"another container named {directory.name} runs on this machine ({error.strerror})",
             next_step="choose another name",
         ) from error
-    except OSError as error:
-        raise SandboxUnavailableError(f"cannot make cgroups: {error}") from error
-    sweep.record_cgroups(directory, bases)
 
 
 def find_bwrap() -> str:

@@ -138,57 +138,9 @@ def test_delegation_empties_the_cgroup_before_it_hands_controllers_down() -> Non
     assert limits.delegation(Path("/cg"), "c", frozenset(), is_real_root=True).leave is None
 
 
-def test_delegate_moves_everybody_out_and_enables_from_the_top(tmp_path: Path) -> None:
-    for name, text in {"cgroup.type": "domain", "cgroup.procs": "11\n12\n", "cgroup.subtree_control": ""}.items():
-        (tmp_path / name).write_text(text)
-    cgroups.delegate(tmp_path, "c", frozenset({"memory", "pids"}))
-    assert (tmp_path / "agentenv/outside/cgroup.procs").read_text() == "12"  # one write per process
-    for directory in (tmp_path, tmp_path / "agentenv", tmp_path / "agentenv/c"):
-        assert (directory / "cgroup.subtree_control").read_text() == "+memory +pids"
-
-
 def test_a_required_file_that_is_missing_is_an_error_and_an_optional_one_is_not(tmp_path: Path) -> None:
     layout = limits.CgroupLayout(2, {"memory": tmp_path, "pids": tmp_path})
     plan = limits.slot_plan(layout, "c", "slot-0", LIMITS)
     plan.directories[0].parent.mkdir(parents=True)
     with pytest.raises(FileNotFoundError):
         cgroups.make(plan)
-
-
-def test_claim_refuses_a_name_something_lives_under(tmp_path: Path) -> None:
-    base = tmp_path / "agentenv" / "c"
-    (base / "slot-0").mkdir(parents=True)
-    (base / "slot-0" / "cgroup.procs").write_text("99999999\n")
-    with pytest.raises(FileExistsError):
-        cgroups.claim([base])
-
-
-def test_claim_takes_over_what_is_empty(tmp_path: Path) -> None:
-    base = tmp_path / "agentenv" / "c"
-    (base / "slot-0").mkdir(parents=True)
-    cgroups.claim([base])
-    assert base.is_dir()
-    assert not (base / "slot-0").exists()
-
-
-def test_removing_a_tree_removes_the_parent_with_the_last_container(tmp_path: Path) -> None:
-    one, two = tmp_path / "agentenv/one", tmp_path / "agentenv/two"
-    for base in (one, two):
-        (base / "slot-0").mkdir(parents=True)
-    assert cgroups.remove_tree(one)
-    assert two.is_dir()
-    assert cgroups.remove_tree(two)
-    assert not (tmp_path / "agentenv").exists()
-
-
-def test_what_is_above_our_own_cgroup_is_used_but_not_reconfigured(tmp_path: Path) -> None:
-    own = tmp_path / "slice" / "session"
-    own.mkdir(parents=True)
-    for name, text in {"controllers": "cpu memory pids", "subtree_control": "memory pids", "type": "domain"}.items():
-        (tmp_path / "slice" / f"cgroup.{name}").write_text(text)
-    layout, reason = cgroups._discover_v2(tmp_path, own, "c")
-    assert layout is not None, reason
-    assert layout.controllers == {"memory", "pids"}
-    assert set(layout.parents.values()) == {tmp_path / "slice"}
-    assert (tmp_path / "slice/cgroup.subtree_control").read_text() == "memory pids"
-    assert (tmp_path / "slice/agentenv/c/cgroup.subtree_control").read_text() == "+memory +pids"
