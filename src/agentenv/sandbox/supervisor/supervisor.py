@@ -47,7 +47,6 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.supervisor import (
-    cgroups,
     child,
     events,
     isolation,
@@ -420,7 +419,7 @@ async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
         return await _until_stopped(launch, pid, reaper, watch, stop)
     finally:
         reaper.close()
-        await _end_everything(launch)
+        await _end_everything()
 
 
 async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> int:
@@ -447,8 +446,8 @@ async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, watch: LoopWa
     return events.emit_failure(SandboxUnavailableError(f"the supervisor itself failed: {failure!r}"))
 
 
-async def _end_everything(launch: Launch) -> None:
-    """Kill every process of this pid namespace, reap them all, remove the cgroups."""
+async def _end_everything() -> None:
+    """Kill every process of this pid namespace and reap them all."""
     deadline = time.monotonic() + _END_DEADLINE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError):
@@ -456,8 +455,6 @@ async def _end_everything(launch: Launch) -> None:
         if _reap_all():
             break
         await asyncio.sleep(0.002)
-    for base in launch.layout.base(launch.spec.container) if launch.layout else ():
-        cgroups.remove_tree(base)
 
 
 def _reap_all() -> bool:

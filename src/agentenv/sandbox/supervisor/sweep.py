@@ -80,8 +80,11 @@ def sweep_container(directory: Path) -> Swept | None:
     left: list[str] = []
     try:
         for base in _recorded(directory):
-            if base.is_dir():
-                (removed if cgroups.remove_tree(base) else left).append(str(base))
+            was_there = base.is_dir()
+            if not cgroups.remove_tree(base):  # whose processes may be left to move back where it is gone
+                left.append(str(base))
+            elif was_there:
+                removed.append(str(base))
         if not left:
             shutil.rmtree(directory, ignore_errors=True)
             (left if directory.exists() else removed).append(str(directory))
