@@ -19,8 +19,14 @@ from agentenv.sandbox.supervisor import cgroups, limits
 from tests.waiting import wait_for
 
 _WANTED: Final = frozenset({"memory", "pids", "cpu"})
-_REMOVE: Final = "import sys; from pathlib import Path; from agentenv.sandbox.supervisor import cgroups; "
 _RESTLESS: Final = "while :; do /bin/true; done"
+_REMOVE: Final = """
+import sys
+from pathlib import Path
+from agentenv.sandbox.supervisor import cgroups
+cgroups._DEADLINE_S = 0.1
+cgroups.remove_tree(Path(sys.argv[1]))
+"""
 
 
 class CgroupTree(Protocol):
@@ -96,8 +102,7 @@ class Real:
         return self.top.parent / line.removeprefix("0::/")
 
     def remove_elsewhere(self, base: Path) -> None:
-        code = f"{_REMOVE} cgroups._DEADLINE_S = 0.1; cgroups.remove_tree(Path(sys.argv[1]))"
-        command = ["unshare", "--pid", "--fork", sys.executable, "-c", code, str(base)]
+        command = ["unshare", "--pid", "--fork", sys.executable, "-c", _REMOVE, str(base)]
         subprocess.run(command, check=True, timeout=60)
 
 
@@ -154,8 +159,7 @@ class StandIn:
     def remove_elsewhere(self, base: Path) -> None:
         self._hidden = True
         with pytest.MonkeyPatch.context() as patch:
-            if hasattr(cgroups, "_DEADLINE_S"):
-                patch.setattr(cgroups, "_DEADLINE_S", 0.1)
+            patch.setattr(cgroups, "_DEADLINE_S", 0.1)
             cgroups.remove_tree(base)
         self._hidden = False
 
@@ -177,16 +181,16 @@ class StandIn:
                     self._removed(Path(path))
                 rmdir(path, **options)
 
-        def new_read_text(path: Path, *arguments: str) -> str:
+        def new_read_text(path: Path, *arguments: str, **options: str) -> str:
             with self._lock:
                 known = path.parent in self._nodes and path.exists()
-                return self._read(path) if known else read_text(path, *arguments)
+                return self._read(path) if known else read_text(path, *arguments, **options)
 
-        def new_write_text(path: Path, text: str, *arguments: str) -> int:
+        def new_write_text(path: Path, text: str, *arguments: str, **options: str) -> int:
             with self._lock:
                 if path.parent not in self._nodes:
-                    return write_text(path, text, *arguments)
-                path.stat()
+                    return write_text(path, text, *arguments, **options)
+                path.stat()  # raises: nobody creates files there
                 return self._write(path, text)
 
         def new_write(descriptor: int, data: bytes) -> int:
@@ -269,11 +273,10 @@ class StandIn:
         more = {word[1:] for word in words if word[0] == "+"} - node.enabled
         less = {word[1:] for word in words if word[0] == "-"} & node.enabled
         children = [path for path in self._children(directory) if path.parent == directory]
+        handed_on = any(less & self._nodes[child].enabled for child in children)
         if more - node.offered:
             raise _refusal(errno.ENOENT)
-        if any(less & self._nodes[child].enabled for child in children) or (
-            more and node.pids and directory != self.top
-        ):
+        if handed_on or (more and node.pids and directory != self.top):  # "no internal processes"
             raise _refusal(errno.EBUSY)
         node.enabled = (node.enabled | more) - less
         for child in children:
