@@ -18,17 +18,19 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 6
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+SECONDS ?= 600
+SEED ?=
 BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test check check-bare format bench doctor clean
+.PHONY: demo test sweep check check-bare format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, DEMO_ARGS, BENCH_ARGS\n'
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -78,6 +80,10 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 
 test: slotagent testing containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder --max-worker-restart 1000 $(PYTEST_ARGS)
+
+sweep: slotagent testing ## Compare with independent programs over random cases: for SECONDS, of SEED
+	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
+	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
 
 check: setup ## Format, lint, strict types, import contracts, pins; changes nothing
 	@$(BIN)/ruff format --check .

@@ -20,7 +20,7 @@ from agentenv.image import BuildStep, ensure_image
 from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
 
-pytest_plugins = ["tests.outcomes"]
+pytest_plugins = ["tests.outcomes", "tests.sweeps"]
 
 settings.register_profile("loaded machine", settings(), deadline=None)
 settings.load_profile("loaded machine")

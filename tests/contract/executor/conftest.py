@@ -145,6 +145,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "executor" in metafunc.fixturenames and "pool" not in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
         kinds = [*PLAIN, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
+        if "sweep" in metafunc.fixturenames:
+            kinds = ["local", "image-local", "farm-local"]  # the others differ in where a container is
         metafunc.parametrize("executor", kinds, indirect=True, scope="module")
 
 
