@@ -54,9 +54,12 @@ def required(requirements: list[str]) -> set[str]:
 
 
 def link_only(names: set[str], site: Path) -> None:
-    """Make these distributions importable from ``site``, as links to where they are installed."""
+    """Make these distributions importable from ``site``, as links to where they are installed; and their programs."""
     for name in names:
         installed = metadata.distribution(name)
+        for file in installed.files or ():
+            if file.parts[0] == ".." and file.parent.name == "bin":
+                (site / file).symlink_to(Path(str(installed.locate_file(file))).resolve())
         for top in {file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")}:
             (site / top).symlink_to(Path(str(installed.locate_file(top))))
 
@@ -120,3 +123,14 @@ def test_its_programs_run_where_there_is_no_compiler(python: Path, tmp_path: Pat
     done = run(python, "-c", code, "-b", "fake", "exec", "echo $((6 * 7))", PATH=str(tmp_path), HOME=str(tmp_path))
     assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"bash"}, "nothing was built"
+
+
+def test_it_searches_with_the_ripgrep_that_came_with_it(python: Path, tmp_path: Path) -> None:
+    code = (
+        "from agentenv import Sandbox\n"
+        "with Sandbox(backend='fake') as box:\n"
+        "    box.write_file('src/a.py', 'needle')\n"
+        "    print(box.search('n(?i:E)+dle', glob='*.{py,ts}').matches[0].path)"
+    )
+    done = run(python, "-c", code, PATH="/usr/bin:/bin", HOME=str(tmp_path))
+    assert (done.stdout, done.returncode) == ("src/a.py\n", 0), done.stderr

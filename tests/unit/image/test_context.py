@@ -37,7 +37,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Binaries:
-    found = [tmp_path / "built" / f"{name}-0123" for name in build._PROGRAMS]
+    found = [tmp_path / "built" / name for name in (*(f"{name}-0123" for name in build._PROGRAMS), "rg")]
     found[0].parent.mkdir()
     for path in found:
         path.write_bytes(b"\x7fELF" + path.name.encode())
@@ -55,6 +55,7 @@ def test_context_has_the_container_s_side_and_the_current_programs_only(package:
         "site/agentenv/sandbox/supervisor/launch.py": 0o644,
         "site/agentenv/sandbox/slotagent/agent/main.c": 0o644,
         **{f"site/agentenv/sandbox/slotagent/bin/{name}-0123": 0o755 for name in build._PROGRAMS},
+        "site/agentenv/sandbox/slotagent/bin/rg": 0o755,
     }
 
 

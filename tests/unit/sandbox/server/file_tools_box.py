@@ -74,7 +74,10 @@ class Box:
         program = top / "slotfiles"
         shutil.copy(ensure_built().files, program)  # a checkout may be where the other user cannot go
         self.program = (str(program), str(self.path))
-        self.paths = SlotPaths(workspace=str(self.path), files=str(program), beneath_workspace=True)
+        ripgrep = shutil.copy(ensure_built().ripgrep, top / "rg")
+        self.paths = SlotPaths(
+            workspace=str(self.path), files=str(program), beneath_workspace=True, ripgrep=str(ripgrep)
+        )
         self.runner = LocalRunner()
 
     async def call(self, tool: str, **arguments: Any) -> FileOutcome:

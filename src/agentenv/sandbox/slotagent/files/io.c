@@ -109,5 +109,5 @@ _Noreturn void fail(int code) {
         tell(code);
     const char *text = code < 128 ? strerror(code) : "refused";
     if (write(2, text, strlen(text)) < 0 || write(2, "\n", 1) < 0) {}
-    _exit(code > 0 && code < 128 ? code : code >= OUTSIDE && code <= USAGE ? code : EIO);
+    _exit(code > 0 && code < 128 ? code : code >= OUTSIDE && code <= NO_RIPGREP ? code : EIO);
 }

@@ -9,6 +9,7 @@
 enum {
     OUTSIDE = 200, UNSUPPORTED_KERNEL = 201, NOT_REGULAR = 202, INPUT_CUT_SHORT = 203, TOO_LARGE = 204, USAGE = 205,
     DOES_NOT_FIT = 206, NO_PATCH = 207, /* of `patch`, which says why */
+    BAD_PATTERN = 208, NO_RIPGREP = 209, /* of `search`; of the first it says why */
 };
 enum { PATH_BYTES = 8192, CHUNK = 65536 };
 #define CHUNKED UINT64_MAX    /* as a size: content comes as `u32 bytes, bytes` until a zero, then its SHA-256 */

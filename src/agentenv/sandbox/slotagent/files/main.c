@@ -8,7 +8,7 @@
  *   slotfiles ROOT send PATH MAX_ENTRIES            a transfer on stdout
  *   slotfiles ROOT receive PATH                     a transfer on stdin
  *   slotfiles ROOT patch PATH STRIP|- FUZZ BYTES    a unified diff on stdin: all of it or nothing
- *   slotfiles ROOT search PATH FLAGS LIMIT GLOB NEEDLE PATTERN
+ *   slotfiles ROOT search PATH RIPGREP FLAGS LIMIT GLOB PATTERN
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
  * PATH is relative to ROOT (the workspace) or absolute. With --beneath before ROOT, nothing leads out of it (see paths.h).
@@ -100,7 +100,7 @@ static void run(int argc, char **argv) {
     else if (!strcmp(operation, "patch") && argc == 7)
         run_patch(path, argv[4], number(argv[5]), number(argv[6]));
     else if (!strcmp(operation, "search") && argc == 9)
-        run_search(path, argv[4], number(argv[5]), argv[6], argv[7], argv[8]);
+        run_search(path, argv[4], argv[5], number(argv[6]), argv[7], argv[8]);
     else
         fail(USAGE);
 }

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,19 +28,11 @@ void put_entry(const struct walk *walk, char kind, const struct stat *found, con
     put(link, link_bytes);
 }
 
-static bool wanted(const struct walk *walk, const char *name) {
-    return !walk->glob || !fnmatch(walk->glob, strchr(walk->glob, '/') ? walk->path : name, 0);
-}
-
 static void visit_file(struct walk *walk, int directory, const char *name) {
-    if (!wanted(walk, name))
-        return;
     int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd >= 0) {
         walk->file(walk, fd);
         close(fd);
-    } else if (walk->tolerant) {
-        walk->unreadable += errno != ENOENT;
     } else if (errno != ENOENT) {
         fail(errno);
     }
@@ -69,17 +60,14 @@ static void visit(struct walk *walk, int directory, const char *name, uint64_t d
         return;
     }
     ssize_t link_bytes = kind == 'l' ? readlinkat(directory, name, link, sizeof link) : 0;
-    if (!walk->tolerant)
-        put_entry(walk, kind, &found, link, link_bytes > 0 ? (size_t)link_bytes : 0);
-    if (kind != 'd' || depth >= walk->depth || (walk->skips_git && !strcmp(name, ".git")))
+    put_entry(walk, kind, &found, link, link_bytes > 0 ? (size_t)link_bytes : 0);
+    if (kind != 'd' || depth >= walk->depth)
         return;
     if (depth >= MAX_DEPTH)
         fail(ENAMETOOLONG);
     int fd = openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0)
         walk_directory(walk, fd, depth + 1);
-    else if (walk->tolerant)
-        walk->unreadable += errno != ENOENT;
     else if (walk->file && errno != ENOENT)
         fail(errno); /* an archive that silently lacks a part would be a lie; a listing shows the entry */
 }
@@ -145,7 +133,7 @@ void run_walk(struct walk *walk, const char *path) {
     if (!S_ISREG(found.st_mode))
         fail(NOT_REGULAR);
     const char *slash = strrchr(path, '/');
-    if (!walk->summed && !walk->tolerant) /* an archive names it; those who send or search it know its name */
+    if (!walk->summed) /* an archive names it; those who send it know its name */
         snprintf(walk->path, sizeof walk->path, "%s", slash ? slash + 1 : path);
     walk->file(walk, fd);
     close(fd);

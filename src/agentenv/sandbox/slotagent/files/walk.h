@@ -13,11 +13,8 @@ struct walk {
     void (*file)(struct walk *walk, int fd); /* called for every regular file, opened; NULL: entries are listed */
     bool summed;                             /* a transfer: the root has a record too, and content a sum */
     bool hidden;                             /* names that begin with a dot are wanted too */
-    bool tolerant;                           /* what cannot be opened is counted and does not fail; nothing is listed */
-    bool skips_git;                          /* does not go into .git */
     bool full;                               /* there was more than the limit */
-    uint64_t depth, entries_left, bytes_left, unreadable;
-    const char *glob; /* which files are wanted, or NULL: by their paths if it has a slash, else by their names */
+    uint64_t depth, entries_left, bytes_left;
     char path[PATH_BYTES]; /* of the entry at hand */
 };
 

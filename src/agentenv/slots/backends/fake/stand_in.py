@@ -128,8 +128,15 @@ class Bare:
     def paths(self, files: EpochFiles) -> SlotPaths:
         """Paths as seen by the slot's processes."""
         workspace, tmux = str(files.workspace), str(files.directory / "tmux")
-        dial = str(files.binaries.dial)
-        return SlotPaths(workspace, str(files.binaries.files), tmux, workspace, beneath_workspace=True, dial=dial)
+        return SlotPaths(
+            workspace,
+            str(files.binaries.files),
+            tmux,
+            workspace,
+            beneath_workspace=True,
+            dial=str(files.binaries.dial),
+            ripgrep=str(files.binaries.ripgrep),
+        )
 
     def argv(self, files: EpochFiles, peer: int) -> list[str]:
         """The agent's command; its socket is the descriptor ``peer``."""
