@@ -110,7 +110,8 @@ def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
 def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     """Formatted as by grep; files that were not searched are mentioned below."""
     found = [f"{one['path']}:{one['line']}:{one['text']}" for one in content["matches"]]
-    text = cut_middle("\n".join(found) or "(no match)", limit_bytes)
+    nothing = "(no match: no file was searched)" if content.get("files_searched") == 0 else "(no match)"
+    text = cut_middle("\n".join(found) or nothing, limit_bytes)
     skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
     notes = ["[more matches were omitted; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]

@@ -248,19 +248,20 @@ class PatchReply(WireModel):
 
 
 class SearchArguments(WireModel):
-    """Search files for a regular expression, line by line."""
+    """Search files for a regular expression, line by line. ``pattern`` and ``glob`` mean what they mean to ripgrep."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
         validation_alias=AliasChoices("pattern", "query"),
-        description="Regular expression, matched against each line. Look-around and back-references are not supported.",
+        description="Regular expression in ripgrep's syntax, matched against each line. Look-around and back-references "
+        "are not supported.",
     )
     path: PathArgument = Field(
         default=".", description="File or directory to search: relative to the workspace, or absolute."
     )
     glob: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
         default=None,
-        description="Search only files with this name, such as *.py, or with this path if it contains a slash "
-        "(src/*.py).",
+        description="Search only files that match this glob, as ripgrep's --glob: *.py or *.{js,ts} at any depth, "
+        "src/*.py, src/**/*.py, src/; !*.md leaves files out. Relative to path.",
     )
     ignore_case: bool = Field(default=False, description="Ignore case.")
     literal: bool = Field(default=False, description="Treat the pattern as plain text.")

@@ -189,7 +189,9 @@ def test_matches_are_shown_as_grep_prints_them() -> None:
     content = {"matches": [{"path": "a.py", "line": 3, "text": "x = 1"}], "truncated": True, "binary_skipped": 2}
     text = shown("search", CallResult(id="c", content=content), 1000)
     assert text == "a.py:3:x = 1\n[more matches were omitted; narrow the search]\n[2 binary files were skipped]"
-    assert shown("search", CallResult(id="c", content={"matches": []}), 1000) == "(no match)"
+    assert shown("search", CallResult(id="c", content={"matches": [], "files_searched": 3}), 1000) == "(no match)"
+    nothing = CallResult(id="c", content={"matches": [], "files_searched": 0, "binary_skipped": 2})
+    assert shown("search", nothing, 1000) == "(no match: no file was searched)\n[2 binary files were skipped]"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def build_sanitized(directory: Path) -> Binaries:
 
 
 def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
-    return Binaries(*_compile_all(directory, flags), _ripgrep())
+    return Binaries(*[*_compile_all(directory, flags), _ripgrep()])
 
 
 def _compile_all(directory: Path, flags: Sequence[str]) -> list[Path]:
