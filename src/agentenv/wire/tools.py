@@ -252,8 +252,8 @@ class SearchArguments(WireModel):
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
         validation_alias=AliasChoices("pattern", "query"),
-        description="Regular expression in ripgrep's syntax, matched against each line. Look-around and back-references "
-        "are not supported.",
+        description="Regular expression in ripgrep's syntax, matched against each line. Look-around and "
+        "back-references are not supported.",
     )
     path: PathArgument = Field(
         default=".", description="File or directory to search: relative to the workspace, or absolute."

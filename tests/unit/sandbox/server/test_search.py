@@ -116,6 +116,7 @@ async def test_what_is_left_out_is_counted(box: Box) -> None:
     box.make(".git/config", "needle\n")
     box.make(".hidden", "needle\n")
     box.make("locked", "needle\n").chmod(0)
+    box.make("shut/text", "needle\n").parent.chmod(0)
     os.mkfifo(box.path / "pipe")
     (box.path / "link").symlink_to("text")
     (box.path / "away").symlink_to("../outside/secret")
@@ -127,7 +128,7 @@ async def test_what_is_left_out_is_counted(box: Box) -> None:
     reply = await search(box, "needle")
     assert [match.path for match in reply.matches] == [".hidden", "text"]
     assert (reply.files_searched, reply.binary_skipped, reply.large_skipped) == (2, 1, 2)
-    assert reply.unreadable_skipped == 1
+    assert reply.unreadable_skipped == 2
     assert not reply.truncated
     assert (await lines(box, "needle", path=".git")) == [".git/config:1:needle"]
 

@@ -31,8 +31,9 @@ static struct left_out left_out;
 /* ---- the finder ---- */
 
 static void start_finder(const char *program, const char *flags, const char *glob, const char *pattern, int directory) {
-    const char *argv[20] = {program, "--no-config", "--text", "--encoding=none", "--threads=1", "--color=never",
-                      "--no-heading", "--no-filename", "--line-number", "--column", "--field-match-separator=\\n;"};
+    const char *argv[16] = {program, "--no-config", "--text", "--encoding=none", "--threads=1", "--color=never",
+                            "--no-heading", "--no-filename", "--line-number", "--column",
+                            "--field-match-separator=\\n;"}; /* as take_hits reads it */
     size_t count = 11;
     char *regexp;
     if (asprintf(&regexp, "--regexp=%s", pattern) < 0)
@@ -181,8 +182,8 @@ static void count_unlisted(void) {
 }
 
 static void search_tree(const char *program, const char *glob, int directory) {
-    const char *argv[] = {program, "--no-config", "--files", "--no-ignore", "--hidden", "--sort=path", "--null", "--color=never",
-                    glob, "--glob=!**/.git/", NULL};
+    const char *argv[] = {program, "--no-config", "--files", "--no-ignore", "--hidden", "--sort=path", "--null",
+                          "--color=never", glob, "--glob=!**/.git/", NULL};
     start_ripgrep(&lister, argv, directory);
     char *name = NULL;
     size_t room = 0;
