@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentenv import Checkpoint, ToolContext
-from agentenv.errors import PolicyRefusalError, TaskError, ToolCallError
-from examples.swe.outcomes import outcomes
-from examples.swe.records import SweRecord, TestLog
+from agentenv.errors import ConfigError, PolicyRefusalError, TaskError, ToolCallError
+from examples.swe.outcomes import can_pass, is_cut, met, outcomes
+from examples.swe.records import SweRecord, TestLog, shown
 from examples.swe.scoring import MAX_NAMED_FILES, MAX_TAKEN_BYTES, controls_tests
+from examples.swe.swebench_logs import LOGS
 
 GIT: Final = "git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c safe.directory=*"
 LOG: Final = "/tmp/agentenv-tests.log"
@@ -56,17 +57,18 @@ mkdir -p objects/pack objects/info refs/heads && mv "$pack"/* objects/pack && rm
 
 IN_TESTBED: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
 """The environment in which the images of SWE-bench and its like have what tests need."""
-COMMANDS: Final[Mapping[str, tuple[str, TestLog]]] = {
-    "django/django": ("PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}", "unittest"),
-    "sympy/sympy": ("python3 -m pytest -rA -p no:cacheprovider {files}", "pytest"),
-}
-"""Test commands of repositories whose records name none; of all others it is pytest's."""
 PYTEST: Final = "python3 -m pytest -rA -p no:cacheprovider {files}"
+COMMANDS: Final[Mapping[TestLog, str]] = {
+    "swebench-django": "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}",
+    "swebench-sympy": "PYTHONWARNINGS=ignore::UserWarning,ignore::SyntaxWarning python3 bin/test -C --verbose {files}",
+}
+"""Test commands of records that name none, by what they print; of all others it is pytest's."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What the tests found over the policy's patch. ``passed`` is None with a reason if they could not be run."""
+    """What the tests found over the policy's patch. ``passed``: the record's tests that are as they must be; None with
+    a reason if they could not be run."""
 
     passed: frozenset[str] | None
     reason: str = ""
@@ -156,20 +158,41 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
         return Tried(None, f"what the tests printed cannot be read: {error}", changed, put_back)
     if ran.timed_out:
         return Tried(None, f"the tests took more than {timeout_s:g} s", changed, put_back, output[-_SHOWN_CHARS:])
-    passed = frozenset(name for name, good in outcomes(log, output).items() if good)
-    return Tried(passed, "", changed, put_back, output[-_SHOWN_CHARS:])
+    return Tried(met(record, outcomes(log, output)), "", changed, put_back, output[-_SHOWN_CHARS:])
 
 
 def command_for(record: SweRecord) -> tuple[str, TestLog]:
     """What runs the record's tests, and what it prints. Pure."""
-    command, log = COMMANDS.get(record.repo, (PYTEST, "pytest"))
-    if record.test_command:
-        command, log = record.test_command, record.test_log
-    else:
-        command = f"{IN_TESTBED}\n{command}"
+    log = record.test_log or _usual_log(record)
+    command = record.test_command or f"{IN_TESTBED}\n{COMMANDS.get(log, PYTEST)}"
     files = [path for path in paths_of_tests(record) if path.endswith(".py")]
     labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
     return command.replace("{files}", shlex.join(files)).replace("{labels}", shlex.join(labels)), log
+
+
+def _usual_log(record: SweRecord) -> TestLog:
+    """What names the tests of a record that does not say it. SymPy's are also run by pytest, which names their files.
+    Names of other repositories that end at their first blank were read as SWE-bench reads most."""
+    names = (*record.fail_to_pass, *record.pass_to_pass)
+    of_repository = LOGS.get(record.repo)
+    if of_repository and not (of_repository == "swebench-sympy" and all("::" in name for name in names)):
+        return of_repository
+    cut = any(is_cut(name) for name in names) and not any(" " in name for name in names)
+    return "swebench-pytest" if cut else "pytest"
+
+
+def check_names(record: SweRecord) -> None:
+    """Raises ConfigError when a test has a name under which its log names none: nothing could score 1."""
+    _, log = command_for(record)
+    for field, names in (("FAIL_TO_PASS", record.fail_to_pass), ("PASS_TO_PASS", record.pass_to_pass)):
+        never = next((name for name in names if not can_pass(log, name)), None)
+        if never is not None:
+            raise ConfigError(
+                field,
+                f"record {record.instance_id}: no test that is read as {log} is called {shown(never)}",
+                next_step="set test_command and test_log to what runs and names its tests, or leave it out "
+                "(only_repos, only_instances)",
+            )
 
 
 def paths_of_tests(record: SweRecord) -> tuple[str, ...]:

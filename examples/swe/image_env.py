@@ -20,7 +20,7 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, Image
 from agentenv.agent.datasets import load_items
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
-from examples.swe.fresh_root import Beginning, begun, tried
+from examples.swe.fresh_root import Beginning, begun, check_names, tried
 from examples.swe.kinds import normalised
 from examples.swe.records import SweRecord, Wanted, read_records
 
@@ -93,6 +93,8 @@ class SweImageEnv(AgentEnv):
                 f"record {without[0]} names none",
                 next_step="set image, with {instance_id} or {image_id} in it",
             )
+        for record in records:
+            check_names(record)
         return records
 
     def _with_image(self, row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from agentenv.errors import ConfigError
 from examples.swe.fresh_root import IN_TESTBED
+from examples.swe.records import TestLog
 from examples.swe.scoring import controls_tests
 
 Row = Mapping[str, Any]
@@ -24,6 +25,12 @@ for tests in {" ".join(R2E_TESTS)}; do [ -e r2e_tests ] || [ ! -d $tests ] || ln
 for script in {" ".join(R2E_SCRIPTS)}; do [ ! -f $script ] || break; done
 PATH=/testbed/.venv/bin:/root/.local/bin:$PATH bash $script"""
 """As R2E-Gym's own harness runs an image's tests; they expect to find themselves below the repository."""
+PARSERS: Final[Mapping[str, TestLog]] = {
+    "parse_log_pytest": "swebench-pytest",
+    "parse_log_pytest_options": "swebench-pytest-options",
+    "parse_log_pytest_v2": "swebench-pytest-v2",
+}
+"""What SWE-rebench calls how a row's tests are read, and what reads them here."""
 _SIGNS: Final = {"context": " ", "added": "+", "deleted": "-"}
 
 
@@ -108,12 +115,12 @@ def _swe_rebench(row: Row) -> dict[str, Any]:
     """The row has its own test command, which gets the files of the test patch, or is a list that is run as it is."""
     config = row["install_config"]
     config = json.loads(config) if isinstance(config, str) else config
-    parser = config.get("log_parser") or "parse_log_pytest"
-    if "pytest" not in parser:
-        raise ValueError(f"its tests print what {parser} reads, and only pytest's summary can be")
+    parser = config.get("log_parser")
+    if parser and parser not in PARSERS:
+        raise ValueError(f"its tests print what {parser} reads, and only what {', '.join(PARSERS)} read can be")
     command = config["test_cmd"]
     lines = f"{command} {{files}}" if isinstance(command, str) else "\n".join(command)
-    return {"image": _image(row), "test_command": f"{IN_TESTBED}\n{lines}"}
+    return {"image": _image(row), "test_command": f"{IN_TESTBED}\n{lines}", "test_log": PARSERS.get(parser)}
 
 
 def _swe_bench(row: Row) -> dict[str, Any]:

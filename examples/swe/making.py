@@ -22,7 +22,7 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.spec import SlotLimits
 from examples.scripted import busy
 from examples.swe.fresh_root import LOG
-from examples.swe.outcomes import outcomes
+from examples.swe.outcomes import PASSED, outcomes
 from examples.swe.records import DEFAULT_WORKDIR, TestLog
 from examples.swe.scoring import controls_tests
 
@@ -127,7 +127,7 @@ async def _outcomes(box: AsyncSandbox, draft: Draft, command: str) -> dict[str, 
     printed = await box.read_file(LOG)
     if not (found := outcomes(draft.log, printed)):
         raise TaskError(f"its tests do not run: {printed.strip()[-200:]}")
-    return dict(found)
+    return {name: status in PASSED for name, status in found.items()}
 
 
 async def said(box: AsyncSandbox, command: str) -> str:

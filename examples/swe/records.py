@@ -23,9 +23,21 @@ _REPO = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _INSTANCE = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 MAX_SHOWN_CHARS = 80
-TestLog = Literal["pytest", "unittest", "r2e"]
-"""What a test command prints: pytest's summary (-rA); a line for each test, as unittest does (-v 2 in Django); pytest's
-summary, whose tests are named without their files and with dots, as R2E-Gym does."""
+TestLog = Literal[
+    "pytest",
+    "unittest",
+    "r2e",
+    "swebench-pytest",
+    "swebench-pytest-options",
+    "swebench-pytest-v2",
+    "swebench-matplotlib",
+    "swebench-seaborn",
+    "swebench-django",
+    "swebench-sympy",
+]
+"""What a test command prints, and how its tests are named: pytest's summary (-rA); a line for each test, as unittest
+does (-v 2 in Django); pytest's summary, whose tests are named without their files and with dots, as R2E-Gym does; or as
+one of SWE-bench's own parsers reads it (:mod:`examples.swe.swebench_logs`)."""
 DEFAULT_WORKDIR = "/testbed"
 """Where the images of SWE-bench have the repository."""
 PatchIs = Literal["fix", "bug"]
@@ -55,12 +67,13 @@ class SweRecord:
     patch_is: PatchIs = "fix"
     image: str = ""
     """Reference of an image that has the repository at ``base_commit`` in ``workdir``, and all that its tests need
-    (docs/images.md). Its tests may have any names."""
+    (docs/images.md). Its tests may have any names that its ``test_log`` has."""
     workdir: str = DEFAULT_WORKDIR
     test_command: str = ""
     """Runs the tests of ``test_patch``, in ``workdir``; ``{files}`` in it are its files. Empty: that of the repository,
     else pytest."""
-    test_log: TestLog = "pytest"
+    test_log: TestLog | None = None
+    """None: as SWE-bench reads the repository's tests, else pytest's summary."""
     hidden: tuple[str, ...] = ()
     """Absolute paths that the image has for the verifier: tests which a policy must not see."""
 
@@ -129,7 +142,7 @@ def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fi
         image=found.optional("image"),
         workdir=found.workdir(),
         test_command=found.optional("test_command"),
-        test_log=found.choice("test_log", TestLog, "pytest"),
+        test_log=found.choice("test_log", TestLog, None) if row.get("test_log") is not None else None,
         hidden=found.hidden(),
     )
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
@@ -156,7 +169,7 @@ class _Row:
         if field not in self._row:
             raise self.wrong(field, "is missing")
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(field, f"got {_shown(value)}", "allowed: text that is not empty")
+            raise self.wrong(field, f"got {shown(value)}", "allowed: text that is not empty")
         return value
 
     def optional(self, field: str) -> str:
@@ -164,13 +177,13 @@ class _Row:
         if value is None:
             return ""
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise self.wrong(field, f"got {_shown(value)}", "allowed: text")
+            raise self.wrong(field, f"got {shown(value)}", "allowed: text")
         return str(value)
 
     def matching(self, field: str, form: re.Pattern[str], said: str) -> str:
         value = self.text(field)
         if not form.fullmatch(value):
-            raise self.wrong(field, f"got {_shown(value)}", f"allowed: {said}")
+            raise self.wrong(field, f"got {shown(value)}", f"allowed: {said}")
         return value
 
     def base_commit(self) -> str:
@@ -188,34 +201,34 @@ class _Row:
     def diff(self, field: str) -> str:
         value = self.text(field)
         if not re.search(r"^(diff --git |--- )", value, re.MULTILINE):
-            raise self.wrong(field, f"got {_shown(value)}", "allowed: a unified diff")
+            raise self.wrong(field, f"got {shown(value)}", "allowed: a unified diff")
         return value if value.endswith("\n") else value + "\n"
 
     def workdir(self) -> str:
         value = self.optional("workdir") or DEFAULT_WORKDIR
         if not value.startswith("/"):
-            raise self.wrong("workdir", f"got {_shown(value)}", "allowed: an absolute path")
+            raise self.wrong("workdir", f"got {shown(value)}", "allowed: an absolute path")
         return value
 
     def choice(self, field: str, of: Any, default: Any) -> Any:
         """One of a Literal's values."""
         value = self._row.get(field, default)
         if value not in get_args(of):
-            raise self.wrong(field, f"got {_shown(value)}", f"allowed: {', '.join(get_args(of))}")
+            raise self.wrong(field, f"got {shown(value)}", f"allowed: {', '.join(get_args(of))}")
         return value
 
     def hidden(self) -> tuple[str, ...]:
         paths = self._row.get("hidden") or ()
         if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path[:1] == "/" for path in paths):
-            raise self.wrong("hidden", f"got {_shown(paths)}", "allowed: a list of absolute paths")
+            raise self.wrong("hidden", f"got {shown(paths)}", "allowed: a list of absolute paths")
         return tuple(paths)
 
     def tests(self, field: str) -> tuple[str, ...]:
         names = self._names(field)
         for test in () if self._row.get("image") else names:
             if not _is_pytest_id(test):
-                cure = "allowed: path/in/the/repo.py::test; leave other records out (python_only, only_repos)"
-                raise self.wrong(field, f"{_shown(test)} is no pytest id", cure)
+                cure = "allowed: path/in/the/repo.py::test, in full; leave other records out (python_only, only_repos)"
+                raise self.wrong(field, f"{shown(test)} is no pytest id", cure)
         return tuple(dict.fromkeys(names))
 
     def has_pytest_ids(self) -> bool:
@@ -233,14 +246,15 @@ class _Row:
             except ValueError as error:
                 raise self.wrong(field, f"is no JSON: {error}", "allowed: a list, or one as JSON text") from error
         if not isinstance(value, (list, tuple)) or not all(isinstance(test, str) for test in value):
-            raise self.wrong(field, f"got {_shown(value)}", "allowed: a list of test ids, or one as JSON text")
+            raise self.wrong(field, f"got {shown(value)}", "allowed: a list of test ids, or one as JSON text")
         return value
 
 
 def _is_pytest_id(test: str) -> bool:
-    path, colons, _ = test.partition("::")
+    path, colons, name = test.partition("::")
     plain = path.endswith(".py") and not path.startswith(("/", "-")) and ".." not in PurePosixPath(path).parts
-    return bool(colons) and plain and path.isprintable()
+    whole = "[" not in name or name.endswith("]")  # SWE-bench's lists have names that end at their first blank
+    return bool(colons) and plain and whole and path.isprintable()
 
 
 def _is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
@@ -265,6 +279,7 @@ def _wrong(row: Mapping[str, Any], number: int, field: str, problem: str, next_s
     return ConfigError(field, f"{which}: {problem}", next_step=next_step)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value in an error: at most ``MAX_SHOWN_CHARS`` of it."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"

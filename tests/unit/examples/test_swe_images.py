@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from examples.swe.debian import PACKAGES, description
-from examples.swe.fresh_root import IN_TESTBED, Tried, command_for, paths_of_tests
+from examples.swe.fresh_root import IN_TESTBED, Tried, check_names, command_for, paths_of_tests
 from examples.swe.making import command_of
 from examples.swe.records import SweRecord, read_record
 from examples.swe.releases import difference
@@ -57,11 +57,48 @@ def test_a_field_that_is_malformed_is_named(field: str, value: object) -> None:
 
 def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
     said = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 utils_tests.test_html"
-    assert command_for(record()) == (f"{IN_TESTBED}\n{said}", "unittest")
+    assert command_for(record()) == (f"{IN_TESTBED}\n{said}", "swebench-django")
     said = "python3 -m pytest -rA -p no:cacheprovider tests/utils_tests/test_html.py"
     assert command_for(record(repo="a/b")) == (f"{IN_TESTBED}\n{said}", "pytest")
     assert command_for(record(test_command="make check", test_log="unittest")) == ("make check", "unittest")
     assert paths_of_tests(record()) == ("tests/utils_tests/test_html.py", "tests/utils_tests/data.txt")
+
+
+@pytest.mark.parametrize(
+    ("repo", "name", "log"),
+    [
+        ("sympy/sympy", "test_bare", "swebench-sympy"),
+        ("sympy/sympy", "sympy/tests/test_a.py::test_a", "pytest"),
+        ("pytest-dev/pytest", "[100%]", "swebench-pytest"),
+        ("a/b", "a.py::test_p[png-w/", "swebench-pytest"),
+        ("a/b", "a.py::test_p[x y]", "pytest"),
+        ("django/django", "Docs of it.", "swebench-django"),
+    ],
+)
+def test_tests_are_read_by_the_names_that_they_have(repo: str, name: str, log: str) -> None:
+    found = record(repo=repo, FAIL_TO_PASS=[name], PASS_TO_PASS=[])
+    assert command_for(found)[1] == log
+    assert ("bin/test" in command_for(found)[0]) == (log == "swebench-sympy")
+    check_names(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repo": "a/b", "PASS_TO_PASS": ["test_bare"]},
+        {"repo": "a/b", "PASS_TO_PASS": ["Docs of it."]},
+        {"repo": "sympy/sympy", "PASS_TO_PASS": ["test_bare", "sympy/a.py::test_a"]},
+        {"repo": "psf/requests", "PASS_TO_PASS": ["a.py::test_a[/usr/bin]"]},
+        {"repo": "a/b", "test_command": "make", "test_log": "unittest", "PASS_TO_PASS": ["Docs of it."]},
+        {"repo": "a/b", "PASS_TO_PASS": ["a.py::test_a\nb"]},
+        {"PASS_TO_PASS": [""]},
+        {"FAIL_TO_PASS": ["two\nlines"]},
+    ],
+)
+def test_a_record_that_cannot_score_1_is_refused_by_the_name_of_its_test(changes: dict[str, Any]) -> None:
+    solved = ["test_new (m.C)" if "test_log" in changes else "a.py::test_a"]
+    with pytest.raises(ConfigError, match=r"(PASS|FAIL)_TO_.*record django__django-1: no test that is read as"):
+        check_names(record(**{"FAIL_TO_PASS": solved, **changes}))
 
 
 def test_all_tests_have_to_pass() -> None:

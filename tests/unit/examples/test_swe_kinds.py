@@ -128,7 +128,7 @@ def test_a_new_file_a_missing_end_of_line_and_binaries_of_a_parsed_commit() -> N
 def test_swe_rebench_says_how_its_tests_are_run(command: Any, said: str, *, packed: bool) -> None:
     config = {"test_cmd": command, "log_parser": "parse_log_pytest"}
     found = read({**SWE_REBENCH, "install_config": json.dumps(config) if packed else config})
-    assert command_for(found) == (f"{IN_TESTBED}\n{said}", "pytest")
+    assert command_for(found) == (f"{IN_TESTBED}\n{said}", "swebench-pytest")
     assert found.image == SWE_REBENCH["docker_image"]
 
 

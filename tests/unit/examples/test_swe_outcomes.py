@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from examples.swe.outcomes import outcomes
+import pytest
+
+from examples.swe.outcomes import met, outcomes, status_of
+from tests.unit.examples.test_swe_images import record
 
 PYTEST = """\
 tests/test_a.py .F.sx
@@ -33,30 +36,55 @@ FAIL: test_new_form (utils_tests.test_html.TestUtilsHtml.test_new_form)
 
 def test_the_summary_of_pytest() -> None:
     assert outcomes("pytest", PYTEST) == {
-        "tests/test_a.py::test_one": True,
-        "tests/test_a.py::test_two[a - b]": True,
-        "tests/test_a.py::test_later": False,
-        "tests/test_a.py::test_three": False,
-        "tests/test_a.py::test_four": False,
-        "tests/test_a.py::test_five": False,
+        "tests/test_a.py::test_one": "PASSED",
+        "tests/test_a.py::test_two[a - b]": "PASSED",
+        "tests/test_a.py::test_later": "XFAIL",
+        "tests/test_a.py::test_three": "FAILED",
+        "tests/test_a.py::test_four": "ERROR",
+        "tests/test_a.py::test_five": "ERROR",
     }
 
 
 def test_the_lines_of_unittest() -> None:
     assert outcomes("unittest", UNITTEST) == {
-        "test_plain (utils_tests.test_html.TestUtilsHtml)": True,
-        "test_new_form (utils_tests.test_html.TestUtilsHtml.test_new_form)": False,
-        "test_said (utils_tests.test_html.TestUtilsHtml.test_said)": True,
-        "test_noise (a.B.test_noise)": False,
-        "test_error (a.B.test_error)": False,
-        "test_known (a.B.test_known)": True,
-        "test_unexpected (a.B.test_unexpected)": False,
+        "test_plain (utils_tests.test_html.TestUtilsHtml)": "PASSED",
+        "test_new_form (utils_tests.test_html.TestUtilsHtml.test_new_form)": "FAILED",
+        "test_said (utils_tests.test_html.TestUtilsHtml.test_said)": "PASSED",
+        "test_noise (a.B.test_noise)": "SKIPPED",
+        "test_error (a.B.test_error)": "ERROR",
+        "test_known (a.B.test_known)": "XFAIL",
+        "test_unexpected (a.B.test_unexpected)": "FAILED",
     }
 
 
+def test_django_names_a_test_with_a_docstring_by_it() -> None:
+    found = outcomes("swebench-django", UNITTEST)
+    assert found["It says what it does."] == "PASSED"
+    assert found["test_plain (utils_tests.test_html.TestUtilsHtml)"] == "PASSED"
+    assert "test_said (utils_tests.test_html.TestUtilsHtml.test_said)" not in found
+
+
 def test_colours_and_carriage_returns_do_not_matter() -> None:
-    assert outcomes("pytest", "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mtest\x1b[0m\r\n") == {"a.py::test": True}
+    assert outcomes("pytest", "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mtest\x1b[0m\r\n") == {"a.py::test": "PASSED"}
     assert outcomes("unittest", "no test at all\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("fail_to_pass", "pass_to_pass"),
+    [("PASSED", "PASSED"), ("XFAIL", "XFAIL"), ("PASSED", "SKIPPED")],
+)
+def test_an_expected_failure_passes_and_what_is_skipped_is_not_broken(fail_to_pass: str, pass_to_pass: str) -> None:
+    found = record(FAIL_TO_PASS=["new"], PASS_TO_PASS=["old"])
+    assert met(found, {"new": fail_to_pass, "old": pass_to_pass}) == {"new", "old"}
+    for bad in ("FAILED", "ERROR", "SKIPPED"):
+        assert met(found, {"new": bad, "old": pass_to_pass}) == {"old"}
+
+
+def test_a_name_that_was_cut_is_that_of_all_tests_that_begin_with_it() -> None:
+    found = outcomes("pytest", "PASSED a.py::test_p[x y]\nXFAIL a.py::test_p[x z]\nFAILED a.py::test_q[x] - assert 0\n")
+    names = ("a.py::test_p[x", "a.py::test_q[x", "a.py::test_", "a.py::test_r[")
+    assert [status_of(name, found) for name in names] == ["PASSED", "FAILED", None, None]
+    assert status_of("a.py::t[", {"a.py::t[a": "PASSED", "a.py::t[b": "FAILED"}) is None, "they do not agree"
 
 
 def test_r2e_names_tests_without_their_files() -> None:
@@ -68,8 +96,8 @@ PASSED r2e_tests/test_1.py::test_four
 FAILED r2e_tests/test_2.py::test_four - assert 1 == 2
 """
     assert outcomes("r2e", text) == {
-        "TestA.test_one": True,
-        "test_two[a": True,
-        "test_three": False,
-        "test_four": False,
+        "TestA.test_one": "PASSED",
+        "test_two[a": "PASSED",
+        "test_three": "FAILED",
+        "test_four": "FAILED",
     }

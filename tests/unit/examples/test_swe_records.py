@@ -70,6 +70,7 @@ def test_a_patch_gets_the_end_of_line_git_asks_for() -> None:
         ("FAIL_TO_PASS", ["a/../../a.py::test_b"], "no pytest id"),
         ("FAIL_TO_PASS", ["--pyargs.py::test_b"], "no pytest id"),
         ("FAIL_TO_PASS", ["tests/a\n.py::test_b"], "no pytest id"),
+        ("FAIL_TO_PASS", ["tests/a.py::test_b[png-w/"], "no pytest id"),
         ("PASS_TO_PASS", None, "a list"),
         ("PASS_TO_PASS", ["tests/test_a.py::test_b"], "also in FAIL_TO_PASS"),
         ("version", ["1"], "text"),
