@@ -18,12 +18,12 @@ async def check(directory: Path, table: Table, **fields: object) -> list[GroupRe
     """Play every task once with each of the table's agents. Raises: ConfigError and what the environment's setup
     raises."""
     from examples.harbor import players
-    from examples.harbor.env import HarborEnv
+    from examples.harbor.checked import CheckedEnv
 
     return await play(
         directory,
-        HarborEnv,
-        {"group_size": len(table.names), "tool_timeout_s": 3000.0, **fields},
+        CheckedEnv,
+        {"group_size": len(table.names), "players": list(table.names), "tool_timeout_s": 3000.0, **fields},
         lambda env: env.tasks,
         lambda task: [getattr(players, name)(task) for name in table.names],
         table,
@@ -41,6 +41,8 @@ def main() -> int:
         "host_env": given.host_env,
         "allow_network": given.network,
         "storage": given.storage,
+        "max_cpus": given.max_cpus,
+        "max_memory_mib": given.max_memory_mib,
         "verification": "sealed" if given.sealed else "live",
     }
     return report(names, lambda directory, table: check(directory, table, **fields), given.out)
@@ -57,6 +59,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--host-env", type=_names, default=[], help="variables of this machine that tasks may name")
     parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
     parser.add_argument("--storage", choices=("auto", "memory", "disk"), default="auto", help="where slots write")
+    parser.add_argument("--max-cpus", type=float, help="a task that asks for more cores gets these")
+    parser.add_argument("--max-memory-mib", type=int, help="a task that asks for more memory gets this")
     parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
     return parser.parse_args()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,10 +21,12 @@ from pydantic import Field
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, AsyncFarm, ImageRoot, ToolContext
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError, TaskError
+from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
 from examples.harbor.directories import read_tasks
 from examples.harbor.images import TaskImages
+from examples.harbor.limits import Caps, check_fits
 from examples.harbor.readiness import until_healthy
 from examples.harbor.task import HarborTask, Machine, Phase, Separate
 from examples.harbor.verifier import Judged, handed_over, judged
@@ -48,6 +51,8 @@ class HarborConfig(AgentEnvConfig):
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
         "if the task asks for more than that half",
     )
+    max_cpus: float | None = Field(default=None, gt=0, description="A task that asks for more cores gets these")
+    max_memory_mib: int | None = Field(default=None, ge=1, description="A task that asks for more memory gets this")
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )
@@ -78,7 +83,11 @@ class HarborEnv(AgentEnv):
         offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
         if not config.tasks:
             raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
-        found = read_tasks(Path(config.tasks), offered, config.only_tasks)
+        caps = Caps(config.max_cpus, config.max_memory_mib)
+        found = [caps.of(task) for task in read_tasks(Path(config.tasks), offered, config.only_tasks)]
+        if config.tool_pool_mode == "local":
+            for task in found:
+                check_fits(task, this_machine())
         self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
         self._images = TaskImages(network=config.allow_network)
@@ -152,8 +161,8 @@ class HarborEnv(AgentEnv):
         if prompt is None:
             workdir = task.workdir or "the image's working directory"
             prompt = SYSTEM.format(user=task.agent.user or "root", workdir=workdir)
-        max_s = min(task.agent.timeout_s, settings.max_s or task.agent.timeout_s)
-        return replace(settings, system_prompt=prompt, max_s=max_s)
+        max_s = min(task.agent.timeout_s, settings.max_s or math.inf)
+        return replace(settings, system_prompt=prompt, max_s=max_s if max_s < math.inf else None)
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
         """Nothing is prepared, the image has everything: the directory of logs is made as Harbor does, and the task's

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import tarfile
-from pathlib import Path
+from typing import Final
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
@@ -14,7 +11,9 @@ from agentenv.errors import ConfigError
 from agentenv.testing import Call, Reply
 from examples.harbor.task import HarborTask, wrong
 
-SOLUTION = "/solution"
+SOLUTION: Final = "/solution"
+"""Where the oracle's slot has it."""
+SOLVE: Final = "solve.sh"
 
 
 class Keys(BaseModel):
@@ -38,18 +37,29 @@ _KEYS = TypeAdapter(list[Keys])
 
 
 def oracle(task: HarborTask) -> list[Reply]:
-    """Does what the task's own solution says: must score 1. Raises ConfigError when there is none."""
-    script = task.solution / "solve.sh" if task.solution.is_dir() else task.solution
-    if not script.is_file():
-        name = script.relative_to(task.directory)
+    """Does what the task's own solution says: must score 1. Its script is expected in the slot
+    (:mod:`examples.harbor.checked`). Raises ConfigError when there is none."""
+    found = task.solution / SOLVE if task.solution.is_dir() else task.solution
+    if not found.is_file():
+        name = found.relative_to(task.directory)
         raise ConfigError(str(name), f"task {task.name}: is missing", next_step="play it by --agent empty only")
-    calls = typed(task) if script.suffix == ".yaml" else (_run(task, script.name),)
+    script = script_of(task)
+    calls = (_run(task, script),) if script else typed(task)
     return [Reply("I do what the known solution says.", calls), Reply("Done.")]
 
 
+def script_of(task: HarborTask) -> str:
+    """The name of the script that is the task's solution; empty: it is keys to be typed."""
+    if task.solution.suffix == ".yaml":
+        return ""
+    return SOLVE if task.solution.is_dir() else task.solution.name
+
+
 def _run(task: HarborTask, script: str) -> Call:
-    command = f"mkdir -p {SOLUTION} && base64 -d | tar -xzf - -C {SOLUTION} && bash {SOLUTION}/{script} </dev/null"
-    return Call("bash", {"command": command, "stdin": _packed(task.solution), "env": dict(task.solution_env)})
+    """As Harbor, by its own first line; that of Terminal-Bench 1 by bash."""
+    by = "" if script == SOLVE else "bash "
+    env = {"DEBIAN_FRONTEND": "noninteractive", **task.solution_env}
+    return Call("bash", {"command": f"{by}{SOLUTION}/{script} </dev/null", "env": env})
 
 
 def typed(task: HarborTask) -> tuple[Call, ...]:
@@ -65,16 +75,3 @@ def typed(task: HarborTask) -> tuple[Call, ...]:
 def empty(_task: HarborTask) -> list[Reply]:
     """Changes nothing: must score 0."""
     return [Reply("I look around.", (Call("bash", {"command": "pwd; ls"}),)), Reply("I leave it as it is.")]
-
-
-def _packed(place: Path) -> str:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w:gz") as tar:
-        tar.add(place, "." if place.is_dir() else place.name, filter=_as_root)
-    return base64.b64encode(target.getvalue()).decode()
-
-
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = "root"
-    return member

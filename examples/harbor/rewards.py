@@ -28,16 +28,18 @@ class NoRewardError(Exception):
 
 def parse_text(text: str) -> dict[str, float]:
     """One number. Raises NoRewardError."""
+    _check_length("reward.txt", text)
     try:
-        return {REWARD: _number(float(text[:MAX_REWARD_CHARS]))}
+        return {REWARD: _number(float(text))}
     except ValueError as error:
         raise NoRewardError(f"reward.txt is no number: {text.strip()[:100]!r}") from error
 
 
 def parse_json(text: str) -> dict[str, float]:
-    """An object of numbers by name. Raises NoRewardError."""
+    """An object of numbers by name; true and false are 1 and 0. Raises NoRewardError."""
+    _check_length("reward.json", text)
     try:
-        found = json.loads(text[:MAX_REWARD_CHARS])
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NoRewardError(f"reward.json is no JSON: {text.strip()[:100]!r}") from error
     if not isinstance(found, dict) or not found:
@@ -77,7 +79,16 @@ def parse_printed(results: Results, output: str) -> dict[str, float]:
     return PRINTED[results](_COLOURS.sub("", output).replace("\r\n", "\n"))
 
 
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MAX_REWARD_CHARS:
+        raise NoRewardError(f"{name} has more than {MAX_REWARD_CHARS} characters")
+
+
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise NoRewardError(f"{value!r} is no finite number")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise NoRewardError(f"{str(value)[:100]!r} is no finite number")
+    return number

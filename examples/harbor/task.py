@@ -14,12 +14,11 @@ from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import Results
 
 DEFAULT_TIMEOUT_S: Final = 600.0
-"""Harbor's: of both phases, and of a build."""
+"""Harbor's: of a verifier, and of a build."""
 PUBLIC: Final = NetworkPolicy("public")
 """Harbor's default."""
 TESTS: Final = "/tests"
 """Where slots get the verifier's files."""
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
 
@@ -28,6 +27,7 @@ class Phase:
     """What the agent's and the verifier's part have of their own."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """``inf``: no limit, of an agent."""
     user: str = ""
     """Empty: the image's."""
     network: NetworkPolicy = PUBLIC
@@ -58,6 +58,9 @@ class Machine:
     storage_mib: int | None = None
     workdir: str = ""
     """Empty: the image's."""
+    cpus_field: str = "environment.cpus"
+    memory_field: str = "environment.memory_mb"
+    """What these limits are called in the task's files."""
     build_timeout_s: float = DEFAULT_TIMEOUT_S
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,7 +85,7 @@ class HarborTask(Machine):
     tests: tuple[Path, ...]
     """What the verifier's directory gets: files, and what directories have in them."""
     script: str
-    """The one of these that bash runs."""
+    """The one of these that is run."""
     solution: Path
     """The oracle's: a directory with ``solve.sh``, a script, or keys to be typed (``.yaml``). A task may have none."""
     results: Results = "reward"
@@ -131,17 +134,6 @@ def absolute(directory: Path, name: str, text: str) -> str:
     return text
 
 
-def filled(directory: Path, name: str, text: str, offered: Mapping[str, str]) -> str:
-    """The value of a field with its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is somebody's file:
-    it gets only what was offered by name. Raises ConfigError."""
-
-    def of(found: re.Match[str]) -> str:
-        variable, default = found[1], found[2]
-        if variable in offered:
-            return offered[variable]
-        if default is None:
-            problem = f"asks for {variable} of this machine"
-            raise wrong(directory, name, problem, "offer it by name (host_env), if it is set")
-        return default
-
-    return _VARIABLE.sub(of, text)
+def not_offered(directory: Path, name: str, variable: str) -> ConfigError:
+    """What is wrong with a field whose template names a variable of this machine."""
+    return wrong(directory, name, f"asks for {variable} of this machine", "offer it by name (host_env), if it is set")

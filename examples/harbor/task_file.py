@@ -7,6 +7,7 @@ named in ``HarborTask.unknown``, as Harbor leaves it out too.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
-from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.base import MAX_TIMEOUT_S
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from examples.harbor.task import (
     DEFAULT_TIMEOUT_S,
     HarborTask,
@@ -22,14 +24,16 @@ from examples.harbor.task import (
     Phase,
     Separate,
     absolute,
-    filled,
     image_reference,
     named,
+    not_offered,
     wrong,
 )
 
 FILE: Final = "task.toml"
 SCRIPT: Final = "test.sh"
+COMPOSE: Final = "docker-compose.yaml"
+"""The only name by which Harbor knows such a file."""
 NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
     "no-network": "none",
     "public": "public",
@@ -61,7 +65,8 @@ _LACKING: Final = (
     ("verifier", "collect", "there are no other services to collect from"),
 )
 """Table, field, and why slots cannot do what it asks for."""
-_SIZE: Final = re.compile(r"(\d+)([KMG])", re.IGNORECASE)
+_CANARY: Final = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+_TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
@@ -71,16 +76,23 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
     named(directory)
     try:
         raw = tomllib.loads((directory / FILE).read_text(encoding="utf-8"))
-        instruction = (directory / "instruction.md").read_text(encoding="utf-8")
-    except OSError as error:
-        raise wrong(directory, FILE, f"cannot be read: {error}") from error
-    except ValueError as error:
-        raise wrong(directory, FILE, f"is not valid: {error}") from error
-    if not instruction.strip():
-        raise wrong(directory, "instruction.md", "is empty")
-    if not (directory / "tests" / SCRIPT).is_file():
-        raise wrong(directory, f"tests/{SCRIPT}", "is missing", "a task is scored by it")
-    return _Reader(directory, raw, host_env).task(instruction)
+    except (OSError, ValueError) as error:
+        raise _unreadable(directory, FILE, error) from error
+    return _Reader(directory, raw, host_env).task()
+
+
+def instruction_of(text: str) -> str:
+    """An instruction without its first lines that mark it as a benchmark's, which nobody may be trained on, and without
+    blank lines before it; as Harbor gives it to an agent. Pure."""
+    lines = text.split("\n")
+    marks = next((number for number, line in enumerate(lines) if not _CANARY.fullmatch(line.strip())), len(lines))
+    begin = next((number for number in range(marks, len(lines)) if lines[number].strip()), len(lines))
+    return "\n".join(lines[begin:])
+
+
+def _unreadable(directory: Path, name: str, error: Exception) -> ConfigError:
+    said = "cannot be read" if isinstance(error, OSError) else "is not valid"
+    return wrong(directory, name, f"{said}: {error}")
 
 
 class _Reader:
@@ -91,19 +103,21 @@ class _Reader:
         self._raw = raw
         self._host_env = host_env
 
-    def task(self, instruction: str) -> HarborTask:
+    def task(self) -> HarborTask:
         self._refuse_what_slots_lack()
         separate = self._separate()
+        if not (separate and separate.has_tests) and not (self._directory / "tests" / SCRIPT).is_file():
+            raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
         return HarborTask(
             name=self._directory.name,
             directory=self._directory,
-            instruction=instruction,
+            instruction=self._instruction(),
             image=self._image(),
             tests=(self._directory / "tests",),
             script=SCRIPT,
             solution=self._directory / "solution",
-            agent=self._phase("agent", "environment"),
-            verifier=self._phase("verifier", self._verifiers_environment()),
+            agent=self._phase("agent", "environment", math.inf, math.inf),
+            verifier=self._phase("verifier", self._verifiers_environment(), DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S),
             verifier_env=self._env("verifier"),
             solution_env=self._env("solution"),
             healthcheck=self._healthcheck(),
@@ -112,21 +126,33 @@ class _Reader:
             **self._limits("environment"),
         )
 
+    def _instruction(self) -> str:
+        name = "instruction.md"
+        try:
+            instruction = instruction_of((self._directory / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _unreadable(self._directory, name, error) from error
+        if not instruction.strip():
+            raise self._error(name, "is empty")
+        return instruction
+
     def _limits(self, section: str) -> dict[str, Any]:
         """The fields of a machine beside its image."""
         return {
             "cpus": self._number(section, "cpus"),
             "memory_mib": self._mib(section, "memory_mb", "memory"),
             "storage_mib": self._mib(section, "storage_mb", "storage"),
+            "cpus_field": f"{section}.cpus",
+            "memory_field": f"{section}.memory_mb",
             "workdir": self._workdir(section),
-            "build_timeout_s": self._number(section, "build_timeout_sec") or DEFAULT_TIMEOUT_S,
+            "build_timeout_s": self._seconds(section, "build_timeout_sec", DEFAULT_TIMEOUT_S, math.inf),
             "env": self._env(section),
         }
 
     def _separate(self) -> Separate | None:
         """The verifier's own machine. Its image is what it names, or that of a Dockerfile beside the tests (which both
         have the tests in them), else the agent's."""
-        own = self._section("verifier.environment")
+        own = self._has_verifiers_environment()
         mode = self._text("verifier", "environment_mode") or ("separate" if own else "shared")
         if mode == "shared" and not own:
             return None
@@ -144,8 +170,11 @@ class _Reader:
             **self._limits(section),
         )
 
+    def _has_verifiers_environment(self) -> bool:
+        return self._section("verifier").get("environment") is not None
+
     def _verifiers_environment(self) -> str:
-        return "verifier.environment" if self._section("verifier.environment") else "environment"
+        return "verifier.environment" if self._has_verifiers_environment() else "environment"
 
     def _artifacts(self) -> tuple[str, ...]:
         """What the agent leaves for a verifier elsewhere: the declared paths, and Harbor's usual one."""
@@ -180,10 +209,10 @@ class _Reader:
                 raise self._error(f"{section}.{name}", f"is not supported: {why}")
         if self._raw.get("steps"):
             raise self._error("steps", "tasks of several steps are not supported")
-        for name in ("docker-compose.yaml", "docker-compose.yml"):
-            for place in ("environment", "tests"):
-                if (self._directory / place / name).exists():
-                    raise self._error(f"{place}/{name}", "tasks of several containers are not supported")
+        apart = self._has_verifiers_environment() or self._text("verifier", "environment_mode") == "separate"
+        for place in ("environment", "tests") if apart else ("environment",):
+            if (self._directory / place / COMPOSE).exists():
+                raise self._error(f"{place}/{COMPOSE}", "compose files are not supported: a machine is one container")
 
     def _section(self, name: str) -> Mapping[str, Any]:
         if not name:
@@ -209,7 +238,7 @@ class _Reader:
 
     def _healthcheck(self) -> Healthcheck | None:
         section = "environment.healthcheck"
-        if not self._section(section):
+        if "healthcheck" not in self._section("environment"):
             return None
         if not (command := self._text(section, "command")):
             raise self._error(f"{section}.command", "is missing")
@@ -222,29 +251,31 @@ class _Reader:
     def _workdir(self, section: str) -> str:
         return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"))
 
-    def _phase(self, section: str, environment: str) -> Phase:
+    def _phase(self, section: str, environment: str, usual_s: float, most_s: float) -> Phase:
         user = self._section(section).get("user", "")
         if isinstance(user, bool) or not isinstance(user, (str, int)):
             raise self._error(f"{section}.user", f"got {user!r}", "allowed: a name or a uid")
-        timeout_s = self._number(section, "timeout_sec") or DEFAULT_TIMEOUT_S
+        timeout_s = self._seconds(section, "timeout_sec", usual_s, most_s)
         return Phase(timeout_s, str(user), self._network(section, environment))
 
     def _network(self, section: str, environment: str) -> NetworkPolicy:
         """The policy of a phase: its own, else its environment's, else Harbor's default."""
         own = self._section(section)
-        at = section if "network_mode" in own or "allowed_hosts" in own else environment
+        if "allowed_hosts" in own and "network_mode" not in own:
+            raise self._error(f"{section}.allowed_hosts", "are there without a network_mode", "allowed: allowlist")
+        at = section if "network_mode" in own else environment
         given = self._section(at)
+        hosts = given.get("allowed_hosts") or []
         if "network_mode" in given:
             mode = given["network_mode"]
-        elif self._flag(environment, "allow_internet") is False:
-            mode = "no-network"
         else:
-            mode = "allowlist" if given.get("allowed_hosts") else "public"
+            mode = "no-network" if self._flag(environment, "allow_internet") is False and not hosts else "public"
         if mode not in NETWORKS:
             raise self._error(f"{at}.network_mode", f"got {mode!r}", f"allowed: {', '.join(NETWORKS)}")
-        hosts = given.get("allowed_hosts") or []
-        if bool(hosts) != (mode == "allowlist"):
-            raise self._error(f"{at}.allowed_hosts", f"do not go with network_mode {mode!r}")
+        if hosts and mode != "allowlist":
+            raise self._error(f"{at}.allowed_hosts", f"do not go with network_mode {mode!r}", "allowed: allowlist")
+        if mode == "allowlist" and not hosts:
+            return NO_NETWORK
         try:
             return NetworkPolicy.parse({"kind": NETWORKS[mode], "hosts": hosts})
         except ConfigError as error:
@@ -266,30 +297,62 @@ class _Reader:
         value = self._section(section).get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**9:
+        number = _as_number(value)
+        if number is None or not 0 <= number < 10**9:
             raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a number, 0 or more")
-        return value
+        return number
+
+    def _seconds(self, section: str, name: str, usual: float, most: float) -> float:
+        """A time limit. Harbor takes one of 0 as well, in which nobody can do anything."""
+        value = self._section(section).get(name)
+        number = usual if value is None else _as_number(value)
+        if number is None or not 0 < number <= most:
+            allowed = "allowed: more than 0" + (f", at most {most:g}" if most < math.inf else "")
+            raise self._error(f"{section}.{name}", f"got {value!r}", f"{allowed}; or leave it out")
+        return number
 
     def _mib(self, section: str, name: str, older: str) -> int | None:
         """A size in MiB; ``older`` is the field of Harbor's first version, text such as ``2G``."""
         value = self._number(section, name)
-        if value is not None:
-            return int(value) or None
-        given = self._text(section, older)
+        if value is not None and value % 1:
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a whole number")
+        given = self._text(section, older).strip().upper()
         if not given:
-            return None
-        size = _SIZE.fullmatch(given)
-        if size is None:
-            raise self._error(f"{section}.{older}", f"got {given!r}", "allowed: 512M, 2G and the like")
-        return max(1, int(int(size[1]) * _MIB_OF[size[2].upper()]))
+            return None if value is None else int(value) or None
+        size = _as_number(given[:-1])
+        if given[-1] not in _MIB_OF or size is None or not 0 <= size < 10**9:
+            raise self._error(f"{section}.{older}", f"got {given!r}", "allowed: 512M, 2G, 1.5G and the like")
+        found = int(size * _MIB_OF[given[-1]])
+        if value is not None and value != found:
+            raise self._error(f"{section}.{older}", f"is {found} MB, and {name} is {value:g}", "leave one out")
+        return max(1, found)
 
     def _env(self, section: str) -> dict[str, str]:
         value = self._section(section).get("env", {})
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise self._error(f"{section}.env", f"got {value!r}", "allowed: a table of texts")
-        return {
-            name: filled(self._directory, f"{section}.env.{name}", text, self._host_env) for name, text in value.items()
-        }
+        return {name: self._filled(f"{section}.env.{name}", text) for name, text in value.items()}
+
+    def _filled(self, name: str, text: str) -> str:
+        """A text, or what it stands for if all of it is a template (``${NAME}``, ``${NAME:-default}``). A task is
+        somebody's file: it gets only what was offered by name."""
+        template = _TEMPLATE.fullmatch(text)
+        if template is None:
+            return text
+        variable, default = template[1], template[2]
+        if variable not in self._host_env and default is None:
+            raise not_offered(self._directory, name, variable)
+        return self._host_env.get(variable, default)
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
         return wrong(self._directory, name, problem, next_step)
+
+
+def _as_number(value: object) -> float | None:
+    """A number, or text that is one, as Harbor reads it too; None: it is neither."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None

@@ -17,9 +17,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentenv.errors import ConfigError
+from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import PRINTED, Results
-from examples.harbor.task import PUBLIC, TESTS, HarborTask, Phase, absolute, filled, image_reference, named, wrong
+from examples.harbor.task import PUBLIC, TESTS, HarborTask, Phase, absolute, image_reference, named, not_offered, wrong
 
 FILE: Final = "task.yaml"
 SCRIPT: Final = "run-tests.sh"
@@ -69,6 +70,7 @@ _IDLE: Final = re.compile(r"((exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /d
 _SHELLS: Final = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg])?b?", re.IGNORECASE)
 _MIB_OF: Final = {"b": 1 / 2**20, "k": 1 / 1024, "m": 1, "g": 1024}
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NETWORKS: Final[Mapping[str, NetworkPolicy]] = {"none": NetworkPolicy("none"), "bridge": PUBLIC, "default": PUBLIC}
 
 
@@ -80,7 +82,7 @@ class TaskYaml(BaseModel):
     instruction: str = Field(min_length=1)
     parser_name: str = "pytest"
     max_agent_timeout_sec: float = Field(default=360.0, gt=0)
-    max_test_timeout_sec: float = Field(default=60.0, gt=0)
+    max_test_timeout_sec: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT_S)
     run_tests_in_same_shell: bool = False
 
 
@@ -107,6 +109,8 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
         verifier=Phase(task.max_test_timeout_sec, user, network),
         cpus=service.cpus(),
         memory_mib=service.memory_mib(),
+        cpus_field=f"{service.at}.cpus",
+        memory_field=f"{service.at}.mem_limit",
         workdir=service.workdir(),
         env={"TEST_DIR": TESTS, **service.env()},
         unknown=(*sorted((task.model_extra or {}).keys() - _OF_PEOPLE), *service.unknown()),
@@ -162,7 +166,7 @@ class _Service:
 
     def __init__(self, directory: Path, at: str, raw: Mapping[str, Any], offered: Mapping[str, str]) -> None:
         self._directory = directory
-        self._at = at
+        self.at = at
         self._raw = raw
         self._offered = offered
         for name, why in _LACKING.items():
@@ -174,7 +178,7 @@ class _Service:
     def unknown(self) -> Iterable[str]:
         """Fields that nobody reads."""
         known = _READ | _NEEDLESS | _LACKING.keys()
-        return sorted(f"{self._at}.{name}" for name in self._raw if name not in known)
+        return sorted(f"{self.at}.{name}" for name in self._raw if name not in known)
 
     def image(self) -> str:
         """A reference: of the Dockerfile, else of the named image."""
@@ -198,7 +202,7 @@ class _Service:
         given = str(self._raw.get("image", ""))
         if not given or "${T_BENCH_" in given:
             raise self._error("build", "is missing, and image names none that exists")
-        return image_reference(self._directory, f"{self._at}.image", self._filled("image", given))
+        return image_reference(self._directory, f"{self.at}.image", self._filled("image", given))
 
     def _check_command(self) -> None:
         """Slots start no program of their own: only what would wait is accepted."""
@@ -238,7 +242,7 @@ class _Service:
     def workdir(self) -> str:
         """Empty: the image's."""
         workdir = self._filled("working_dir", self.text("working_dir"))
-        return absolute(self._directory, f"{self._at}.working_dir", workdir)
+        return absolute(self._directory, f"{self.at}.working_dir", workdir)
 
     def network(self) -> NetworkPolicy:
         """That of both phases: Docker's, which reaches everything, unless there is none."""
@@ -287,10 +291,21 @@ class _Service:
         return str(value)
 
     def _filled(self, name: str, text: str) -> str:
-        return filled(self._directory, f"{self._at}.{name}", text, self._offered)
+        """The value of a field with all its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is
+        somebody's file: it gets only what was offered by name."""
+
+        def of(found: re.Match[str]) -> str:
+            variable, default = found[1], found[2]
+            if variable in self._offered:
+                return self._offered[variable]
+            if default is None:
+                raise not_offered(self._directory, f"{self.at}.{name}", variable)
+            return default
+
+        return _VARIABLE.sub(of, text)
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return wrong(self._directory, f"{self._at}.{name}", problem, next_step)
+        return wrong(self._directory, f"{self.at}.{name}", problem, next_step)
 
 
 def _as_text(value: object) -> str:

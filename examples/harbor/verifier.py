@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -64,11 +64,11 @@ async def judged(slot: SlotTools, task: HarborTask) -> Judged:
     """Upload the tests, run them, and read the reward. ``slot``: the agent's, or the verifier's own, which has got the
     artifacts. Raises InfraError, SlotDestroyedError."""
     prints = task.results != "reward"
-    command = f"bash {TESTS}/{task.script}"
+    script = f"{TESTS}/{task.script}"
     try:
         await _prepare(slot, task)
         ran = await slot.exec(
-            ["bash", "-c", f"{command} > {PRINTED} 2>&1" if prints else command],
+            ["bash", "-c", f"bash {script} > {PRINTED} 2>&1" if prints else script],  # by its own first line
             timeout_s=task.verifier.timeout_s,
             env=task.verifier_env,
             user=task.verifier.user or (None if task.separate else task.other_user),
@@ -105,15 +105,24 @@ async def handed_over(agents: SlotTools, verifiers: SlotTools, separate: Separat
     return ""
 
 
+async def lay(slot: SlotTools, target: str, places: Iterable[Path], script: str) -> None:
+    """Upload files, and what directories have in them, to a directory. All of it is root's then, and ``script`` can be
+    run, as Harbor does it. Raises NoRewardError when a command fails there, and what an upload raises."""
+    await _as_root(slot, f"mkdir -p {target} && chmod 777 {target}")  # files are uploaded as the agent's user
+    for place in places:
+        await slot.upload(place, target if place.is_dir() else f"{target}/{place.name}")
+    await _as_root(slot, f"chown -R root:root {target} && chmod -R go-w {target} && chmod +x {target}/{script}")
+
+
 async def _prepare(slot: SlotTools, task: HarborTask) -> None:
-    """Nothing that the policy may have put there stays. Files are uploaded as the agent's user, and are then root's."""
-    if task.separate and task.separate.has_tests:
-        await _as_root(slot, f"rm -rf {LOGS} && mkdir -p {LOGS} && chmod 777 {LOGS}")
-        return
-    await _as_root(slot, f"rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 777 {TESTS} {LOGS}")
-    for place in task.tests:
-        await slot.upload(place, TESTS if place.is_dir() else f"{TESTS}/{place.name}")
-    await _as_root(slot, f"chown -R root:root {TESTS} && chmod -R go-w {TESTS}")
+    """Nothing that the policy may have put there stays."""
+    has_tests = task.separate is not None and task.separate.has_tests
+    gone = LOGS if has_tests else f"{TESTS} {LOGS}"
+    await _as_root(slot, f"rm -rf {gone} && mkdir -p {LOGS} && chmod 777 {LOGS}")
+    if has_tests:
+        await _as_root(slot, f"chmod +x {TESTS}/{task.script}")
+    else:
+        await lay(slot, TESTS, task.tests, task.script)
 
 
 async def _as_root(slot: SlotTools, command: str) -> None:
@@ -123,8 +132,8 @@ async def _as_root(slot: SlotTools, command: str) -> None:
 
 
 async def _rewards(slot: SlotTools) -> dict[str, float]:
-    """Of ``reward.txt``, else of ``reward.json``."""
+    """Of ``reward.json``, else of ``reward.txt``: Harbor's order."""
     try:
-        return parse_text(await slot.read_file(f"{LOGS}/reward.txt"))
-    except FileNotFoundError:
         return parse_json(await slot.read_file(f"{LOGS}/reward.json"))
+    except FileNotFoundError:
+        return parse_text(await slot.read_file(f"{LOGS}/reward.txt"))

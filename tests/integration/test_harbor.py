@@ -19,7 +19,7 @@ from examples.base_image import make_base
 from examples.harbor import __main__ as command
 from examples.harbor.directories import read_task
 from examples.harbor.env import HarborEnv
-from examples.harbor.players import empty, oracle
+from examples.harbor.players import empty
 from examples.scripted import play
 from tests.debian_images import base_in_cache
 from tests.integration.results import processed, rows
@@ -193,7 +193,8 @@ async def test_a_verifier_elsewhere_gets_what_is_declared_and_nothing_else(tmp_p
 
 async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:
     task = read_task(TASKS / "count-requests", {})
-    async with ScriptedPolicy({task.name: [oracle(task), empty(task)]}) as policy:
+    solution = Call("bash", {"command": (task.solution / "solve.sh").read_text()})
+    async with ScriptedPolicy({task.name: [[Reply("", (solution,)), Reply("done")], empty(task)]}) as policy:
         groups = await processed(tmp_path, policy, "examples.harbor.env", {"tasks": str(task.directory)})
     assert [[member.score for member in group.trajectories] for group in groups] == [[1.0, 0.0]]
     assert groups[0].trajectories[0].messages[1]["content"].startswith("[task:count-requests]")

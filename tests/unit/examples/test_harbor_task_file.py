@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_task_of_terminal_bench_2(tmp_path: Path) -> None:
     found = task(tmp_path, toml, dockerfile="FROM debian\n")
     assert found.image == f"dockerfile:{tmp_path}/one/environment"
     assert (found.memory_mib, found.storage_mib) == (2048, 512)
-    assert (found.agent.network, found.agent.timeout_s) == (NetworkPolicy("none"), 600)
+    assert (found.agent.network, found.agent.timeout_s) == (NetworkPolicy("none"), math.inf)
 
 
 def test_a_network_is_what_harbor_gives_by_default(tmp_path: Path) -> None:
@@ -107,7 +108,6 @@ def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_
         (IMAGE + 'memory = "2 apples"', "environment.memory"),
         (IMAGE + 'workdir = "app"', "environment.workdir"),
         (IMAGE + 'network_mode = "some"', "environment.network_mode"),
-        (IMAGE + 'network_mode = "allowlist"', "environment.allowed_hosts"),
         (IMAGE + 'allowed_hosts = ["no host!"]', "environment.allowed_hosts"),
         (IMAGE + 'network_mode = "public"\nallowed_hosts = ["a.example"]', "environment.allowed_hosts"),
         (IMAGE + "env = { A = 1 }", "environment.env"),
@@ -137,7 +137,7 @@ def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_
         (IMAGE + '[verifier]\nenvironment_mode = "elsewhere"', "verifier.environment_mode"),
         (IMAGE + '[verifier.env]\nKEY = "${SECRET}"', "verifier.env.KEY"),
         (IMAGE + "[agent]\nuser = 1.5", "agent.user"),
-        (IMAGE + "[agent]\ntimeout_sec = '1'", "agent.timeout_sec"),
+        (IMAGE + "[agent]\ntimeout_sec = 'soon'", "agent.timeout_sec"),
         (IMAGE + "[[steps]]\nname = 'a'", "steps"),
         ("not toml", "task.toml"),
     ],
@@ -196,12 +196,55 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str) -> None:
         read_task(directory, {})
 
 
-def test_several_containers_are_refused(tmp_path: Path) -> None:
+def test_compose_files_are_refused_where_harbor_reads_them(tmp_path: Path) -> None:
     directory = written(tmp_path)
-    for place in ("tests", "environment"):
-        (directory / place / "docker-compose.yaml").write_text("services: {}\n")
-        with pytest.raises(ConfigError, match=f"{place}/docker-compose.*several containers"):
-            read_task(directory, {})
+    (directory / "tests/docker-compose.yaml").write_text("services: {}\n")
+    (directory / "environment/docker-compose.yml").write_text("services: {}\n")
+    assert read_task(directory, {}).separate is None, "both are material"
+    (directory / "task.toml").write_text(SEPARATE + IMAGE)
+    with pytest.raises(ConfigError, match=r"tests/docker-compose\.yaml.*one container"):
+        read_task(directory, {})
+    (directory / "environment/docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(ConfigError, match=r"environment/docker-compose\.yaml.*one container"):
+        read_task(directory, {})
+
+
+@pytest.mark.parametrize(
+    ("toml", "missing", "field"),
+    [
+        ("[[steps]]\nname = 'a'\n", ["instruction.md", "tests/test.sh"], "steps"),
+        (IMAGE + "gpus = 1\n", ["instruction.md"], "environment.gpus"),
+        (IMAGE, ["instruction.md"], "instruction.md"),
+        (IMAGE, ["tests/test.sh"], "tests/test.sh"),
+        (IMAGE, ["task.toml"], "task.toml"),
+    ],
+)
+def test_what_slots_lack_is_named_before_what_the_task_lacks(
+    tmp_path: Path, toml: str, missing: list[str], field: str
+) -> None:
+    directory = written(tmp_path, toml)
+    for name in missing:
+        (directory / name).unlink()
+    with pytest.raises(ConfigError) as caught:
+        read_task(directory, {})
+    assert caught.value.field == field
+
+
+def test_tests_may_be_in_the_image_of_a_verifier_elsewhere(tmp_path: Path) -> None:
+    directory = written(tmp_path, IMAGE + "[verifier.environment]\ndocker_image = 'registry.example/tests/one:1'\n")
+    (directory / "tests/test.sh").unlink()
+    found = read_task(directory, {}).separate
+    assert found is not None
+    assert found.has_tests
+
+
+def test_an_instruction_of_marks_alone_is_empty(tmp_path: Path) -> None:
+    directory = written(tmp_path)
+    (directory / "instruction.md").write_text("<!-- canary -->\n\nDo it.\n")
+    assert read_task(directory, {}).instruction == "Do it.\n"
+    (directory / "instruction.md").write_text("<!-- canary -->\n\n")
+    with pytest.raises(ConfigError, match=r"instruction\.md.*is empty"):
+        read_task(directory, {})
 
 
 def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:

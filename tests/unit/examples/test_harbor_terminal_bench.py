@@ -181,7 +181,7 @@ def test_a_directory_may_have_tasks_of_both_formats(tmp_path: Path) -> None:
     (tmp_path / "neither").mkdir()
     assert [(task.name, task.results) for task in read_tasks(tmp_path, {})] == [("one", "pytest"), ("two", "reward")]
     (tmp_path / "one/task.toml").write_text("[environment]\n")
-    with pytest.raises(ConfigError, match=r"instruction\.md"):
+    with pytest.raises(ConfigError, match=r"tests/test\.sh"):
         read_tasks(tmp_path, {})
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from agentenv.errors import TaskError
-from examples.harbor.rewards import NoRewardError, parse_json, parse_printed, parse_text
+from examples.harbor.rewards import MAX_REWARD_CHARS, NoRewardError, parse_json, parse_printed, parse_text
 from examples.harbor.verifier import Judged
 
 
@@ -18,10 +20,20 @@ def test_anything_else_is_no_reward(text: str) -> None:
         parse_text(text)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"a": "b"}', '{"a": true}', '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"a": "b"}', '{"a": null}', '{"a": NaN}', "[" * 60_000, '{"a": 1' + "0" * 400 + "}"]
+)
 def test_an_object_of_anything_but_numbers_is_no_reward(text: str) -> None:
     with pytest.raises(NoRewardError):
         parse_json(text)
+
+
+@pytest.mark.parametrize("parse", [parse_text, parse_json])
+def test_a_reward_is_read_whole_or_not_at_all(parse: Callable[[str], dict[str, float]]) -> None:
+    text = "1" if parse is parse_text else '{"reward": 1}'
+    assert parse(text.ljust(MAX_REWARD_CHARS)) == {"reward": 1}
+    with pytest.raises(NoRewardError, match="more than 65536 characters"):
+        parse(text.ljust(MAX_REWARD_CHARS) + "0")
 
 
 def test_the_score_is_the_reward_of_that_name_or_the_only_one() -> None:
