@@ -191,6 +191,72 @@ async def test_a_verifier_elsewhere_gets_what_is_declared_and_nothing_else(tmp_p
     assert leftovers(tmp_path) == []
 
 
+SAYS = "Make /tmp/done."
+OTHERS = {
+    "both-files": {
+        "tests/test.sh": "[ -e /tmp/done ] && r=1 || r=0\necho 50 > /logs/verifier/reward.txt\n"
+        'echo "{\\"reward\\": $r}" > /logs/verifier/reward.json\n',
+    },
+    "true-or-false": {
+        "tests/test.sh": "[ -e /tmp/done ] && r=true || r=false\n"
+        'echo "{\\"reward\\": $r}" > /logs/verifier/reward.json\n',
+    },
+    "in-perl": {
+        "tests/test.sh": '#!/usr/bin/perl\nopen(F, ">", "/logs/verifier/reward.txt"); print F 0 + -e "/tmp/done";\n',
+        "solution/solve.sh": '#!/usr/bin/perl\nopen(F, ">", "/tmp/done");\n',
+    },
+    "another-user": {
+        "task.toml": '[agent]\nuser = "games"\n',
+        "solution/solve.sh": 'stat -c %U "$0" > /tmp/owner; id -un > /tmp/done\n',
+        "tests/test.sh": '[ "$(cat /tmp/done) $(cat /tmp/owner)" = "games root" ] && r=1 || r=0\n'
+        "echo $r > /logs/verifier/reward.txt\n",
+    },
+    "user-of-the-image": {"environment/Dockerfile": "FROM debian:bookworm-slim\nUSER games\n"},
+    "literal-template": {
+        "task.toml": '[environment.env]\nP = "a-${NOPE:-x}-b"\n',
+        "solution/solve.sh": "[ \"$P\" = 'a-${NOPE:-x}-b' ] && touch /tmp/done\n",
+    },
+    "marked": {"instruction.md": f"<!-- bench-canary GUID 0 -->\n\n{SAYS}\n"},
+}
+"""Tasks that Harbor plays, by what is not usual about them."""
+
+
+def test_what_is_not_usual_is_played_as_harbor_plays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {
+        "task.toml": "",
+        "instruction.md": f"{SAYS}\n",
+        "environment/Dockerfile": "FROM debian:bookworm-slim\n",
+        "solution/solve.sh": "touch /tmp/done\n",
+        "tests/test.sh": "[ -e /tmp/done ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+    }
+    for task, files in OTHERS.items():
+        for name, text in {**usual, **files}.items():
+            (tmp_path / "tasks" / task / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "tasks" / task / name).write_text(text)
+    assert run(monkeypatch, tmp_path / "tasks", "--out", tmp_path / "out") == 0, capsys.readouterr().out
+    names = sorted(OTHERS)
+    assert rows(capsys.readouterr().out) == [
+        *(f"ok {task} 1 0 S" for task in names),
+        f"{len(names)} of {len(names)} ok",
+    ]
+    said = [group.trajectories[0].messages[1]["content"] for group in read_records(tmp_path / "out/rollouts.jsonl")]
+    assert said == [f"[task:{task}]\n{SAYS}\n" for task in names]
+
+
+def test_more_than_this_machine_has_is_refused_before_anything_is_played_unless_it_is_capped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tmp_path / "count-requests"
+    shutil.copytree(TASKS / "count-requests", task)
+    toml = (task / "task.toml").read_text().replace("cpus = 1", "cpus = 4096")
+    (task / "task.toml").write_text(toml)
+    assert run(monkeypatch, task, "--agent", "oracle") == 2
+    assert "environment.cpus: task count-requests: asks for 4096 cores" in capsys.readouterr().err
+    assert run(monkeypatch, task, "--agent", "oracle", "--max-cpus", 1) == 0
+
+
 async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:
     task = read_task(TASKS / "count-requests", {})
     solution = Call("bash", {"command": (task.solution / "solve.sh").read_text()})

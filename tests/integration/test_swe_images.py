@@ -91,15 +91,25 @@ async def test_a_policy_does_not_find_the_solution_in_its_image(records: Path, t
     assert "stdout" not in member.messages[3]["content"]
 
 
-def test_a_repair_of_sympy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_of_sympy_by_pytest_and_by_sympys_own_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["releases", str(tmp_path), "--only", "sympy__sympy-1.13.1-vector"])
     assert releases.main() == 0
     record = json.loads((tmp_path / "records.jsonl").read_text())
     assert record["FAIL_TO_PASS"] == ["sympy/physics/vector/tests/test_printing.py::test_vector_pretty_print"]
+    names = {field: [name.rpartition("::")[2] for name in record[field]] for field in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    run = "import sys; from sympy.testing.runtests import test; test(*sys.argv[1:], verbose=True, colors=False)"
+    how = {"test_command": f"python3 -c '{run}' {{files}}", "test_log": "swebench-sympy", "instance_id": "by-sympy"}
+    last = "test_issue_14041"
+    names["PASS_TO_PASS"] = [name for name in names["PASS_TO_PASS"] if name != last]  # its line ends with the file's
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(json.dumps({**record, **names, **how}) + "\n")
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(tmp_path / "records.jsonl")])
     capsys.readouterr()
-    assert command.main() == 0
-    assert rows(capsys.readouterr().out) == ["ok sympy__sympy-1.13.1-vector 1 0 S", "1 of 1 ok"]
+    assert command.main() == 0, capsys.readouterr().out
+    found = rows(capsys.readouterr().out)
+    assert found == ["ok sympy__sympy-1.13.1-vector 1 0 S", "ok by-sympy 1 0 S", "2 of 2 ok"]
 
 
 def test_the_gold_patch_scores_1_and_nothing_scores_0(

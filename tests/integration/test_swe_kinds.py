@@ -44,6 +44,9 @@ git init -q -b main . && git config user.name a && git config user.email a@local
 printf 'def add(a, b):\\n    return a - b\\n\\n\\ndef mul(a, b):\\n    return a * b\\n' > calc.py
 printf 'from calc import add, mul\\n\\n\\ndef test_zero():\\n    assert add(1, 0) == 1\\n' > tests/test_calc.py
 printf '\\n\\ndef test_mul():\\n    assert mul(2, 3) == 6\\n' >> tests/test_calc.py
+printf '\\n\\n@pytest.mark.parametrize("x", ["0 and", "0 or"])\\ndef test_said(x):\\n    pass\\n' >> tests/test_calc.py
+printf '\\n\\n@pytest.mark.xfail\\ndef test_later():\\n    assert mul(2, 3) == 7\\n' >> tests/test_calc.py
+sed -i '1s/^/import pytest\\n/' tests/test_calc.py
 touch conftest.py  # so pytest finds calc
 git add . && git commit -q -m 'Before' && git branch before
 sed -i 's/a - b/a + b/' calc.py && git commit -q -a -m 'The solution'
@@ -59,7 +62,7 @@ TEST = """\
 diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py
 +++ b/tests/test_calc.py
-@@ -4,5 +4,10 @@
+@@ -5,5 +5,10 @@
  def test_zero():
      assert add(1, 0) == 1
 +
@@ -90,6 +93,7 @@ def records(image: str, base_commit: str) -> list[dict[str, Any]]:
         "FAIL_TO_PASS": json.dumps(["tests/test_calc.py::test_add"]),
         "PASS_TO_PASS": json.dumps(["tests/test_calc.py::test_zero", "tests/test_calc.py::test_mul"]),
     }  # fmt: skip
+    cut = ["tests/test_calc.py::test_said[0", "tests/test_calc.py::test_later"]  # as SWE-bench names and counts them
     fails, passes = ["tests/test_calc.py::test_mul"], ["tests/test_calc.py::test_zero"]
     return [
         {**bench, "instance_id": "acme__calc-1", "image": image},
@@ -99,6 +103,7 @@ def records(image: str, base_commit: str) -> list[dict[str, Any]]:
             "docker_image": image,
             "install_config": json.dumps({"test_cmd": "pytest --no-header -rA", "log_parser": "parse_log_pytest"}),
         },
+        {**bench, "instance_id": "acme__calc-3", "image": image, "PASS_TO_PASS": cut},
         {
             **SAYS,
             "FAIL_TO_PASS": fails,
@@ -154,8 +159,8 @@ def test_the_solution_of_each_kind_scores_1_and_nothing_scores_0(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(dataset), "--out", str(tmp_path)])
     assert command.main() == 0, capsys.readouterr().out
-    names = ["acme__calc-1", "acme__calc-2", "acme__calc.0123.mul", f"calc-{'f' * 40}"]
-    assert rows(capsys.readouterr().out) == [*(f"ok {name} 1 0 S" for name in names), "4 of 4 ok"]
+    names = ["acme__calc-1", "acme__calc-2", "acme__calc-3", "acme__calc.0123.mul", f"calc-{'f' * 40}"]
+    assert rows(capsys.readouterr().out) == [*(f"ok {name} 1 0 S" for name in names), "5 of 5 ok"]
 
 
 async def looked(dataset: Path, tmp_path: Path, instance: str, text: str) -> Any:

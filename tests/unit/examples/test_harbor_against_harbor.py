@@ -1,4 +1,4 @@
-"""What is read of a task, against what Harbor's package makes of the same files (``tests/golden/harbor_answers.py``)."""
+"""What is read of a task, and what Harbor's package makes of the same files (``tests/golden/harbor_answers.py``)."""
 
 from __future__ import annotations
 
