@@ -119,7 +119,9 @@ class Reporter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep the worst of a test's phases."""
         outcome = report.outcome if report.when == "call" or report.outcome != "failed" else "error"
-        rank = ("passed", "skipped", "failed", "error")
+        if outcome == "skipped" and hasattr(report, "wasxfail"):
+            outcome = "xfailed"  # pytest calls an expected failure skipped
+        rank = ("passed", "xfailed", "skipped", "failed", "error")
         known = self._outcomes.get(report.nodeid, "passed")
         self._outcomes[report.nodeid] = max(known, outcome, key=rank.index)
 

@@ -26,7 +26,8 @@ class VoidVerdictError(ValueError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of every test of a suite: ``passed``, ``failed``, ``error`` or ``skipped`` by test id."""
+    """The outcome of every test of a suite: ``passed``, ``xfailed`` (it failed as expected), ``failed``, ``error`` or
+    ``skipped`` by test id."""
 
     outcomes: dict[str, str]
     duration_s: float
@@ -40,6 +41,11 @@ class Verdict:
     def passed(self) -> frozenset[str]:
         """Tests that passed."""
         return frozenset(test for test, outcome in self.outcomes.items() if outcome == "passed")
+
+    @property
+    def as_expected(self) -> frozenset[str]:
+        """Tests that passed, or failed as expected."""
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
 
 
 @dataclass(frozen=True)

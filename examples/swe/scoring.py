@@ -71,7 +71,7 @@ class Found:
 
     def told(self, record: SweRecord) -> dict[str, Any]:
         """The data kept in the transcript."""
-        passed = self.verdict.passed if self.verdict else frozenset()
+        passed = self.verdict.as_expected if self.verdict else frozenset()
         failing = [test for test in record.fail_to_pass if test not in passed]
         broken = [test for test in record.pass_to_pass if test not in passed] if self.verdict else []
         suite = f"{len(self.verdict.outcomes)} tests in {self.verdict.duration_s:.2f} s" if self.verdict else ""
@@ -122,10 +122,11 @@ def resolved(record: SweRecord, verdict: Verdict | None) -> float:
 
 
 def share(record: SweRecord, verdict: Verdict | None) -> float:
-    """The share of FAIL_TO_PASS that passes; 0 without a verdict, or when a PASS_TO_PASS test does not pass."""
-    if verdict is None or not set(record.pass_to_pass) <= verdict.passed:
+    """The share of FAIL_TO_PASS that passes; 0 without a verdict, or when a PASS_TO_PASS test does not pass. A test that
+    fails as expected has passed, as in SWE-bench."""
+    if verdict is None or not set(record.pass_to_pass) <= verdict.as_expected:
         return 0.0
-    return len(verdict.passed & set(record.fail_to_pass)) / len(record.fail_to_pass)
+    return len(verdict.as_expected & set(record.fail_to_pass)) / len(record.fail_to_pass)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,10 @@ class TallyTest(unittest.TestCase):
         tally = Tally()
         tally.add("a")
         self.assertEqual(tally.counts, {"a": 1})
+
+    @unittest.expectedFailure
+    def test_none(self):
+        self.assertEqual(Tally().counts, {"a": 0})
 """
 
 
@@ -161,7 +165,7 @@ def tally(repositories: Path) -> dict[str, Any]:
         {"test/test_it.py": more},
         problem_statement="Tally counts to one.",
         FAIL_TO_PASS=["test/test_it.py::TallyTest::test_two"],
-        PASS_TO_PASS=["test/test_it.py::TallyTest::test_one"],
+        PASS_TO_PASS=["test/test_it.py::TallyTest::test_one", "test/test_it.py::TallyTest::test_none"],
         version=None,
     )
 

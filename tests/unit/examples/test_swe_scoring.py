@@ -90,6 +90,7 @@ def test_the_files_of_named_tests_are_put_back_whatever_they_are_called() -> Non
         ({FAILING: "passed", OTHER: "failed", KEPT: "passed"}, 0.5, 0.0),
         ({FAILING: "passed", OTHER: "passed", KEPT: "failed"}, 0.0, 0.0),
         ({FAILING: "passed", OTHER: "passed", KEPT: "skipped"}, 0.0, 0.0),
+        ({FAILING: "passed", OTHER: "passed", KEPT: "xfailed"}, 1.0, 1.0),
         ({FAILING: "passed", OTHER: "passed"}, 0.0, 0.0),
         ({KEPT: "passed"}, 0.0, 0.0),
         (None, 0.0, 0.0),
