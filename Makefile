@@ -20,6 +20,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SECONDS ?= 600
 SEED ?=
+HARBOR ?=
 BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
@@ -30,7 +31,7 @@ SLOTAGENT := src/agentenv/sandbox/slotagent
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, DEMO_ARGS, BENCH_ARGS\n'
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, HARBOR, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -81,7 +82,8 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 test: slotagent testing containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder --max-worker-restart 1000 $(PYTEST_ARGS)
 
-sweep: slotagent testing ## Compare with independent programs over random cases: for SECONDS, of SEED
+sweep: slotagent testing ## Compare with independent programs: random cases of SEED for SECONDS; HARBOR: a virtual environment with harbor
+	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" -m tests.golden.harbor_answers --check; fi
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
 

@@ -122,8 +122,8 @@ def resolved(record: SweRecord, verdict: Verdict | None) -> float:
 
 
 def share(record: SweRecord, verdict: Verdict | None) -> float:
-    """The share of FAIL_TO_PASS that passes; 0 without a verdict, or when a PASS_TO_PASS test does not pass. A test that
-    fails as expected has passed, as in SWE-bench."""
+    """The share of FAIL_TO_PASS that passes; 0 without a verdict, or when a PASS_TO_PASS test does not pass. As in
+    SWE-bench, a test that fails as expected has passed."""
     if verdict is None or not set(record.pass_to_pass) <= verdict.as_expected:
         return 0.0
     return len(verdict.as_expected & set(record.fail_to_pass)) / len(record.fail_to_pass)

@@ -8,6 +8,7 @@ Harbor needs a newer Python than this project. In an environment that has it:
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import json
 import os
@@ -90,7 +91,9 @@ def main() -> int:
     os.environ.pop("MISSING", None)
     text = json.dumps(answers(), indent=1, ensure_ascii=False) + "\n"
     if "--check" in sys.argv[1:]:
-        return int(ANSWERS.read_text() != text)
+        kept = ANSWERS.read_text()
+        sys.stderr.writelines(difflib.unified_diff(kept.splitlines(True), text.splitlines(True), "kept", "Harbor"))
+        return int(kept != text)
     ANSWERS.write_text(text)
     return 0
 
