@@ -171,14 +171,14 @@ def command_for(record: SweRecord) -> tuple[str, TestLog]:
 
 
 def _usual_log(record: SweRecord) -> TestLog:
-    """What names the tests of a record that does not say it. SymPy's are also run by pytest, which names their files.
-    Names of other repositories that end at their first blank were read as SWE-bench reads most."""
+    """How the tests of a record that does not say it are read: the first of these ways in which all of them can pass.
+    As SWE-bench reads its repository; as it reads most, if names end at their first blank; else by whole names."""
     names = (*record.fail_to_pass, *record.pass_to_pass)
-    of_repository = LOGS.get(record.repo)
-    if of_repository and not (of_repository == "swebench-sympy" and all("::" in name for name in names)):
-        return of_repository
-    cut = any(is_cut(name) for name in names) and not any(" " in name for name in names)
-    return "swebench-pytest" if cut else "pytest"
+    ways: list[TestLog] = [LOGS[record.repo]] if record.repo in LOGS else []
+    if any(is_cut(name) for name in names):
+        ways.append("swebench-pytest")
+    ways.append("pytest")
+    return next((log for log in ways if all(can_pass(log, name) for name in names)), ways[0])
 
 
 def check_names(record: SweRecord) -> None:

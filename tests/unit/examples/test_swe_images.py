@@ -72,6 +72,10 @@ def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
         ("pytest-dev/pytest", "[100%]", "swebench-pytest"),
         ("a/b", "a.py::test_p[png-w/", "swebench-pytest"),
         ("a/b", "a.py::test_p[x y]", "pytest"),
+        ("psf/requests", "a.py::test_p[x", "swebench-pytest-options"),
+        ("psf/requests", "a.py::test_p[x]", "swebench-pytest-options"),
+        ("psf/requests", "a.py::test_p[x y]", "pytest"),
+        ("astropy/astropy", "a.py::test_p[x y]", "swebench-pytest-v2"),
         ("django/django", "Docs of it.", "swebench-django"),
     ],
 )
@@ -88,7 +92,8 @@ def test_tests_are_read_by_the_names_that_they_have(repo: str, name: str, log: s
         {"repo": "a/b", "PASS_TO_PASS": ["test_bare"]},
         {"repo": "a/b", "PASS_TO_PASS": ["Docs of it."]},
         {"repo": "sympy/sympy", "PASS_TO_PASS": ["test_bare", "sympy/a.py::test_a"]},
-        {"repo": "psf/requests", "PASS_TO_PASS": ["a.py::test_a[/usr/bin]"]},
+        {"repo": "psf/requests", "PASS_TO_PASS": ["test_bare"]},
+        {"test_log": "swebench-pytest-options", "PASS_TO_PASS": ["a.py::test_a[/usr/bin]"]},
         {"repo": "a/b", "test_command": "make", "test_log": "unittest", "PASS_TO_PASS": ["Docs of it."]},
         {"repo": "a/b", "PASS_TO_PASS": ["a.py::test_a\nb"]},
         {"PASS_TO_PASS": [""]},
@@ -96,7 +101,7 @@ def test_tests_are_read_by_the_names_that_they_have(repo: str, name: str, log: s
     ],
 )
 def test_a_record_that_cannot_score_1_is_refused_by_the_name_of_its_test(changes: dict[str, Any]) -> None:
-    solved = ["test_new (m.C)" if "test_log" in changes else "a.py::test_a"]
+    solved = ["test_new (m.C)" if changes.get("test_log") == "unittest" else "a.py::test_a"]
     with pytest.raises(ConfigError, match=r"(PASS|FAIL)_TO_.*record django__django-1: no test that is read as"):
         check_names(record(**{"FAIL_TO_PASS": solved, **changes}))
 
