@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from agentenv.containers.local_files import ContentDigest, TreeWriter, stream_of
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
 from tests.unit.sandbox.server.file_tools_box import Box, box_fixture
 from tests.unit.sandbox.slotagent.agent_box import sanitized
@@ -125,11 +127,28 @@ new file mode 100644
 async def test_search_survives_what_files_hold(hardened: Box) -> None:
     for number, content in enumerate((b"", b"\n", b"\r\n", b"x", b"\xff\xfe\n\xc3", b"a" * 70_000, b"\n" * 70_000)):
         hardened.make(f"f{number}").write_bytes(content)
-    for flags, needle, pattern in (("-", "", "a*x?$"), ("i", "", "^.$"), ("F", "", "x"), ("-", "aaa", "a{3}")):
-        done = await slotfiles(hardened, "search", ".", flags, "10", "", needle, pattern)
-        assert done.exit_code == 0
-    for wrong in ("(", "[", "a{99999}"):
-        assert (await slotfiles(hardened, "search", ".", "-", "10", "", "", wrong)).exit_code == 34
+    ripgrep = hardened.paths.ripgrep
+    for flags, pattern in (("-", "a*x?$"), ("i", "^.$"), ("F", "x"), ("iF", "X")):
+        assert (await slotfiles(hardened, "search", ".", ripgrep, flags, "10", "", pattern)).exit_code == 0
+    for wrong in ("(", "[", r"\w{999}{999}"):
+        assert (await slotfiles(hardened, "search", ".", ripgrep, "-", "10", "", wrong)).exit_code == BAD_PATTERN
+
+
+async def test_search_survives_what_a_process_prints_in_the_place_of_ripgrep(hardened: Box) -> None:
+    """The slot's user can trace it, or kill it."""
+    rng = random.Random(43)
+    pieces = [b"\n", b"\n", b";", b";", b"1", b"7", b"99999999999999999999999", b"0", b"\0", b"a" * 401, b"-1", b":"]
+    for name in ("a", "b"):
+        hardened.make(name, "x\n" * 9)
+    real, forged = Path(hardened.paths.ripgrep), hardened.outside / "forged"
+    listing = shutil.copy(real, hardened.outside / "real")
+    real.write_text(
+        f'#!/bin/sh\ncase "$*" in *--files*) exec {listing} "$@";; esac\ncat {forged}; exec cat > /dev/null\n'
+    )
+    for _ in range(60):
+        forged.write_bytes(b"".join(rng.choice(pieces) for _ in range(rng.randint(1, 30))))
+        done = await slotfiles(hardened, "search", ".", str(real), "-", "3", "", "x")
+        assert done.exit_code == 0, (done, forged.read_bytes())
 
 
 async def test_a_time_before_1970_with_a_fraction_is_kept(box: Box) -> None:

@@ -14,8 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PIPE_BYTES = 1 << 20 };
-
 void start_ripgrep(struct ripgrep *run, const char *const argv[], int directory) {
     static char *const environment[] = {NULL};
     int input[2], output[2];
@@ -36,7 +34,6 @@ void start_ripgrep(struct ripgrep *run, const char *const argv[], int directory)
     run->input = input[1], run->output = output[0];
     if (fcntl(run->input, F_SETFL, O_NONBLOCK))
         fail(errno);
-    fcntl(run->input, F_SETPIPE_SZ, PIPE_BYTES); /* fewer switches; refused to users with many large pipes */
     signal(SIGPIPE, SIG_IGN); /* it may end before it has read everything: end_ripgrep knows why */
 }
 

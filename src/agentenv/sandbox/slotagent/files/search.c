@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_SEARCHED = 64 << 20, BINARY_PROBE = 65536, SENT_AT_ONCE = 256 << 10, COUNTED = 128 };
+enum { MAX_SEARCHED = 64 << 20, BINARY_PROBE = 65536, SENT_AT_ONCE = 64 << 10, COUNTED = 128 };
 
 static struct ripgrep lister, finder;
 static bool finder_ended; /* it found an error, or it is not needed any more */
@@ -31,7 +31,7 @@ static struct left_out left_out;
 /* ---- the finder ---- */
 
 static void start_finder(const char *program, const char *flags, const char *glob, const char *pattern, int directory) {
-    const char *argv[16] = {program, "--no-config", "--text", "--encoding=none", "--threads=1", "--color=never",
+    const char *argv[20] = {program, "--no-config", "--text", "--encoding=none", "--threads=1", "--color=never",
                             "--no-heading", "--no-filename", "--line-number", "--column",
                             "--field-match-separator=\\n;"}; /* as take_hits reads it */
     size_t count = 11;
