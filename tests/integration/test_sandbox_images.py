@@ -107,6 +107,8 @@ async def test_the_images_user_is_whose_everything_runs(tmp_path: Path, images: 
         assert (await box.run("id -un; echo $HOME; pwd")).stdout.split() == ["app", "/home/app", "/home/app"]
         assert (await box.run("id -un; echo $HOME", user="root")).stdout.split() == ["root", "/root"]
         await box.write_file("~/notes/a", "mine")
+        found = await box.search(r"^\p{L}+$", "~", glob="**/notes/*")
+        assert [(match.line, match.text) for match in found.matches] == [(1, "mine")]
         assert (await box.exec(["stat", "-c", "%U %n", "notes/a"])).stdout == "app notes/a\n"
         with pytest.raises(PermissionError):
             await box.write_file("/etc/passwd", "")
