@@ -183,6 +183,8 @@ async def test_patterns_and_globs_are_never_options(box: Box) -> None:
     box.make("-f", "--version\n")
     assert await lines(box, "--version", glob="-f") == ["-f:1:--version"]
     assert await lines(box, "--version", literal=True, path="-f") == ["-f:1:--version"]
+    box.make("#f#", "--version\n")
+    assert await lines(box, "--version", glob="#*") == ["#f#:1:--version"], "no comment either"
 
 
 async def test_without_ripgrep_the_slot_is_a_broken_one(box: Box) -> None:

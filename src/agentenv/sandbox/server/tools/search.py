@@ -24,14 +24,15 @@ def search_arguments(asked: SearchArguments) -> tuple[str, str, str, str]:
 
 
 def _glob(glob: str) -> str:
-    """As ripgrep understands it: no path that it looks at begins with ``./`` or, being a file's, ends with a slash."""
+    """As ripgrep understands it: no path that it looks at begins with ``./`` or, being a file's, ends with a slash,
+    and what begins with ``#`` is a comment to it."""
     negated, glob = glob.startswith("!"), glob.removeprefix("!")
     while glob.startswith("./"):
         glob = glob[1:]
     directory = glob.rstrip("/")
     if directory != glob and not negated:
         glob = f"{directory}/**" if "/" in directory else f"**/{directory}/**" if directory else "**"
-    return "!" + glob if negated else glob
+    return "!" + glob if negated else "\\" + glob if glob.startswith("#") else glob
 
 
 def check_pattern(exit_code: int, printed: bytes | memoryview) -> None:
