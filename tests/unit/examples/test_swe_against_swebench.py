@@ -109,6 +109,18 @@ def test_who_is_solved_is_who_swebench_calls_solved(
     assert Tried(met(wanted, statuses)).score(wanted) == full
 
 
+@pytest.mark.parametrize("new", STATUSES)
+@pytest.mark.parametrize("old", STATUSES)
+def test_each_pair_of_statuses_is_graded_as_by_swebench(
+    swebench: SimpleNamespace, new: str | None, old: str | None
+) -> None:
+    statuses = {name: status for name, status in (("new", new), ("old", old)) if status is not None}
+    report = swebench.grading.get_eval_tests_report(statuses, {"FAIL_TO_PASS": ["new"], "PASS_TO_PASS": ["old"]})
+    wanted = replace(record(), fail_to_pass=("new",), pass_to_pass=("old",))
+    full = swebench.grading.get_resolution_status(report) == "RESOLVED_FULL"
+    assert Tried(met(wanted, statuses)).score(wanted) == full
+
+
 @pytest.mark.parametrize("repo", LOGS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_accepted_if_swebench_could_read_it(swebench: SimpleNamespace, repo: str, name: str) -> None:
