@@ -316,12 +316,13 @@ class _Reader:
         value = self._number(section, name)
         if value is not None and value % 1:
             raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a whole number")
-        given = self._text(section, older).strip().upper()
+        text = self._text(section, older)
+        given = text.strip().upper()
         if not given:
             return None if value is None else int(value) or None
         size = _as_number(given[:-1])
         if given[-1] not in _MIB_OF or size is None or not 0 <= size < 10**9:
-            raise self._error(f"{section}.{older}", f"got {given!r}", "allowed: 512M, 2G, 1.5G and the like")
+            raise self._error(f"{section}.{older}", f"got {text!r}", "allowed: 512M, 2G, 1.5G and the like")
         found = int(size * _MIB_OF[given[-1]])
         if value is not None and value != found:
             raise self._error(f"{section}.{older}", f"is {found} MB, and {name} is {value:g}", "leave one out")
