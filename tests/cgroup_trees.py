@@ -24,7 +24,6 @@ _REMOVE: Final = """
 import sys
 from pathlib import Path
 from agentenv.sandbox.supervisor import cgroups
-cgroups._DEADLINE_S = 0.1
 cgroups.remove_tree(Path(sys.argv[1]))
 """
 
@@ -158,9 +157,7 @@ class StandIn:
 
     def remove_elsewhere(self, base: Path) -> None:
         self._hidden = True
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cgroups, "_DEADLINE_S", 0.1)
-            cgroups.remove_tree(base)
+        cgroups.remove_tree(base)
         self._hidden = False
 
     # ---- calls of the system

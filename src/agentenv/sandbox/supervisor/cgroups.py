@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 _V2_WANTED = frozenset({"memory", "pids", "cpu"})
 _V2_NEEDED = frozenset({"memory", "pids"})
-_DEADLINE_S = 2.0
+_REMOVE_DEADLINE_S = 2.0
+_BUSY_DEADLINE_S = 10.0
+"""A killed process is counted until it has let go of its namespaces, which takes seconds on a busy machine."""
 _PAUSE_S = 0.005
 
 Record = Callable[[tuple[Path, ...]], None]
@@ -124,17 +126,19 @@ def _delegate(steps: Delegation, controllers: frozenset[str]) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move the processes of ``source`` that our pid namespace shows."""
-    for pid in _read(source / "cgroup.procs").split():
-        if pid != "0":
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                (target / "cgroup.procs").write_text(pid)
+    """Move every process. Raises PermissionError: some are of another pid namespace."""
+    pids = _read(source / "cgroup.procs").split()
+    if "0" in pids:
+        raise PermissionError(errno.EPERM, "processes of another pid namespace are in it")
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            (target / "cgroup.procs").write_text(pid)
 
 
 def _repeat(step: Callable[[], None]) -> None:
-    """Take ``step`` until the kernel accepts it, for up to 2 s. Meanwhile processes start and end, and containers
+    """Take ``step`` until the kernel accepts it, for up to 10 s. Meanwhile processes start and end, and containers
     beside ours delegate the same controllers, give them back, and remove directories."""
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + _BUSY_DEADLINE_S
     while True:
         try:
             step()
@@ -216,11 +220,12 @@ def _remove_directory(directory: Path) -> bool:
 
 def remove_tree(base: Path) -> bool:
     """Kill every process in ``base`` and below, then remove all of it; with the last container, the processes that made
-    room for the delegation move back. False when something remains after the deadline. Waits up to 2 s for the kernel.
+    room for the delegation move back. False when something remains after 2 s. Those processes are waited for for up to
+    10 s.
 
     Call it in the pid namespace of :func:`claim`: pids of others read as 0, and are neither killed nor moved.
     """
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + _REMOVE_DEADLINE_S
     while tree := _tree(base):
         _kill_all({int(pid) for directory in tree for pid in _read(directory / "cgroup.procs").split()})
         removed = [_remove_directory(directory) for directory in reversed(tree)]

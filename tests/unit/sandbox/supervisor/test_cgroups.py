@@ -151,9 +151,8 @@ def test_what_is_above_our_own_cgroup_is_used_but_not_reconfigured(
 
 
 def test_a_cgroup_that_cannot_be_emptied_is_left_as_it_was(tree: CgroupTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of another pid namespace, which cannot be moved, keep it from delegating."""
     pid = tree.start()
-    monkeypatch.setattr(cgroups, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(cgroups, "_BUSY_DEADLINE_S", 0.1)
     monkeypatch.setattr(cgroups, "_move", lambda *_: None)
     layout = claimed("c")
     assert set(layout.parents.values()) == {tree.top}
