@@ -30,6 +30,7 @@ from agentenv.agent.settings import AgentSettings, default_system_prompt, openin
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord, text_of
 from agentenv.errors import CallLostError, ConfigError, InfraError, LeaseLostError, SlotDestroyedError, from_wire
+from agentenv.tools.json_text import read_json
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import FOR_CODE
@@ -74,13 +75,12 @@ def _requested(call: Any, fallback_id: str) -> RequestedCall:
     if sent is None or sent == "":
         return RequestedCall(call_id, tool, {})
     try:
-        # strict=False as in ToolCatalog.validate: a raw line break in a string has one meaning.
-        read = json.loads(sent, strict=False) if isinstance(sent, str) else sent
+        read = read_json(sent, strict=False) if isinstance(sent, str) else sent
         if deeper_than(read, DEEPEST_ARGUMENTS):
             problem = f"not run: its arguments nest more than {DEEPEST_ARGUMENTS} levels deep"
             return RequestedCall(call_id, tool, clean_text(sent) if isinstance(sent, str) else "", problem)
         return RequestedCall(call_id, tool, read if isinstance(read, dict) else str(sent))
-    except (ValueError, RecursionError):
+    except ValueError:  # the session returns the error
         return RequestedCall(call_id, tool, str(sent))
 
 

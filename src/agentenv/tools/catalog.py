@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
+from agentenv.tools.json_text import read_json
 from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import for_code
@@ -129,15 +130,13 @@ class ToolCatalog:
         if not text.strip():
             return {}  # what several model servers send for a call without arguments
         try:
-            # strict=False: a raw line break inside a string has one possible meaning.
-            return json.loads(text, strict=False, parse_constant=_no_constant)
+            return read_json(text, strict=False)
         except json.JSONDecodeError as error:
             near = text[max(0, error.pos - _SNIPPET_CHARS) : error.pos + _SNIPPET_CHARS]
             problem = f"{error.msg} at line {error.lineno} column {error.colno}, near {shown(near)}"
             self._refuse(tool, f"are not valid JSON: {problem}", cause=error)
-        except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            self._refuse(tool, f"are not valid JSON: {reason}", cause=error)
+        except ValueError as error:
+            self._refuse(tool, f"are not valid JSON: {error}", cause=error)
 
     def _refuse(self, tool: str, problem: str, *, cause: Exception | None = None) -> NoReturn:
         schema = self._schemas[tool]
@@ -151,7 +150,3 @@ def _values(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
     given = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
     raw = {name: value for name, value in given.items() if isinstance(value, bytes)}
     return model.model_dump(mode="json", exclude_unset=True, exclude=set(raw)) | raw
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")

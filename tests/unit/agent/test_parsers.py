@@ -59,7 +59,7 @@ def read_id(parser: Any) -> str | None:
 
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.parametrize(
-    "text", ["", " ", "The answer is 42.", 'It is {"a": 1} ü.', "a < b > c </tool_call>", "\x00\ud800"]
+    "text", ["", " ", "The answer is 42.", 'It is {"a": 1} ü.', "a < b > c </parameter></function>", "\x00\ud800"]
 )
 def test_text_without_a_call_is_kept_as_it_is(name: str, text: str) -> None:
     parsed = parser_named(name).parse(text, TOOLS)
@@ -128,7 +128,6 @@ TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "longcat": ("<longcat_tool_ca
         '{"arguments": {}}',
         '{"name": 3, "arguments": {}}',
         '{"name": "", "arguments": {}}',
-        '{"name": "bash", "arguments": {"command": "</tool_call></longcat_tool_call>"}}',
         "",
         "[" * 5000,
         "1" * 5000,
@@ -155,7 +154,6 @@ def test_odd_arguments_are_handed_on_to_be_refused_by_name() -> None:
     assert calls("hermes", '<tool_call>{"name": "bash"}</tool_call>') == [("bash", {})]
     assert calls("hermes", text % '"{}"') == [("bash", '"{}"')]
     assert calls("hermes", text % "[1]") == [("bash", "[1]")]
-    assert calls("hermes", text % '{"command": "<tool_call>"}') == [("bash", {"command": "<tool_call>"})]
 
 
 def test_hermes_scratch_pads_are_reasoning() -> None:
@@ -170,11 +168,11 @@ def test_hermes_scratch_pads_are_reasoning() -> None:
     ("text", "expected"),
     [
         ('[TOOL_CALLS][{"name": "bash", "arguments": {"command": "ls"}}] and so on', [("bash", {"command": "ls"})]),
+        ('[TOOL_CALLS]bash{"command": "a\nb"} and so on', [("bash", {"command": "a\nb"})]),
         ('[TOOL_CALLS] {"name": "bash", "arguments": {}}', [("bash", {})]),
         ('[TOOL_CALLS]bash{"command": "ls"}[TOOL_CALLS]artifacts{}', [("bash", {"command": "ls"}), ("artifacts", {})]),
         ('[TOOL_CALLS]bash[ARGS]{"command": "ls"}', [("bash", {"command": "ls"})]),
         ('[TOOL_CALLS]bash[CALL_ID]aB3dE6gH9[ARGS]{"command": "ls"}', [("bash", {"command": "ls"})]),
-        ('[TOOL_CALLS]bash{"command": ', [("bash", '{"command":')]),
     ],
 )
 def test_both_of_mistral_s_forms(text: str, expected: list[Any]) -> None:
@@ -200,6 +198,8 @@ def test_mistral_ids_are_kept_and_made_with_nine_characters() -> None:
         "[TOOL_CALLS] [1]",
         "[TOOL_CALLS]bash",
         "[TOOL_CALLS]two words{}",
+        '[TOOL_CALLS]bash{"command": ',
+        '[TOOL_CALLS]bash{"command": "ls"}}',
         "[TOOL_CALLS][[[[[" + "[" * 5000,
     ],
 )
@@ -227,7 +227,7 @@ def test_magistral_reasons_in_its_own_marks() -> None:
             ["a", "b", "c"],
         ),
         ('{broken {"name": "a", "parameters": {"x": {"name": "inner", "parameters": {}}}}', ["a"]),
-        ('{"name": "a", "parameters": {}} {"name": "b", "param', ["a"]),
+        ('{"answer": 42} {"name": "a", "parameters": {}}', ["a"]),
         ('{"answer": 42}', []),
         ('{"name": "Ada"}', []),
         ('{"name": 5, "parameters": {}}', []),
@@ -239,7 +239,15 @@ def test_llama_finds_objects_anywhere(text: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"name": "bash", "parameters": {"command": "l', "<|python_tag|>print(1)", '{"name": "a", "parameters": {}'],
+    [
+        '{"name": "bash", "parameters": {"command": "l',
+        "<|python_tag|>print(1)",
+        '<|python_tag|>{"answer": 42}',
+        '{"name": "a", "parameters": {}',
+        '{"name": "a", "parameters": {}} {"name": "b", "param": ',
+        '{"name": "a", "parameters": {}} {"answer": 42}',
+        '{"a": x} {"name": "a", "parameters": {}}',
+    ],
 )
 def test_llama_malformed(text: str) -> None:
     problem("llama3_json", text)

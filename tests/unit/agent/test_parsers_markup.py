@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.agent.parsers import parser_named
-from tests.unit.agent.parser_samples import TOOLS, calls, problem, tool
+from tests.unit.agent.parser_samples import calls, problem, tool
 
 # -- Qwen3-Coder ----------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ CODER = "<tool_call>\n<function=f>\n<parameter=k>\n{}\n</parameter>\n</function>
     ("schema", "text", "expected"),
     [
         ({"type": "string"}, "  two\n\n  lines\\n &lt; ", "  two\n\n  lines\\n &lt; "),
-        ({"type": "string"}, "null", None),
+        ({"type": "string"}, "null", "null"),
         ({"type": "string"}, "5", "5"),
         ({"type": "integer"}, "5", 5),
         ({"type": "integer"}, "five", "five"),
@@ -27,7 +27,7 @@ CODER = "<tool_call>\n<function=f>\n<parameter=k>\n{}\n</parameter>\n</function>
         ({"type": "number"}, "3.0", 3),
         ({"type": "number"}, "inf", "inf"),
         ({"type": "boolean"}, "True", True),
-        ({"type": "boolean"}, "yes", False),
+        ({"type": "boolean"}, "yes", "yes"),
         ({"type": "array"}, '[1, "a"]', [1, "a"]),
         ({"type": "array"}, "['a', None, True]", ["a", None, True]),
         ({"type": "object"}, "{'a': (1, 2)}", {"a": [1, 2]}),
@@ -49,10 +49,13 @@ def test_qwen3_coder_gives_values_the_types_of_the_schema(schema: Any, text: str
     ("text", "expected"),
     [
         ("<function=f><parameter=a>1</parameter></function>", [("f", {"a": "1"})]),
-        ("<tool_call><function=f><parameter=a>1<parameter=b>2</function>", [("f", {"a": "1", "b": "2"})]),
         ("<tool_call><function=f></function><function=g></function></tool_call>", [("f", {}), ("g", {})]),
-        ("<tool_call><function=f><parameter=a>1</tool_call>", [("f", {"a": "1"})]),
-        ("<tool_call><function=f><parameter=a>x<y>\n</parameter></function>", [("f", {"a": "x<y>"})]),
+        ("<function=f>\n</function>\n</tool_call>", [("f", {})]),
+        ("<tool_call><function=f><parameter=a>x<y></parameter></function>", [("f", {"a": "x<y>"})]),
+        (
+            "<tool_call>\n\n<function=f>\n<parameter= a >\n\n</parameter>\n</function>\n\n</tool_call>",
+            [("f", {"a": ""})],
+        ),
     ],
 )
 def test_qwen3_coder_s_lax_layouts(text: str, expected: list[Any]) -> None:
@@ -68,14 +71,21 @@ def test_qwen3_coder_s_lax_layouts(text: str, expected: list[Any]) -> None:
         "<tool_call><function=></function></tool_call>",
         "<tool_call><function=f><parameter=command>rm -rf /tmp/x",
         "<tool_call><function=f><parameter=comm",
-        "<tool_call><function=f>" + "<parameter=a>1</parameter>" * 1001 + "</function></tool_call>",
+        "<tool_call><function=f><parameter=a>1<parameter=b>2</function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter></tool_call>",
+        "<tool_call><function=f><parameter=a>\n1</parameter></function></tool_call>",
+        "<tool_call><function=f><parameter=a>1\n</parameter></function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter> <parameter=b>2</parameter></function></tool_call>",
+        "<tool_call><function=f><parameter=a\nb>1</parameter></function></tool_call>",
+        "<tool_call><function=f></function> so </tool_call>",
     ],
 )
 def test_qwen3_coder_malformed_and_cut_values_never_run(text: str) -> None:
     problem("qwen3_coder", text)
 
 
-# -- DeepSeek and Kimi: what is not closed is passed over, and the model is told -------------------
+# -- DeepSeek and Kimi: a section has nothing but calls ---------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,23 +110,23 @@ def test_qwen3_coder_malformed_and_cut_values_never_run(text: str) -> None:
     ],
 )  # fmt: skip
 def test_sections_of_calls(name: str, good: str, cut: str) -> None:
-    parser = parser_named(name)
     section = {"kimi_k2": "<|tool_calls_section_begin|>"}.get(name, "<｜tool▁calls▁begin｜>")
-    for text, reported in ((good, False), (good + cut, True), (cut + good, True)):
-        parsed = parser.parse("so: " + section + text, TOOLS)
-        assert [(call.name, call.arguments) for call in parsed.calls] == [("bash", {"command": "```"})]
-        assert ("not closed" in parsed.problem) is reported
-    assert "not closed" in problem(name, section + cut)
+    assert calls(name, f"so: {section}{good}") == [("bash", {"command": "```"})]
+    assert "not valid JSON" in problem(name, section + good + cut)
+    assert "not valid JSON" in problem(name, section + cut + good)
+    assert "tool call 1 is not closed" in problem(
+        name, section + good.replace("call▁end", "x").replace("call_end", "x")
+    )
     assert "no call" in problem(name, section + "hello")
-    assert calls(name, good) == [], "without its section it is text"
+    assert "outside a tool call" in problem(name, good), "without its section"
+    assert "behind a tool call" in problem(name, section + good + "hello" + good)
 
 
-def test_deepseek_arguments_that_are_no_object_are_handed_on() -> None:
+def test_deepseek_arguments_that_are_no_object_are_handed_on_to_be_refused_by_name() -> None:
     section = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>"
     assert calls("deepseek_v3_1", section.format("bash<｜tool▁sep｜>[1]")) == [("bash", "[1]")]
-    assert calls("deepseek_v3", section.format("function<｜tool▁sep｜>bash\n```json\n{oops\n```")) == [
-        ("bash", "{oops")
-    ]
+    assert calls("deepseek_v3_1", section.format('bash<｜tool▁sep｜>{"a": "b\nc"}')) == [("bash", {"a": "b\nc"})]
+    problem("deepseek_v3", section.format("function<｜tool▁sep｜>bash\n```json\n{oops\n```"))
     problem("deepseek_v3", section.format("function<｜tool▁sep｜>bash\n{}"))
     problem("deepseek_v3_1", section.format("bash {}"))
 
@@ -144,7 +154,7 @@ def test_kimi_ids_name_the_tool(call_id: str, name: str | None) -> None:
     [
         ("<tool_call>f</tool_call>", {}),
         ("<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", {"n": 5}),
-        ("<tool_call>f<arg_key>s</arg_key>\\n<arg_value> 5 </arg_value></tool_call>", {"s": "5"}),
+        ("<tool_call>f<arg_key>s</arg_key>\\n<arg_value> 5 </arg_value></tool_call>", {"s": " 5 "}),
         ("<tool_call>f<arg_key> u </arg_key><arg_value>['a']</arg_value></tool_call>", {"u": ["a"]}),
         (
             "<tool_call>f<arg_key>u</arg_key><arg_value>plain &lt; text</arg_value></tool_call>",
@@ -171,13 +181,10 @@ def test_glm_layouts_and_types(name: str, text: str, expected: Any) -> None:
         "<tool_call>f<arg_key>a</arg_key>x<arg_value>1</arg_value></tool_call>",
         "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
         "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value> so </tool_call>",
+        "<tool_call>f<arg_key>a</arg_key>\n\n<arg_value>1</arg_value></tool_call>",
+        "<tool_call>f</tool_call><tool_call>g<arg_key>",
     ],
 )
 def test_glm_malformed(name: str, text: str) -> None:
     problem(name, text)
-
-
-def test_glm_runs_the_closed_calls_and_tells_of_the_open_one() -> None:
-    parsed = parser_named("glm47").parse("<tool_call>f</tool_call><tool_call>g<arg_key>")
-    assert [call.name for call in parsed.calls] == ["f"]
-    assert "tool call 2 is not closed" in parsed.problem

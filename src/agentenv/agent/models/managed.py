@@ -203,9 +203,8 @@ class ManagedModel:
     def _problem_message(self, parsed: Parsed) -> str:
         if not parsed.problem:
             return ""
-        run = "The other calls were run." if parsed.calls else "No tool was run."
         example = self._renderer.parser.example()
-        return f"{parsed.problem}. {run} Write a tool call exactly like this:\n{example}"
+        return f"{parsed.problem}. No tool was run. Write a tool call exactly like this:\n{example}"
 
 
 def _role(messages: Sequence[Message], at: int) -> Any:

@@ -15,6 +15,6 @@ class LongcatParser(TaggedJsonParser):
     opener = "<longcat_tool_call>"
     closer = "</longcat_tool_call>"
     between = ""
-    openers = (opener,)
+    inner_marks = (closer,)
     reasoning_marks: ClassVar[Marks] = (*THINK, ("<longcat_think>", "</longcat_think>"))
     end_marks = ("</longcat_s>",)

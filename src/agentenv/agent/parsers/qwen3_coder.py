@@ -1,89 +1,88 @@
 """Qwen3-Coder and Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``.
 
-Not XML: nothing is escaped, and exactly one newline on each side of a value is layout. A value ends at
-``</parameter>``, the next ``<parameter=`` or ``</function>``. One that is cut off by the end of the text
-is refused, unlike in vLLM before 0.33: half of an ``rm`` command must not run.
+Not XML: nothing is escaped, and exactly one newline on each side of a value is layout, and one behind its closing mark
+(calls without any newlines are read, too). So only its place tells a closing mark from text: ``</parameter>`` closes a
+value where ``<parameter=`` or ``</function>`` comes next. What does not fit is refused, unlike in vLLM, which ends a
+value at the first mark: half of an ``rm`` command must not run.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 from agentenv.agent.parsers.base import (
     Malformed,
-    Parsed,
     ParsedCall,
+    Reading,
     ToolCallParser,
     as_text,
-    blocks,
     checked_name,
 )
-from agentenv.agent.parsers.typed import Schemas
-from agentenv.agent.protocols import ToolDefinition
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
-MOST_MARKS = 2000
-PARAMETER = re.compile(r"<parameter=|</parameter>")
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+KEY = re.compile(r"([^<>\n]{1,256})>")
+VALUE_END = re.compile(rf"{PARAMETER_END}\n?(?={PARAMETER}|{FUNCTION_END})")
 
 
 class Qwen3CoderParser(ToolCallParser):
-    """Qwen3-Coder, Qwen 3.5."""
+    """Qwen3-Coder, Qwen 3.5. The outer tags may be missing."""
 
     name = "qwen3_coder"
-    openers = (CALL, FUNCTION)
-    closer = CALL_END
+    opener = f"{CALL}|{FUNCTION}"
+    inner_marks = (CALL_END, PARAMETER)
+    tail_marks = (PARAMETER_END, FUNCTION_END)
+    quoted = False
     end_marks = ("<|im_end|>", "<|endoftext|>")
 
-    def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:
-        """All calls, or Malformed: a message is run whole or not at all."""
-        found = blocks(answer, CALL, CALL_END)
-        begins = answer.find(CALL if found else FUNCTION)
-        if begins < 0:
-            return Parsed(answer)
-        schemas, calls, closed = Schemas(tools), [], True
-        for text, block_closed in found or [(answer[begins:], False)]:
-            functions = blocks(text, FUNCTION, FUNCTION_END)
-            if not functions:
-                raise Malformed(f"a {CALL} block has no <function=NAME> in it")
-            calls += [_call(function, ended or block_closed, schemas) for function, ended in functions]
-            closed = functions[-1][1] or block_closed
-        return Parsed(answer[:begins].strip(), tuple(calls), open_ended=not closed)
+    def read(self, reading: Reading) -> None:
+        """Read one block."""
+        tagged = reading.take(CALL)
+        known = len(reading.calls)
+        while reading.take(FUNCTION):
+            reading.calls.append(_call(reading))
+        if len(reading.calls) == known:
+            raise Malformed(f"a {CALL} block has no <function=NAME> in it")
+        if tagged:
+            reading.close(CALL_END, or_end=True)
+        elif not reading.take(CALL_END):
+            reading.open_ended = True
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """One block a call, every part on lines of its own."""
         return "\n".join(f"{CALL}\n{_function(call)}\n{CALL_END}" for call in calls)
 
 
-def _call(text: str, closed: bool, schemas: Schemas) -> ParsedCall:
-    head, bracket, body = text.partition(">")
-    if not bracket:
-        raise Malformed(f"{FUNCTION} is not closed with '>'")
-    name = checked_name(head, FUNCTION)
-    marks = list(PARAMETER.finditer(body))
-    if len(marks) > MOST_MARKS:
-        raise Malformed(f"{name} has more than {MOST_MARKS // 2} parameters")
+def _call(reading: Reading) -> ParsedCall:
+    name = checked_name(reading.until(">", f"has a {FUNCTION} that is not closed with '>'"), reading.where)
     arguments: dict[str, Any] = {}
-    for mark, following in zip_longest(marks, marks[1:]):
-        if mark.group() == "</parameter>":
-            continue
-        if following is None and not closed:
-            raise Malformed(f"the last parameter of {name} is cut off")
-        key, bracket, value = body[mark.end() : following.start() if following else len(body)].partition(">")
-        if not bracket:
-            raise Malformed(f"a <parameter= of {name} is not closed with '>'")
-        arguments[key.strip()] = schemas.value(name, key.strip(), _unwrapped(value))
+    while reading.take(PARAMETER):
+        found = reading.match(KEY)
+        if found is None:
+            raise Malformed(f"{reading.where} has a {PARAMETER} that is not followed by KEY>")
+        key = found[1].strip()
+        problem = f"has no {PARAMETER_END} and then {PARAMETER} or {FUNCTION_END} behind the value of {key!r}"
+        value = _unwrapped(reading.value(VALUE_END, PARAMETER, problem), f"{reading.where}, the value of {key!r}")
+        if key in arguments:
+            raise Malformed(f"{reading.where} has the parameter {key!r} twice")
+        arguments[key] = reading.schemas.value(name, key, value)
+    reading.close(FUNCTION_END)
     return ParsedCall(name, arguments)
 
 
-def _unwrapped(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
+def _unwrapped(value: str, where: str) -> str:
+    """The value without the newlines of the layout. Raises: Malformed where one of the two is missing."""
+    if value.startswith("\n") and value.endswith("\n") and len(value) > 1:
+        return value[1:-1]
+    if value.startswith("\n") or value.endswith("\n"):
+        raise Malformed(f"{where}, needs one line break behind {PARAMETER}KEY> and one before {PARAMETER_END}")
+    return value
 
 
 def _function(call: ParsedCall) -> str:
     arguments = call.arguments if isinstance(call.arguments, dict) else {}
-    lines = [f"<parameter={key}>\n{as_text(value)}\n</parameter>" for key, value in arguments.items()]
+    lines = [f"{PARAMETER}{key}>\n{as_text(value)}\n{PARAMETER_END}" for key, value in arguments.items()]
     return "\n".join([f"{FUNCTION}{call.name}>", *lines, FUNCTION_END])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 import warnings
@@ -11,15 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv.agent.protocols import ToolDefinition
+from agentenv.tools.json_text import read_json
 
 LITERAL_BYTES = 64 * 1024
 LITERALS = 64
 """Tried per message: Python's parser takes its time."""
 LITERAL_DEPTH = 40
-SIGNS = re.compile(r"[-+~ ]{200}")
-"""Python's own parser may use up the stack on text nested deeper, by brackets or by signs."""
+NOT_READ = re.compile(r"[-+~ ]{200}|\de-\d{3}", re.IGNORECASE)
+"""Python's own parser may use up the stack on text nested deeper, by brackets or by signs, and reads numbers too small
+for a double as zero."""
 BRACKETS = re.compile(r"[(\[{]|[)\]}]")
 
+WORDS = {"true": True, "false": False, "null": None, "none": None}
+"""Chat templates write Python's words (``None``, ``True``) as well as JSON's."""
 NAMES = {
     "str": "string", "text": "string", "enum": "string", "int": "integer", "float": "number", "bool": "boolean",
     "dict": "object", "list": "array", "arr": "array",
@@ -42,28 +45,35 @@ class Schemas:
         schema = self._tools.get(tool, {}).get(key)
         return tuple(dict.fromkeys(_types(schema))) if isinstance(schema, Mapping) else ()
 
-    def value(self, tool: str, key: str, text: str) -> Any:
-        """``text`` as the first of the types it fits; itself when it fits none, a string may be meant,
-        or nothing is known. ``null`` (any case) is None whatever the type; a boolean is true or else false.
+    def value(self, tool: str, key: str, text: str, *, unknown_is_json: bool = False) -> Any:
+        """The value that ``text`` stands for: itself where the schema allows a string. Else JSON, a Python literal of
+        a list or an object, or a word (``true``, ``null``, any case), if that is of a type that the schema allows, or
+        null; else the text itself, which validation then refuses.
+
+        Where nothing is known of the argument, it is the text; with ``unknown_is_json`` JSON or a literal comes first.
+        ``null`` is None where null is allowed or nothing is known.
         """
         types = self.types(tool, key)
-        if text.strip().lower() == "null":
-            return None
-        for name in () if "string" in types else types:
-            if name == "boolean":
-                return text.strip().lower() == "true"
-            value = self.json_or_literal(text) if name in ("object", "array") else _number(name, text)
-            if value is not None:
-                return value
-        return text
-
-    def json_or_literal(self, text: str) -> Any:
-        """A JSON value, else a Python literal of JSON's types, else None."""
+        if "string" in types or not (types or unknown_is_json):
+            return None if text == "null" and ("null" in types or not types) else text
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            value = self._read(text, words=bool(types))
+        except ValueError:
+            return text
+        return value if not types or value is None or _kinds(value) & set(types) else text
+
+    def _read(self, text: str, *, words: bool) -> Any:
+        """Raises: ValueError."""
+        word = text.strip().lower()
+        if words and word in WORDS:
+            return WORDS[word]
+        try:
+            return read_json(text)
+        except ValueError:
             self._literals_left -= 1
-            return _literal(text) if self._literals_left >= 0 else None
+            if self._literals_left < 0:
+                raise
+            return _literal(text.strip())
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -75,28 +85,44 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
     return [name for choice in choices if isinstance(choice, Mapping) for name in _types(choice)] or ["string"]
 
 
-def _number(name: str, text: str) -> int | float | None:
-    try:
-        if name == "integer":
-            return int(text)
-        number = float(text) if name == "number" else math.nan
-    except ValueError:
-        return None
-    if not math.isfinite(number):
-        return None
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+def _kinds(value: Any) -> set[str]:
+    """The JSON schema types of a value that is not null."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, (int, float)):
+        return {"integer", "number"} if value == int(value) else {"number"}
+    return {"string"} if isinstance(value, str) else {"array"} if isinstance(value, list) else {"object"}
 
 
 def _literal(text: str) -> Any:
-    if len(text) > LITERAL_BYTES or _depth(text) > LITERAL_DEPTH or SIGNS.search(text):
-        return None
+    """A Python list, tuple or dict of values that JSON has. Raises: ValueError."""
+    if text[:1] not in ("[", "(", "{") or len(text) > LITERAL_BYTES or _depth(text) > LITERAL_DEPTH:
+        raise ValueError
+    if NOT_READ.search(text):
+        raise ValueError
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            value = ast.literal_eval(text.strip())
-        return json.loads(json.dumps(value))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
+            return _plain(ast.parse(text, mode="eval").body)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError from error
+
+
+def _plain(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | str() as value):
+            return value
+        case ast.Constant(value=float() as value) if math.isfinite(value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_plain(part) for part in parts]
+        case ast.Dict(keys=keys, values=values):
+            names = [_plain(key) if key is not None else None for key in keys]
+            if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+                return dict(zip(names, map(_plain, values), strict=True))
+    raise ValueError
 
 
 def _depth(text: str) -> int:
