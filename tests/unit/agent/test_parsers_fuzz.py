@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentenv.agent.parsers import PARSERS, Parsed, ParsedCall, parser_named
+from agentenv.agent.parsers import PARSERS, Parsed, parser_named
 from agentenv.agent.parsers.base import ToolCallParser
 from agentenv.tools.catalog import ToolCatalog
 from tests.unit.agent.parser_samples import SAMPLES
@@ -60,43 +59,6 @@ def test_no_text_makes_it_raise(name: str, text: str, opened: bool) -> None:
     check(parser_named(name).parse(text, TOOLS, reasoning_open=opened))
 
 
-words = st.text(st.characters(codec="utf-8"), max_size=30)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"qwen3_coder", "glm45", "glm47"}))
-@given(arguments=st.dictionaries(words, json_values, max_size=4))
-@settings(max_examples=100, deadline=None)
-def test_whatever_json_is_written_is_read_back(name: str, arguments: dict[str, Any]) -> None:
-    parser = parser_named(name)
-    text = parser.written([ParsedCall("f", arguments), ParsedCall("g", {})])
-    parsed = parser.parse("so:" + text)
-    assert [(call.name, call.arguments) for call in parsed.calls] == [("f", arguments), ("g", {})]
-
-
-MARKS = [
-    "<tool_call>", "</tool_call>", "<longcat_tool_call>", "</longcat_tool_call>", "[TOOL_CALLS]", "<think>", "</think>",
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
-    "<|tool_call_argument_begin|>", "<|python_tag|>", "```", "```json", "; ", "</s>", "<|im_end|>",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"qwen3_coder", "glm45", "glm47"}))
-@pytest.mark.parametrize("mark", MARKS)
-def test_a_mark_in_an_argument_does_not_end_its_call(name: str, mark: str) -> None:
-    """A policy may well be asked to write a chat template."""
-    parser = parser_named(name)
-    for arguments in ({mark: None}, {"a": mark}, {"a": f"\\{mark}{mark}\n"}, {"a": [{"b": f"}}{mark}"}]}):
-        text = parser.written([ParsedCall("f", arguments), ParsedCall("g", {})])
-        parsed = parser.parse("so:" + text)
-        assert [(call.name, call.arguments) for call in parsed.calls] == [("f", arguments), ("g", {})]
-
-
 # fmt: off
 REPEATED = [
     "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<think></think>", "</think>", "{", "[", '{"a":', '{"',
@@ -105,24 +67,43 @@ REPEATED = [
     "<tool_call>f<arg_key>o</arg_key><arg_value>[x]</arg_value></tool_call>", "<arg_key>", "<longcat_tool_call>",
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<|tool_call_begin|>a:1",
     "<|tool_calls_section_begin|><|tool_call_begin|>", "1", "-", '{"name": "f", "parameters": ', "\\", "\n",
+    "</parameter>", "</parameter>\n", "</arg_value>", "</arg_value> ", "<function=f></function>", '{"a": 1} <think>',
+    "[TOOL_CALLS]f{}", '[TOOL_CALLS][{"name": "f"}]', '{"name": "f", "parameters": {}}; ', "<|python_tag|>",
+    '<think><tool_call>{"name": "f"}</tool_call>', "<think><tool_call>f</tool_call>", "<think>[TOOL_CALLS]f{}",
+    '<think>{"name": "f", "parameters": {}}',
 ]
 # fmt: on
-BEFORE = ("", "<tool_call><function=f><parameter=n>")
-MEGABYTE = 1_000_000
-LONGEST_S = 2.0
-"""In CPU time; under half a second on the machine it was written on. A quadratic scan would take minutes."""
+BEFORE = (
+    "",
+    "<tool_call><function=f><parameter=n>",
+    "<tool_call>f<arg_key>n</arg_key><arg_value>",
+    '<tool_call>{"a": "',
+    "<think>",
+)  # fmt: skip
+BYTES = 256 * 1024
+GROWTH = 4
+NOISE_S = 0.02
 
 
 def parsing_s(parser: ToolCallParser, text: str) -> float:
+    """In CPU time of this thread, which other processes hardly change."""
     began_s = time.thread_time()
     check(parser.parse(text, TOOLS))
     return time.thread_time() - began_s
 
 
+def is_linear(parser: ToolCallParser, before: str, piece: str) -> bool:
+    """Whether four times the text takes about four times as long, and not sixteen times."""
+    part, whole = (
+        before + piece * (size // len(piece.encode())) + "</parameter></arg_value></tool_call>"
+        for size in (BYTES // GROWTH, BYTES)
+    )
+    return parsing_s(parser, whole) < 2 * GROWTH * parsing_s(parser, part) + NOISE_S
+
+
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
+def test_any_text_is_read_in_linear_time(name: str) -> None:
     parser = parser_named(name)
     for before in BEFORE:
         for piece in REPEATED:
-            text = before + piece * (MEGABYTE // len(piece.encode())) + "</parameter></arg_value></tool_call>"
-            assert any(parsing_s(parser, text) < LONGEST_S for _ in range(3)), (before, piece)
+            assert any(is_linear(parser, before, piece) for _ in range(4)), (before, piece)
