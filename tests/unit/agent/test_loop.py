@@ -120,6 +120,12 @@ def test_no_malformed_call_breaks_reading(raw: object) -> None:
         call["function"]["name"].encode()
 
 
+@pytest.mark.parametrize("arguments", ['{"command": "ls", "command": "rm"}', '{"command": NaN}', '{"command": 1e999}'])
+def test_arguments_that_python_would_change_are_handed_on_as_text_to_be_refused(arguments: str) -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": arguments}}]}
+    assert requested_calls(message, 0)[0].arguments == arguments
+
+
 async def test_max_steps_ends_it() -> None:
     model = StubModel(calling(("bash", "{}"), text="working"))
     result = await loop(model, StubSession("t", echo), max_steps=3).run(START)

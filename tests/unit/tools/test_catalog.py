@@ -235,6 +235,9 @@ def test_unknown_tools_are_answered_with_the_closest_and_the_list(tool: str, hin
         ('{"command": "ls"} extra', "Extra data at line 1 column 19"),
         ("[" * 100_000, "nested too deeply"),
         ('{"command": ' + "9" * 5000 + "}", "are not valid JSON"),
+        ('{"command": "ls", "command": "rm"}', 'are not valid JSON: the key "command" is there twice'),
+        ('{"command": "ls", "env": {"A": "1", "A": "2"}}', 'the key "A" is there twice'),
+        ('{"command": 1e400}', "1e400 is beyond the range of numbers"),
         ('{"command": "\\ud800"}', "argument 'command' has half of a surrogate pair"),
     ],
 )

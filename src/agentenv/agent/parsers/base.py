@@ -110,7 +110,8 @@ class Reading:
             raise Malformed(f"{self.where} {problem}")
         text, self.at = self.text[self.at : found.start()], found.end()
         if opener in text:
-            raise Malformed(f"{self.where} has {opener} inside a value, which may mean that a value was not closed")
+            what = f"has {opener} inside a value, as if one was not closed; write such text in pieces, if it is meant"
+            raise Malformed(f"{self.where} {what}")
         return text
 
     def json(self, *, strict: bool = True) -> Any:
@@ -274,7 +275,7 @@ class _Message:
         """Raises: Malformed when a mark of calls stands in ``text``, which is outside calls, or ``behind`` one."""
         marks = (*self._parser.inner_marks, *self._parser.tail_marks) if behind else self._parser.inner_marks
         if found := next((mark for mark in marks if mark in text), None):
-            where = "behind a tool call, which may be only its first part" if behind else "outside a tool call"
+            where = "behind a tool call, which may have ended too early" if behind else "outside a tool call"
             raise Malformed(f"{found} stands {where}")
 
 
