@@ -49,7 +49,7 @@ def test_qwen3_coder_gives_values_the_types_of_the_schema(schema: Any, text: str
     ("text", "expected"),
     [
         ("<function=f><parameter=a>1</parameter></function>", [("f", {"a": "1"})]),
-        ("<tool_call><function=f></function><function=g></function></tool_call>", [("f", {}), ("g", {})]),
+        ("<function=f></function>\n<function=g></function>", [("f", {}), ("g", {})]),
         ("<function=f>\n</function>\n</tool_call>", [("f", {})]),
         ("<tool_call><function=f><parameter=a>x<y></parameter></function>", [("f", {"a": "x<y>"})]),
         (
@@ -79,6 +79,7 @@ def test_qwen3_coder_s_lax_layouts(text: str, expected: list[Any]) -> None:
         "<tool_call><function=f><parameter=a>1</parameter> <parameter=b>2</parameter></function></tool_call>",
         "<tool_call><function=f><parameter=a\nb>1</parameter></function></tool_call>",
         "<tool_call><function=f></function> so </tool_call>",
+        "<tool_call><function=f></function><function=g></function></tool_call>",
     ],
 )
 def test_qwen3_coder_malformed_and_cut_values_never_run(text: str) -> None:

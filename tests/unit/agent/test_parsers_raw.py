@@ -7,6 +7,7 @@ exactly. Where they are not, a call may be Malformed, and what is read must rend
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, get_args
 
 import pytest
@@ -40,6 +41,11 @@ def exactly(value: Any) -> str:
     return json.dumps(value)
 
 
+def squeezed(text: str) -> str:
+    """Without what differs between the two layouts of GLM, which may be mixed in one call."""
+    return re.sub(r"\s|\\n", "", text)
+
+
 def check(family: str, calls: Calls, layout: Layout, *, exact: bool) -> None:
     text = raw_text(family, calls, layout)
     for written in (text, "I look.\n" + text + END[family], "<think>hm</think>\n\n" + text):
@@ -53,7 +59,7 @@ def check(family: str, calls: Calls, layout: Layout, *, exact: bool) -> None:
             assert exactly(found) == exactly(list(calls)), written
         else:
             assert found, written
-            assert raw_text(family, found, layout) == text
+            assert exactly(found) == exactly(list(calls)) or squeezed(raw_text(family, found, layout)) == squeezed(text)
         assert parsed.content == ("I look." if written.startswith("I") else "")
         assert parsed.reasoning == ("hm" if written.startswith("<think>") else "")
 
@@ -229,7 +235,7 @@ def test_json_keeps_every_value(family: str) -> None:
         ("b", "True", True), ("b", " false ", False), ("b", "yes", "yes"), ("b", "1", "1"), ("b", "None", None),
         ("a", "['a', None, True, (1, -2.5)]", ["a", None, True, [1, -2.5]]), ("a", "{'a': 1}", "{'a': 1}"),
         ("a", "[1e400]", "[1e400]"), ("a", "['x', 1e-999]", "['x', 1e-999]"), ("a", "[b'x']", "[b'x']"),
-        ("a", "[1j]", "[1j]"), ("a", "5", "5"),
+        ("a", "[-True]", "[-True]"), ("a", "[-1e999, 'x']", "[-1e999, 'x']"), ("a", "[1j]", "[1j]"), ("a", "5", "5"),
         ("o", "{'a': 1}", {"a": 1}), ("o", "{'a': 1, 'a': 2}", "{'a': 1, 'a': 2}"), ("o", "{1: 2}", "{1: 2}"),
         ("o", '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'), ("o", "{**{}}", "{**{}}"),
         ("maybe", "null", None), ("maybe", "None", "None"), ("maybe", " null", " null"),

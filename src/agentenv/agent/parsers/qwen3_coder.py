@@ -41,15 +41,14 @@ class Qwen3CoderParser(ToolCallParser):
     def read(self, reading: Reading) -> None:
         """Read one block."""
         tagged = reading.take(CALL)
-        known = len(reading.calls)
-        while reading.take(FUNCTION):
-            reading.calls.append(_call(reading))
-        if len(reading.calls) == known:
+        if not reading.take(FUNCTION):
             raise Malformed(f"a {CALL} block has no <function=NAME> in it")
+        call = _call(reading)
         if tagged:
             reading.close(CALL_END, or_end=True)
         elif not reading.take(CALL_END):
             reading.open_ended = True
+        reading.calls.append(call)
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """One block a call, every part on lines of its own."""

@@ -70,9 +70,9 @@ class Schemas:
         try:
             return read_json(text)
         except ValueError:
-            self._literals_left -= 1
-            if self._literals_left < 0:
+            if not text.lstrip().startswith(("[", "(", "{")) or not self._literals_left:
                 raise
+            self._literals_left -= 1
             return _literal(text.strip())
 
 
@@ -96,9 +96,7 @@ def _kinds(value: Any) -> set[str]:
 
 def _literal(text: str) -> Any:
     """A Python list, tuple or dict of values that JSON has. Raises: ValueError."""
-    if text[:1] not in ("[", "(", "{") or len(text) > LITERAL_BYTES or _depth(text) > LITERAL_DEPTH:
-        raise ValueError
-    if NOT_READ.search(text):
+    if len(text) > LITERAL_BYTES or _depth(text) > LITERAL_DEPTH or NOT_READ.search(text):
         raise ValueError
     try:
         with warnings.catch_warnings():
@@ -114,8 +112,10 @@ def _plain(node: ast.expr) -> Any:
             return value
         case ast.Constant(value=float() as value) if math.isfinite(value):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() as operand):
+            number = _plain(operand)
+            if isinstance(number, (int, float)) and not isinstance(number, bool):
+                return -number
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return [_plain(part) for part in parts]
         case ast.Dict(keys=keys, values=values):
