@@ -13,25 +13,31 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A file being changed. `staged` is the name of its new content; once the change is `done`, of the old one, if any. */
-struct change { struct place place; char staged[32]; int fd; bool removes, done; char *path; };
+/* A file being changed. Once the change is `done`, and was none `over` the old file, the staged name is that of the old
+ * content, if any. */
+struct change { const struct file *file; struct place place; struct staged staged; bool removes, done; char *path; };
 static struct change *changes;
 static size_t change_count;
+
+static int write_over(const struct change *change, int mode, const char *content, size_t bytes) {
+    return overwrite(&change->place, mode, content, bytes, NULL);
+}
 
 static void take_back(void) {
     for (size_t i = change_count; i-- > 0;) {
         struct change *change = &changes[i];
         int directory = change->place.directory;
-        if (change->done && change->place.exists) {
-            if (change->removes)
-                renameat(directory, change->staged, directory, change->place.name);
-            else
-                renameat2(directory, change->staged, directory, change->place.name, RENAME_EXCHANGE);
+        const char *name = change->place.name, *staged = change->staged.name;
+        if (change->done && change->staged.over) {
+            const struct file *file = change->file;
+            write_over(change, change->place.found.st_mode & 07777, file->original, file->original_bytes);
+        } else if (change->done && change->place.exists) {
+            renameat2(directory, staged, directory, name, change->removes ? 0 : RENAME_EXCHANGE);
         } else if (change->done) {
-            unlinkat(directory, change->place.name, 0);
+            unlinkat(directory, name, 0);
         }
-        if (*change->staged && !(change->done && change->removes))
-            unlinkat(directory, change->staged, 0);
+        if (!(change->done && change->removes))
+            drop_staged(&change->staged, directory);
     }
 }
 
@@ -40,10 +46,28 @@ _Noreturn static void give_up(const struct change *at, int code) {
     fail(code);
 }
 
+static void stage_content(struct change *change) {
+    const struct file *file = change->file;
+    struct place source, *like = NULL;
+    if (file->like && !strcmp(file->like, file->path)) {
+        like = &change->place;
+    } else if (file->like) {
+        find_place(root(), from_root(file->like), &source);
+        like = &source;
+    }
+    int error = open_staged(&change->staged, &change->place, like);
+    if (!error)
+        error = write_staged(&change->staged, file->mode, file->content, file->bytes);
+    if (error)
+        give_up(change, error);
+    if (like == &source)
+        close(source.directory);
+}
+
 static void stage_change(const struct file *file) {
     blame(file->path);
     struct change *change = &changes[change_count];
-    change->path = strdup(file->path);
+    *change = (struct change){.file = file, .staged.fd = -1, .path = strdup(file->path)};
     if (!change->path)
         fail(ENOMEM);
     find_place(root(), from_root(file->path), &change->place);
@@ -54,50 +78,63 @@ static void stage_change(const struct file *file) {
     if (place->exists && faccessat(place->directory, place->name, W_OK, AT_EACCESS))
         give_up(change, errno);
     change->removes = !file->exists;
-    if (change->removes)
-        return;
-    int error = stage(place, file->mode, file->content, file->bytes, change->staged, &change->fd);
-    if (error)
-        give_up(change, error);
+    if (!change->removes)
+        stage_content(change);
 }
 
-static void name_staged(struct change *change) {
-    if (change->removes || *change->staged)
-        return;
-    random_name(change->staged);
-    int error = give_name(change->fd, change->place.directory, change->staged);
-    if (error) {
-        *change->staged = 0;
+static void give_name(struct change *change) {
+    struct staged *staged = &change->staged;
+    int error = change->removes || staged->over ? 0 : name_staged(staged, change->place.directory);
+    if (error)
         give_up(change, error);
-    }
-    close(change->fd);
+    if (staged->fd >= 0)
+        close(staged->fd);
+    staged->fd = -1;
+}
+
+static int rename_change(struct change *change) {
+    int directory = change->place.directory;
+    const char *name = change->place.name;
+    char *staged = change->staged.name;
+    if (!change->removes)
+        return renameat2(directory, staged, directory, name,
+                         change->place.exists ? RENAME_EXCHANGE : RENAME_NOREPLACE) ? errno : 0;
+    if (!change->place.exists)
+        return ENOENT;
+    random_name(staged);
+    if (!renameat2(directory, name, directory, staged, RENAME_NOREPLACE))
+        return 0;
+    *staged = 0;
+    return errno;
 }
 
 /* Puts one change in place so that it can be taken back. */
 static void carry_out(struct change *change) {
-    int directory = change->place.directory, failed;
-    const char *name = change->place.name;
-    if (change->removes) {
-        if (!change->place.exists)
-            give_up(change, ENOENT);
-        random_name(change->staged);
-        failed = renameat2(directory, name, directory, change->staged, RENAME_NOREPLACE);
-        if (failed)
-            *change->staged = 0;
-    } else {
-        failed = renameat2(directory, change->staged, directory, name,
-                           change->place.exists ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+    const struct file *file = change->file;
+    struct staged *staged = &change->staged;
+    int error = staged->over ? 0 : rename_change(change);
+    bool keeps = file->like && !strcmp(file->like, file->path);
+    if (error && keeps && !change->removes && change->place.exists && needs_overwrite(error)) {
+        drop_staged(staged, change->place.directory);
+        staged->over = true;
+        error = 0;
     }
-    if (failed)
-        give_up(change, errno);
+    if (error)
+        give_up(change, error);
     change->done = true;
+    if (staged->over)
+        error = write_over(change, file->mode, file->content, file->bytes);
+    if (error)
+        give_up(change, error);
 }
 
 /* As git does: a directory goes with the last file in it that a patch removes. */
-static void remove_empty_parents(char *path) {
+static void remove_empty_parents(char *path, const char *base) {
     for (char *slash; (slash = strrchr(path, '/')) && slash != path; ) {
         *slash = 0;
         struct place place;
+        if (!strcmp(path, base) || is_root(path))
+            return;
         if (faccessat(root(), path, F_OK, AT_SYMLINK_NOFOLLOW))
             return;
         find_place(root(), path, &place);
@@ -108,16 +145,16 @@ static void remove_empty_parents(char *path) {
     }
 }
 
-static void finish(struct change *change) {
+static void finish(struct change *change, const char *base) {
     if (change->removes || change->place.exists)
-        unlinkat(change->place.directory, change->staged, 0);
+        drop_staged(&change->staged, change->place.directory);
     close(change->place.directory);
     if (change->removes)
-        remove_empty_parents(change->path);
+        remove_empty_parents(change->path, base);
     free(change->path);
 }
 
-void put_in_place(const struct file *files, const size_t *order, size_t count) {
+void put_in_place(const struct file *files, const size_t *order, size_t count, const char *base) {
     changes = calloc(count + 1, sizeof *changes);
     if (!changes)
         fail(ENOMEM);
@@ -126,10 +163,10 @@ void put_in_place(const struct file *files, const size_t *order, size_t count) {
         if (files[order[i]].exists || files[order[i]].existed) /* not what was both made and removed again */
             stage_change(&files[order[i]]);
     for (size_t i = 0; i < change_count; i++)
-        name_staged(&changes[i]);
+        give_name(&changes[i]);
     for (size_t i = 0; i < change_count; i++)
         carry_out(&changes[i]);
     undo_with(NULL);
     for (size_t i = 0; i < change_count; i++)
-        finish(&changes[i]);
+        finish(&changes[i], base);
 }

@@ -123,18 +123,20 @@ static struct bytes stripped(struct bytes name, bool prefixed, bool bare) {
     return rest;
 }
 
-/* A name as it is written after `--- `: a tab ends it (a time follows), unless it is quoted. */
+/* A name as it is written after `--- `: a tab ends it (git writes one after a name with spaces, others a time), unless
+ * it is quoted. */
 static struct bytes header_name(struct bytes rest) {
     if (begins_with(rest, "\""))
         return unquoted(rest);
     const char *tab = memchr(rest.at, '\t', rest.count);
-    return without_end(rest.at, tab ? (size_t)(tab - rest.at) : rest.count, " \t\r\n\v\f");
+    return tab ? (struct bytes){rest.at, (size_t)(tab - rest.at)} : without_end(rest.at, rest.count, " \r\n\v\f");
 }
 
-static void take_names(struct part *part) {
+/* `bare`: the names have no prefixes. */
+static void take_names(struct part *part, bool bare) {
     struct bytes old = header_name(without_start(line(0), 4)), new = header_name(without_start(line(1), 4));
     bool no_old = equals(old, "/dev/null"), no_new = equals(new, "/dev/null");
-    bool git_like = (no_old || has_git_prefix(old)) && (no_new || has_git_prefix(new));
+    bool git_like = !bare && (no_old || has_git_prefix(old)) && (no_new || has_git_prefix(new));
     if (!no_old)
         old = stripped(old, git_like, false);
     if (!no_new)
@@ -152,17 +154,20 @@ static void take_names(struct part *part) {
     advance();
 }
 
-/* The name in `a/X b/X`, which only says something when both are the same. */
-static char *same_name(struct bytes rest) {
+/* The name in `a/X b/X`, which only says something when both are the same. `bare`: it is `X X`, without prefixes (git's
+ * own are never the same). */
+static char *same_name(struct bytes rest, bool *bare) {
     rest = without_end(rest.at, rest.count, "\r");
+    struct bytes old = {rest.at, rest.count / 2}, new = without_start(rest, rest.count / 2 + 1);
+    bool halves = old.count && new.count == old.count && old.at[old.count] == ' ';
+    *bare = halves && !memcmp(old.at, new.at, old.count);
     if (begins_with(rest, "\"")) {
         const char *end = memmem(rest.at, rest.count, "\" ", 2);
-        return kept(stripped(unquoted((struct bytes){rest.at, end ? (size_t)(end - rest.at) + 1 : 0}), true, false));
-    }
-    struct bytes old = {rest.at, rest.count / 2}, new = without_start(rest, rest.count / 2 + 1);
-    if (old.count <= 2 || new.count != old.count || memcmp(old.at + 2, new.at + 2, old.count - 2))
+        old = unquoted((struct bytes){rest.at, end ? (size_t)(end - rest.at) + 1 : 0});
+    } else if (!halves || (!*bare && (old.count <= 2 || memcmp(old.at + 2, new.at + 2, old.count - 2)))) {
         return NULL;
-    return kept(stripped(old, true, false));
+    }
+    return kept(stripped(old, !*bare, false));
 }
 
 /* ---- git's header lines ---- */
@@ -232,8 +237,9 @@ static bool take_range(struct bytes *rest, const char *sign, int64_t *start, int
     return *start >= 0 && *count >= 0;
 }
 
-/* The lines that a hunk's header announces and that have not come yet; `known` when it has numbers. */
-struct counts { bool known; int64_t old, new; };
+/* The lines that a hunk's header announces and that have not come yet; `known` when it has numbers. `old_ended`,
+ * `new_ended`: that side's file ended, without a newline. */
+struct counts { bool known, old_ended, new_ended; int64_t old, new; };
 
 static bool more_to_come(const struct counts *counts) {
     return counts->old > 0 || counts->new > 0;
@@ -272,6 +278,8 @@ static bool ends_hunk(const struct counts *counts) {
 }
 
 static void add_line(struct hunk *hunk, uint32_t kind, size_t skipped, struct counts *counts) {
+    if ((kind != ADDED && counts->old_ended) || (kind != REMOVED && counts->new_ended))
+        wrong(line_number, "'\\ No newline at end of file' is before this line, which is of the same file");
     const char *text = patch->text + line_at + skipped;
     size_t bytes = line_bytes - skipped;
     bytes -= bytes && text[bytes - 1] == '\n'; /* the text's own last line may lack it */
@@ -285,21 +293,25 @@ static void add_line(struct hunk *hunk, uint32_t kind, size_t skipped, struct co
     hunk->new += kind != REMOVED, counts->new -= kind != REMOVED;
 }
 
-/* '\ No newline at end of file' is about the line before it. */
-static void cut_newline(const struct hunk *hunk) {
+/* '\ No newline at end of file' is about the line before it. A CR there is part of that line; but when the remark itself
+ * ends with CR LF, all of the patch was given such ends. */
+static void cut_newline(const struct hunk *hunk, struct counts *counts) {
     if (!hunk->count)
         return;
     struct line *last = &patch->lines[patch->line_count - 1];
-    struct bytes text = without_end(patch->text + last->text, last->bytes, "\r\n");
-    last->bytes = (uint32_t)text.count & 0x3fffffff;
+    bool crlf = line_bytes > 1 && patch->text[line_at + line_bytes - 2] == '\r' &&
+                patch->text[next_line - 1] == '\n';
+    if (last->key == END_CRLF && !crlf)
+        last->bytes = (last->bytes + 1) & 0x3fffffff;
     last->key = END_NONE;
+    counts->old_ended |= last->kind != ADDED, counts->new_ended |= last->kind != REMOVED;
 }
 
 static void take_body(struct hunk *hunk, struct counts *counts) {
     for (; !at_end(); advance()) {
         char kind = patch->text[line_at];
         if (kind == '\\') {
-            cut_newline(hunk);
+            cut_newline(hunk, counts);
         } else if (!line(0).count) {
             if (!goes_on(counts))
                 return;
@@ -357,10 +369,11 @@ static void take_hunks(struct part *part) {
 
 static struct part take_git_part(void) {
     struct part part = {.at_line = line_number, .mode = -1};
-    part.old = part.new = same_name(without_start(line(0), strlen("diff --git ")));
+    bool bare;
+    part.old = part.new = same_name(without_start(line(0), strlen("diff --git ")), &bare);
     for (advance(); !at_end(); advance()) {
         if (names_follow(0)) {
-            take_names(&part);
+            take_names(&part, bare);
             take_hunks(&part);
             break;
         }
@@ -380,7 +393,7 @@ static struct part take_git_part(void) {
 
 static struct part take_plain_part(void) {
     struct part part = {.at_line = line_number, .mode = -1};
-    take_names(&part);
+    take_names(&part, false);
     take_hunks(&part);
     return part;
 }

@@ -6,12 +6,15 @@
 #include "lines.h"
 #include "misfit.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 enum { SHOWN_HEADER = 200 };
 
 /* ---- a hunk's place ---- */
 
-/* Where it goes and what it replaces there: with `front` and `back` lines of its context left out, `tolerant` of line
- * ends. */
+/* Where it goes and what it replaces there: with `front` and `back` lines of its context left out. `tolerant`: its old
+ * lines have other ends than the file's. */
 struct hunk_place { size_t start, replaced, front, back, fuzz; bool tolerant; };
 
 static bool say_ambiguous(const struct places *places, struct text *why) {
@@ -37,7 +40,6 @@ static bool find_insertion(const struct target *target, const struct hunk *hunk,
         return false;
     }
     place->start = (size_t)start;
-    place->tolerant = true;
     return true;
 }
 
@@ -88,8 +90,8 @@ static void add_file_lines(const struct target *target, struct text *text, size_
     add(text, target->bytes + target->lines[begin].at, target->lines[end].at - target->lines[begin].at);
 }
 
-/* Adds what stands there afterwards: context as the file has it, and added lines, which get the file's line ends where
- * these were not the patch's. */
+/* Adds what stands there afterwards: context as the file has it, and added lines as the patch has them; but those of a
+ * tolerant hunk get the ends that the file has there. */
 static void add_merged(
     const struct target *target, struct text *text, const struct hunk *hunk, const struct hunk_place *place) {
     size_t at = place->start;
@@ -102,10 +104,8 @@ static void add_merged(
             continue;
         }
         uint32_t end = end_of(line->key);
-        if (end != END_NONE && place->tolerant && hunk->old)
+        if (end != END_NONE && place->tolerant)
             end = has_crlf(target, least(at, place->start + 1)) ? END_CRLF : END_LF;
-        else if (end != END_NONE && place->tolerant && has_crlf(target, place->start))
-            end = END_CRLF;
         add(text, target->patch->text + line->text, line->bytes);
         add(text, end == END_CRLF ? "\r\n" : "\n", end);
     }
@@ -113,34 +113,48 @@ static void add_merged(
 
 /* ---- all of them ---- */
 
-static bool apply_all(struct target *target, const struct part *part, size_t fuzz, struct fit *fit, struct text *done,
-                      struct text *why) {
+/* Finds the places of all hunks; or says why one has none. */
+static bool find_all(struct target *target, const struct part *part, size_t fuzz, struct hunk_place *places,
+                     struct fit *fit, struct text *why) {
     const struct patch *patch = target->patch;
     size_t taken = 0;
     int64_t offset = 0;
     for (size_t i = 0; i < part->hunks; i++) {
         const struct hunk *hunk = &patch->hunks[part->first_hunk + i];
-        struct hunk_place place;
+        struct hunk_place *place = &places[i];
         struct text reason = {0};
         take_rows(target, hunk);
-        if (!find_hunk(target, hunk, taken, offset, fuzz, &place, &reason)) {
+        if (!find_hunk(target, hunk, taken, offset, fuzz, place, &reason)) {
             addf(why, "hunk %zu of %zu (", i + 1, part->hunks);
             add_shown(why, patch->text + hunk->header, hunk->header_bytes, SHOWN_HEADER);
             addf(why, ", line %u of the patch) ", hunk->at_line);
             add(why, reason.bytes, reason.count);
             return false;
         }
-        add_file_lines(target, done, taken, place.start);
-        add_merged(target, done, hunk, &place);
-        taken = place.start + place.replaced;
+        taken = place->start + place->replaced;
         if (hunk->start >= 0) {
-            offset = (int64_t)place.start - (int64_t)place.front - (hunk->start - (hunk->old ? 1 : 0));
+            offset = (int64_t)place->start - (int64_t)place->front - (hunk->start - (hunk->old ? 1 : 0));
             fit->offset_lines = distance(0, offset) > fit->offset_lines ? distance(0, offset) : fit->offset_lines;
         }
-        fit->fuzz = place.fuzz > fit->fuzz ? place.fuzz : fit->fuzz;
+        fit->fuzz = place->fuzz > fit->fuzz ? place->fuzz : fit->fuzz;
+    }
+    return true;
+}
+
+static void merge_all(const struct target *target, const struct part *part, struct hunk_place *places,
+                      struct text *done) {
+    bool tolerant = false;
+    size_t taken = 0;
+    for (size_t i = 0; i < part->hunks; i++)
+        tolerant |= places[i].tolerant;
+    for (size_t i = 0; i < part->hunks; i++) {
+        const struct hunk *hunk = &target->patch->hunks[part->first_hunk + i];
+        places[i].tolerant |= tolerant && !hunk->old; /* only the other hunks show which ends the patch was given */
+        add_file_lines(target, done, taken, places[i].start);
+        add_merged(target, done, hunk, &places[i]);
+        taken = places[i].start + places[i].replaced;
     }
     add_file_lines(target, done, taken, target->count);
-    return true;
 }
 
 bool apply_hunks(const struct patch *patch, const struct part *part, const char *content, size_t bytes, size_t fuzz,
@@ -151,7 +165,13 @@ bool apply_hunks(const struct patch *patch, const struct part *part, const char 
         fail(TOO_LARGE);
     *fit = (struct fit){0};
     open_target(&target, patch, part, content, bytes);
-    bool fits = apply_all(&target, part, fuzz, fit, &done, why);
+    struct hunk_place *places = calloc(part->hunks + 1, sizeof *places);
+    if (!places)
+        fail(ENOMEM);
+    bool fits = find_all(&target, part, fuzz, places, fit, why);
+    if (fits)
+        merge_all(&target, part, places, &done);
+    free(places);
     close_target(&target);
     fit->bytes = done.bytes, fit->count = done.count;
     return fits;

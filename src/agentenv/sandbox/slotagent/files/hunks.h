@@ -2,7 +2,7 @@
  *
  * A hunk is looked for where its header says (moved by as much as the hunks before it were), then further and further
  * away; first with all of its context, then with up to `fuzz` lines less at each end. Lines that differ only in CR LF
- * against LF count as equal: added lines then get the file's own line ends. */
+ * against LF count as equal where no others fit: added lines then get the file's own line ends; otherwise the patch's. */
 #ifndef HUNKS_H
 #define HUNKS_H
 

@@ -106,8 +106,7 @@ uint64_t distance(size_t at, int64_t expected) {
     return (uint64_t)(apart < 0 ? -apart : apart);
 }
 
-/* Whether the last line has a newline in both, or in neither. */
-static bool same_end(uint32_t one, uint32_t other) {
+bool same_end(uint32_t one, uint32_t other) {
     return (end_of(one) == END_NONE) == (end_of(other) == END_NONE);
 }
 

@@ -27,6 +27,9 @@ static inline uint32_t end_of(uint32_t key) {
     return key & 3;
 }
 
+/* Whether both lines have a newline, or neither has. */
+bool same_end(uint32_t one, uint32_t other);
+
 /* Splits the file into lines, and numbers them and those of the part. */
 void open_target(struct target *target, const struct patch *patch, const struct part *part, const char *content,
                  size_t bytes);

@@ -62,11 +62,8 @@ static void run_write(const char *path, const char *mode, uint64_t bytes) {
     /* A rename would replace a read-only file without asking; a shell's `>` would not. */
     if (place.exists && faccessat(place.directory, place.name, W_OK, AT_EACCESS))
         fail(errno);
-    mode_t wanted = place.exists ? place.found.st_mode & 0777 : 0644;
-    if (strcmp(mode, "-"))
-        wanted = (mode_t)number(mode) & 0777;
-    store(&place, wanted, bytes, NULL);
-    struct record record = {.kind = place.exists ? 'f' : 'n', .mode = (uint16_t)wanted, .size = bytes};
+    store(&place, strcmp(mode, "-") ? (int)(number(mode) & 0777) : KEPT_MODE, bytes, NULL);
+    struct record record = {.kind = place.exists ? 'f' : 'n', .size = stored_bytes()};
     put(&record, sizeof record);
 }
 

@@ -128,8 +128,12 @@ static bool begin_shown(struct comparison *shown) {
     return true;
 }
 
-static bool agrees(const struct target *target, size_t at, uint32_t key) {
+static bool has_text(const struct target *target, size_t at, uint32_t key) {
     return at < target->count && id_of(target->lines[at].key) == id_of(key);
+}
+
+static bool agrees(const struct target *target, size_t at, uint32_t key) {
+    return has_text(target, at, key) && same_end(target->lines[at].key, key);
 }
 
 static size_t count_agreeing(const struct target *target, const struct hunk *hunk, size_t start) {
@@ -146,7 +150,8 @@ static void compare_line(struct comparison *shown, size_t at, const struct line 
     if (!agreeing && begin_shown(shown)) {
         addf(shown->why, "       ? ");
         add_shown(shown->why, shown->target->patch->text + line->text, line->bytes, SHOWN_LINE);
-        addf(shown->why, "   <- what the patch expects");
+        addf(shown->why, "   <- what the patch expects%s", !has_text(shown->target, at, line->key) ? "" :
+             end_of(line->key) == END_NONE ? ", without a newline at its end" : ", with a newline at its end");
     }
 }
 
@@ -171,6 +176,21 @@ static void compare(const struct target *target, const struct hunk *hunk, size_t
     }
     if (cut)
         addf(why, "\n       ...");
+}
+
+/* Says so when a line differs in nothing but its newline. */
+static void explain_newline(const struct target *target, const struct hunk *hunk, size_t start, struct text *why) {
+    for (size_t i = 0; i < hunk->old; i++) {
+        if (!has_text(target, start + i, target->old[i]) || agrees(target, start + i, target->old[i]))
+            continue;
+        if (end_of(target->old[i]) == END_NONE)
+            addf(why, "\nLine %zu of the file ends with a newline: without '\\ No newline at end of file' below it, the "
+                      "line of the patch does, too.", start + i + 1);
+        else
+            addf(why, "\nThe file's last line has no newline: '\\ No newline at end of file' must be below it in the "
+                      "patch. To add lines after it, remove it ('-') and add it again ('+').");
+        return;
+    }
 }
 
 void explain_misfit(struct target *target, const struct hunk *hunk, size_t taken, int64_t offset, size_t fuzz,
@@ -201,4 +221,5 @@ void explain_misfit(struct target *target, const struct hunk *hunk, size_t taken
     addf(why, "does not apply%s. The closest place is line %zu, where %zu of its %zu old lines match:\n",
          ignoring.bytes, start + 1, count_agreeing(target, hunk, start), hunk->old);
     compare(target, hunk, start, why);
+    explain_newline(target, hunk, start, why);
 }

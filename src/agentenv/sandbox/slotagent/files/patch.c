@@ -7,6 +7,7 @@
 #include "hunks.h"
 #include "io.h"
 #include "paths.h"
+#include "store.h"
 #include "text.h"
 
 #include <errno.h>
@@ -52,7 +53,8 @@ static void read_content(struct file *into, int fd, uint64_t size) {
         total += (uint64_t)got;
         add(&content, chunk, (size_t)got);
     }
-    into->content = content.bytes, into->bytes = content.count;
+    into->original = into->content = content.bytes;
+    into->original_bytes = into->bytes = content.count;
 }
 
 static void read_file(struct file *into) {
@@ -66,7 +68,8 @@ static void read_file(struct file *into) {
     if (!S_ISREG(found.st_mode))
         fail(S_ISDIR(found.st_mode) ? EISDIR : NOT_REGULAR);
     into->existed = into->exists = true;
-    into->mode = found.st_mode & 0777;
+    into->original_mode = found.st_mode & 0777;
+    into->like = into->path;
     read_content(into, fd, (uint64_t)found.st_size);
     close(fd);
 }
@@ -87,7 +90,7 @@ static size_t file_of(const char *name) {
             return i;
         }
     }
-    files[file_count] = (struct file){.path = path};
+    files[file_count] = (struct file){.path = path, .mode = KEPT_MODE};
     read_file(&files[file_count]);
     return file_count++;
 }
@@ -100,11 +103,16 @@ static void change(size_t index) {
     files[index].changes = true;
 }
 
+static void set_content(struct file *file, char *content, size_t bytes) {
+    if (file->content != file->original)
+        free(file->content);
+    file->content = content, file->bytes = bytes;
+    file->exists = content != NULL;
+}
+
 static void remove_file(size_t index) {
-    struct file *file = &files[index];
-    free(file->content);
-    file->content = NULL, file->bytes = 0;
-    file->exists = false;
+    set_content(&files[index], NULL, 0);
+    files[index].made = false;
     change(index);
 }
 
@@ -120,13 +128,15 @@ static void check_whole(const struct file *file, const struct fit *fit) {
     misfit(file->path, why);
 }
 
-static struct fit fitted(const struct patch *patch, const struct part *part, const struct file *source, size_t fuzz) {
+static struct fit fitted(const struct patch *patch, const struct part *part, const struct file *before, size_t fuzz) {
     struct fit fit;
     struct text why = {0};
-    if (!apply_hunks(patch, part, source->content ? source->content : "", source->bytes, fuzz, &fit, &why)) {
+    if (!apply_hunks(patch, part, before->content ? before->content : "", before->bytes, fuzz, &fit, &why)) {
         add(&why, "", 1);
-        misfit(source->path, why.bytes);
+        misfit(before->path, why.bytes);
     }
+    if (!fit.bytes && !(fit.bytes = malloc(1)))
+        fail(ENOMEM);
     return fit;
 }
 
@@ -134,22 +144,59 @@ static char action_of(const struct part *part) {
     return part->creates ? 'c' : part->deletes ? 'd' : part->renames ? 'r' : part->copies ? 'y' : 'm';
 }
 
-/* One part, on top of what the parts before it did. */
-static struct told take_part(const struct patch *patch, const struct part *part, size_t fuzz) {
-    size_t at = file_of(part->new ? part->new : part->old), from = part->old ? file_of(part->old) : at;
-    struct file *path = &files[at], *source = &files[from];
-    static struct file nothing;
-    nothing = (struct file){.path = source->path, .mode = 0644};
+/* Whether another part renames the file of that name, so that the name is free. */
+static bool is_vacated(const struct patch *patch, const char *name) {
+    for (size_t i = 0; i < patch->part_count; i++)
+        if (patch->parts[i].renames && patch->parts[i].old && !strcmp(patch->parts[i].old, name))
+            return true;
+    return false;
+}
+
+/* Whether the part begins with the file as it was before the whole patch. git writes copies and renames so, of files
+ * that the same diff changes (copies) or replaces (renames, as in a swap). Other parts go on from what the parts before
+ * them did, as in a series of diffs. */
+static bool begins_anew(const struct part *part, const struct file *source) {
+    bool changed = source->changes && source->exists && !source->made;
+    return source->existed && (part->copies || (part->renames && !changed));
+}
+
+/* The file that the part begins with. */
+static struct file before_of(const struct part *part, const struct file *source, const struct file *path, bool anew) {
+    struct file before = *source;
+    if (part->creates)
+        before = (struct file){.path = source->path, .like = path->existed ? path->path : NULL,
+                               .mode = path->existed ? KEPT_MODE : 0644};
+    if (anew) {
+        before.content = source->original, before.bytes = source->original_bytes;
+        before.exists = true, before.mode = KEPT_MODE, before.like = source->path;
+    }
+    if (part->copies) {
+        before.mode = before.mode == KEPT_MODE ? (int)source->original_mode : before.mode;
+        before.like = NULL;
+    }
+    return before;
+}
+
+static void check_names(const struct patch *patch, const struct part *part, const struct file *before, size_t at,
+                        size_t from) {
+    const struct file *path = &files[at], *source = &files[from];
     if (part->creates && source->exists && source->bytes)
         misfit(path->path, "the patch creates it as a new file, but it already exists; "
                            "make a diff against the existing file");
-    if (!part->creates && !source->exists)
+    if (!part->creates && !before->exists)
         misfit(source->path, "there is no such file");
-    if ((part->renames || part->copies) && path->exists && at != from)
+    bool taken = path->exists && at != from && (path->made || !is_vacated(patch, part->new));
+    if ((part->renames || part->copies) && taken)
         misfit(path->path, "the new name is taken: a file of that name already exists");
-    struct file *before = part->creates ? &nothing : source;
-    struct fit fit = fitted(patch, part, before, fuzz);
-    mode_t mode = part->mode < 0 ? before->mode : (mode_t)part->mode;
+}
+
+static struct told take_part(const struct patch *patch, const struct part *part, size_t fuzz) {
+    size_t at = file_of(part->new ? part->new : part->old), from = part->old ? file_of(part->old) : at;
+    struct file *path = &files[at], *source = &files[from];
+    bool anew = begins_anew(part, source), vacates = part->renames && at != from && !(anew && source->made);
+    struct file before = before_of(part, source, path, anew);
+    check_names(patch, part, &before, at, from);
+    struct fit fit = fitted(patch, part, &before, fuzz);
     struct told said = {.path = at, .source = from, .action = action_of(part), .hunks = part->hunks, .fuzz = fit.fuzz,
                         .offset_lines = fit.offset_lines};
     if (part->deletes) {
@@ -158,11 +205,11 @@ static struct told take_part(const struct patch *patch, const struct part *part,
         remove_file(at);
         return said;
     }
-    free(path->content);
-    path->content = fit.bytes, path->bytes = fit.count;
-    path->exists = true, path->mode = mode;
+    set_content(path, fit.bytes, fit.count);
+    path->mode = part->mode < 0 ? before.mode : part->mode, path->like = before.like;
+    path->made |= part->creates || part->copies || part->renames;
     change(at);
-    if (part->renames && at != from)
+    if (vacates)
         remove_file(from);
     return said;
 }
@@ -215,7 +262,7 @@ void run_patch(const char *path, const char *strip, uint64_t fuzz, uint64_t byte
         fail(ENOMEM);
     for (size_t i = 0; i < patch.part_count; i++)
         told[i] = take_part(&patch, &patch.parts[i], fuzz > MAX_FUZZ ? MAX_FUZZ : (size_t)fuzz);
-    put_in_place(files, order, order_count);
+    put_in_place(files, order, order_count, base);
     for (size_t i = 0; i < patch.part_count; i++)
         put_told(&told[i]);
     struct record end = {.kind = 'e'};

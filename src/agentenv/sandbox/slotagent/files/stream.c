@@ -114,9 +114,16 @@ static void extract_directory(int base, const char *path, const struct record *r
     close(fd);
 }
 
+/* Whether a file that is sent becomes the content of the one that exists, with its owner, links and attributes, as cp
+ * does. One that may not be written to is replaced by another, as by cp -f; and each one is by what is unpacked, as tar
+ * does. */
+static bool keeps_file(const struct place *place, bool anew) {
+    return place->exists && !anew && !faccessat(place->directory, place->name, W_OK, AT_EACCESS);
+}
+
 /* Makes what one record of stdin says, beneath `base`. A link made by an earlier record may lead to another directory
- * beneath it, but never out of it. */
-static void extract_record(int base, const struct record *record) {
+ * beneath it, but never out of it. `anew`: files that exist are not kept (see keeps_file). */
+static void extract_record(int base, const struct record *record, bool anew) {
     static char path[PATH_BYTES], link[PATH_BYTES];
     struct place place;
     if (record->path_bytes >= sizeof path || record->link_bytes >= sizeof link)
@@ -131,6 +138,8 @@ static void extract_record(int base, const struct record *record) {
     find_place(base, path, &place);
     if (place.exists && S_ISDIR(place.found.st_mode))
         fail(EISDIR);
+    if (record->kind == 'f')
+        place.exists = keeps_file(&place, anew);
     if (record->kind == 'f')
         store(&place, record->mode & 0777, record->size, &record->modified_ns);
     else if (record->kind == 'l')
@@ -149,7 +158,7 @@ void run_extract(const char *path) {
         take(&record, sizeof record);
         if (record.kind == 'e')
             break;
-        extract_record(base, &record);
+        extract_record(base, &record, true);
     }
     struct record end = {.kind = 'e'};
     put(&end, sizeof end);
@@ -172,6 +181,7 @@ static int take_root(const char *path, const struct record *record) {
     find_target(path, &place);
     if (place.exists && !S_ISREG(place.found.st_mode))
         fail(S_ISDIR(place.found.st_mode) ? EISDIR : NOT_REGULAR);
+    place.exists = keeps_file(&place, false);
     store(&place, record->mode & 0777, CHUNKED, &record->modified_ns);
     return -1;
 }
@@ -190,7 +200,7 @@ void run_receive(const char *path) {
             break;
         if (base < 0 || (record.kind == 'f' && record.size != CHUNKED))
             fail(USAGE);
-        extract_record(base, &record);
+        extract_record(base, &record, false);
     }
     /* Not before: what stopped early must not look complete. */
     struct record end = {.kind = 'e', .size = stored_bytes(), .modified_ns = (int64_t)entries};

@@ -2,7 +2,7 @@
 
 A hunk is looked for where its header says (moved by as much as the hunks before it were), then ever further
 away; first with all of its context, then with up to ``fuzz`` lines less at each end. Lines that differ only
-in CR LF against LF count as equal: added lines then get the file's own line ends.
+in CR LF against LF count as equal where no others fit: added lines then get the file's own line ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HunkFailedError(Exception):
 def apply_hunks(content: bytes, hunks: list[Hunk], fuzz: int) -> Fit:
     """Raises HunkFailedError."""
     file = _File(content)
-    done: list[bytes] = []
+    places: list[_Place] = []
     taken = offset = most_fuzz = most_offset = 0
     for number, hunk in enumerate(hunks, 1):
         place = file.place(hunk, taken, offset, fuzz)
@@ -41,24 +41,34 @@ def apply_hunks(content: bytes, hunks: list[Hunk], fuzz: int) -> Fit:
             raise HunkFailedError(
                 f"hunk {number} of {len(hunks)} ({hunk.header}, line {hunk.at_line} of the patch) {place}"
             )
-        done += file.lines[taken : place.start]
-        done += place.lines
+        places.append(place)
         taken = place.start + place.replaced
         if hunk.start is not None:
             offset = place.start - place.trimmed - (hunk.start - (1 if hunk.old else 0))
             most_offset = max(most_offset, abs(offset))
         most_fuzz = max(most_fuzz, place.fuzz)
-    done += file.lines[taken:]
-    return Fit(b"".join(done), most_fuzz, most_offset)
+    return Fit(b"".join(_merged(file, hunks, places)), most_fuzz, most_offset)
+
+
+def _merged(file: _File, hunks: list[Hunk], places: list[_Place]) -> list[bytes]:
+    done: list[bytes] = []
+    taken = 0
+    tolerant = any(place.tolerant for place in places)
+    for hunk, place in zip(hunks, places, strict=True):
+        done += file.lines[taken : place.start]
+        done += file.merged(hunk, place, tolerant if not hunk.old else place.tolerant)
+        taken = place.start + place.replaced
+    return done + file.lines[taken:]
 
 
 @dataclass(frozen=True)
 class _Place:
     start: int
     replaced: int
-    lines: list[bytes]
-    fuzz: int
-    trimmed: int
+    fuzz: int = 0
+    trimmed: int = 0
+    trimmed_back: int = 0
+    tolerant: bool = False
 
 
 class _File:
@@ -89,20 +99,20 @@ class _File:
                 if found:
                     expected = found[0] if hunk.start is None else hunk.start - 1 + offset + front
                     start = min(found, key=lambda at: abs(at - expected))
-                    return _Place(start, len(old), self._merged(hunk, front, back, start, tolerant), level, front)
+                    return _Place(start, len(old), level, front, back, tolerant)
         return self._why(hunk, taken, offset, fuzz)
 
-    def _merged(self, hunk: Hunk, front: int, back: int, start: int, tolerant: bool) -> list[bytes]:
+    def merged(self, hunk: Hunk, place: _Place, tolerant: bool) -> list[bytes]:
         """What stands there afterwards: context as the file has it, added lines with the file's line ends
         where those were not the patch's."""
         merged: list[bytes] = []
-        old_at, new_at = start, front
-        for kind in hunk.kinds[front : len(hunk.kinds) - back]:
+        old_at, new_at = place.start, place.trimmed
+        for kind in hunk.kinds[place.trimmed : len(hunk.kinds) - place.trimmed_back]:
             if kind == b" ":
                 merged.append(self.lines[old_at])
             elif kind == b"+":
                 added = hunk.new[new_at : new_at + 1]
-                merged += self._ended(added, min(old_at, start + 1)) if tolerant else added
+                merged += self._ended(added, min(old_at, place.start + 1)) if tolerant else added
             old_at += kind != b"+"
             new_at += kind != b"-"
         return merged
@@ -111,12 +121,11 @@ class _File:
         if hunk.start is None:
             if self.lines:
                 return "has neither context lines nor a line number to place it"
-            return _Place(0, 0, hunk.new, 0, 0)
+            return _Place(0, 0)
         start = hunk.start + offset
         if not taken <= start <= len(self.lines):
             return f"inserts after line {start}, but the file has {len(self.lines)} lines: add context lines"
-        lines = self._ended(hunk.new, start) if self._has_crlf(start) else hunk.new
-        return _Place(start, 0, lines, 0, 0)
+        return _Place(start, 0)
 
     def _positions(self, old: list[bytes], taken: int, tolerant: bool) -> list[int]:
         """Every place of these lines, at or after ``taken``."""
@@ -137,7 +146,7 @@ class _File:
 
     def _same_end(self, old: list[bytes], at: int) -> bool:
         """Whether the last line has a newline in both, or in neither."""
-        return old[-1].endswith(b"\n") == self.lines[at + len(old) - 1].endswith(b"\n")
+        return _is_whole(old[-1]) == _is_whole(self.lines[at + len(old) - 1])
 
     def _has_crlf(self, at: int) -> bool:
         near = self.lines[at : at + 1] or self.lines[-1:]
@@ -168,8 +177,22 @@ class _File:
         differing = self._compared(hunk.old, start)
         return (
             f"does not apply{ignoring}. The closest place is line {start + 1}, where {equal} of its "
-            f"{len(hunk.old)} old lines match:\n{differing}"
+            f"{len(hunk.old)} old lines match:\n{differing}{self._newline(hunk.old, start)}"
         )
+
+    def _newline(self, old: list[bytes], start: int) -> str:
+        for at, (wanted, there) in enumerate(zip(old, self.lines[start:], strict=False), start + 1):
+            if _bare(wanted) == _bare(there) and _is_whole(wanted) and not _is_whole(there):
+                return (
+                    "\nThe file's last line has no newline: '\\ No newline at end of file' must be below it in the "
+                    "patch. To add lines after it, remove it ('-') and add it again ('+')."
+                )
+            if _bare(wanted) == _bare(there) and not _is_whole(wanted) and _is_whole(there):
+                return (
+                    f"\nLine {at} of the file ends with a newline: without '\\ No newline at end of file' below it, "
+                    "the line of the patch does, too."
+                )
+        return ""
 
     def _nearest(self, old: list[bytes]) -> tuple[int, int] | None:
         """Where most of the lines are in the right order, white space aside; and how many."""
@@ -185,18 +208,21 @@ class _File:
             return None
         start = max(votes, key=lambda at: (votes[at], -at))
         pairs = zip(old, self.lines[start : start + len(old)], strict=False)
-        return start, sum(_bare(wanted) == _bare(there) for wanted, there in pairs)
+        return start, sum(_agree(wanted, there) for wanted, there in pairs)
 
     def _compared(self, old: list[bytes], start: int) -> str:
         shown: list[str] = []
         for index, wanted in enumerate(old):
             at = start + index
             there = self.lines[at] if at < len(self.lines) else None
-            if there is not None and _bare(there) == _bare(wanted):
+            if there is not None and _agree(wanted, there):
                 shown.append(f"{at + 1:6}   {_text(there)}")
             else:
                 shown.append(f"{at + 1:6} ! {'(the file ends here)' if there is None else _text(there)}")
-                shown.append(f"       ? {_text(wanted)}   <- what the patch expects")
+                how = "with" if _is_whole(wanted) else "without"
+                same = there is not None and _bare(there) == _bare(wanted)
+                ending = f", {how} a newline at its end" if same else ""
+                shown.append(f"       ? {_text(wanted)}   <- what the patch expects{ending}")
         if len(shown) > 2 * _MAX_SHOWN:
             first = (
                 next(index for index, line in enumerate(shown) if line[7] in "!?")
@@ -222,6 +248,14 @@ def _index(lines: list[bytes]) -> dict[bytes, list[int]]:
 
 def _bare(line: bytes) -> bytes:
     return line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+
+
+def _is_whole(line: bytes) -> bool:
+    return line.endswith(b"\n")
+
+
+def _agree(one: bytes, other: bytes) -> bool:
+    return _bare(one) == _bare(other) and _is_whole(one) == _is_whole(other)
 
 
 def _text(line: bytes) -> str:

@@ -101,11 +101,12 @@ class _Parser:
     def _git_part(self) -> FileDiff:
         part = FileDiff(self._at + 1, git=True)
         part.old = part.new = self._same_name(self._line()[len(b"diff --git ") :])
+        bare = _are_same(self._line()[len(b"diff --git ") :].rstrip(b"\r"))
         self._at += 1
         while self._at < len(self._lines):
             line = self._line()
             if line.startswith(b"--- ") and self._line(1).startswith(b"+++ "):
-                self._names(part)
+                self._names(part, bare)
                 self._hunks(part)
                 break
             if not self._extended(part, line):
@@ -154,9 +155,9 @@ class _Parser:
             raise self._wrong("only regular files can be patched, not links or submodules")
         return mode & 0o777
 
-    def _names(self, part: FileDiff) -> None:
+    def _names(self, part: FileDiff, bare: bool = False) -> None:
         old, new = _name(self._line()[4:]), _name(self._line(1)[4:])
-        git_like = all(name == _DEV_NULL or name.startswith(_GIT_PREFIXES) for name in (old, new))
+        git_like = not bare and all(name == _DEV_NULL or name.startswith(_GIT_PREFIXES) for name in (old, new))
         kept_old, kept_new = (
             None if name == _DEV_NULL else self._stripped(name, prefixed=git_like) for name in (old, new)
         )
@@ -171,13 +172,15 @@ class _Parser:
         self._at += 2
 
     def _same_name(self, rest: bytes) -> bytes | None:
-        """The name in ``a/X b/X``, which only says something when both are the same."""
+        """The name in ``a/X b/X`` (or, without prefixes, ``X X``), which only says something when both are the same."""
         rest = rest.rstrip(b"\r")
+        bare = _are_same(rest)
         if rest.startswith(b'"'):
-            return self._stripped(_unquoted(rest[: rest.find(b'" ') + 1]), prefixed=True)
+            return self._stripped(_unquoted(rest[: rest.find(b'" ') + 1]), prefixed=not bare)
         half = len(rest) // 2
-        old, new = rest[:half], rest[half + 1 :]
-        return self._stripped(old, prefixed=True) if old[2:] == new[2:] and old[2:] else None
+        old, between, new = rest[:half], rest[half : half + 1], rest[half + 1 :]
+        same = bare or (old[2:] == new[2:] and len(old) == len(new) > 2)
+        return self._stripped(old, prefixed=not bare) if same and between == b" " else None
 
     def _stripped(self, name: bytes, *, prefixed: bool = False, bare: bool = False) -> bytes:
         """Without its prefix. ``bare``: git writes names after ``rename`` and ``copy`` without one."""
@@ -213,16 +216,21 @@ class _Parser:
             line = self._lines[self._at]
             kind = line[:1]
             if kind == _NO_NEWLINE:
-                _cut_newline(hunk)
+                _cut_newline(hunk, crlf=line.endswith(b"\r\n"))
             elif line.rstrip(b"\r\n") == b"":
                 if not self._goes_on(counts):
                     break
-                _add(hunk, b" ", line, counts)
+                self._add(hunk, b" ", line, counts)
             elif kind in (b" ", b"-", b"+") and not self._ends_hunk(counts):
-                _add(hunk, kind, line[1:], counts)
+                self._add(hunk, kind, line[1:], counts)
             else:
                 break
             self._at += 1
+
+    def _add(self, hunk: Hunk, kind: bytes, line: bytes, counts: list[int] | None) -> None:
+        if (kind != b"+" and _has_ended(hunk.old)) or (kind != b"-" and _has_ended(hunk.new)):
+            raise self._wrong("'\\ No newline at end of file' is before this line, which is of the same file")
+        _add(hunk, kind, line, counts)
 
     def _goes_on(self, counts: list[int] | None) -> bool:
         """Whether an empty line is one of context, and not the text's end or what stands between two files."""
@@ -264,6 +272,11 @@ def _or_one(count: int | None) -> int:
     return 1 if count is None else count
 
 
+def _are_same(rest: bytes) -> bool:
+    half = len(rest) // 2
+    return bool(half) and rest == rest[:half] + b" " + rest[:half]
+
+
 def _add(hunk: Hunk, kind: bytes, line: bytes, counts: list[int] | None) -> None:
     line = line if line.endswith(b"\n") else line + b"\n"  # the text's own last line may lack it
     hunk.kinds.append(kind)
@@ -276,18 +289,27 @@ def _add(hunk: Hunk, kind: bytes, line: bytes, counts: list[int] | None) -> None
         counts[1] -= kind != b"-"
 
 
-def _cut_newline(hunk: Hunk) -> None:
-    """'\\ No newline at end of file' speaks of the line before it."""
+def _has_ended(side: list[bytes]) -> bool:
+    return bool(side) and not side[-1].endswith(b"\n")
+
+
+def _cut_newline(hunk: Hunk, *, crlf: bool) -> None:
+    """'\\ No newline at end of file' speaks of the line before it; if it ends with CR LF, the whole patch does."""
     if not hunk.kinds:
         return
     for side, absent in ((hunk.old, b"+"), (hunk.new, b"-")):
         if hunk.kinds[-1] != absent and side:
-            side[-1] = side[-1].rstrip(b"\r\n")
+            side[-1] = side[-1].removesuffix(b"\n")
+            side[-1] = side[-1].removesuffix(b"\r") if crlf else side[-1]
 
 
 def _name(rest: bytes) -> bytes:
-    """A name as it stands after ``--- ``: a tab ends it (a time follows), unless it is quoted."""
-    return _unquoted(rest) if rest.startswith(b'"') else rest.split(b"\t", 1)[0].rstrip()
+    """A name as it stands after ``--- ``: a tab ends it (git writes one after a name with spaces, others a time),
+    unless it is quoted."""
+    if rest.startswith(b'"'):
+        return _unquoted(rest)
+    name, tab, _ = rest.partition(b"\t")
+    return name if tab else name.rstrip()
 
 
 def _unquoted(name: bytes) -> bytes:

@@ -54,33 +54,43 @@ async def planned(asked: PatchArguments, read: Read) -> Plan:
         raise InvalidArgumentsError(
             f"patch: {error}", next_step="send a unified diff, as written by git diff"
         ) from error
-    work = _Work(asked, read)
+    work = _Work(asked, read, parts)
     for part in parts:
         await work.take(part)
     return await work.finished()
 
 
 class _Work:
-    def __init__(self, asked: PatchArguments, read: Read) -> None:
+    def __init__(self, asked: PatchArguments, read: Read, parts: list[FileDiff]) -> None:
         self._asked = asked
+        self._parts = parts
+        self._made: set[str] = set()
+        """Files whose content comes from another file, or from nowhere."""
+        self._edited: set[str] = set()
+        """Files that were changed where they are."""
         self._read = read
         self._was: dict[str, Held | None] = {}
         self._plan = Plan()
         self._bytes = 0
 
     async def take(self, part: FileDiff) -> None:
-        """One file's part, on top of what the parts before it did."""
+        """One file's part, on top of what the parts before it did; copies, and renames of files that these did not
+        edit, begin with the file as it was."""
         name = part.new if part.new is not None else part.old
         assert name is not None
         path = self._path(name)
         source = path if part.old is None else self._path(part.old)
-        before = await self._content(source)
+        anew = await self._original(source) is not None and (
+            part.copies or (part.renames and source not in self._edited)
+        )
+        before = await self._original(source) if anew else await self._content(source)
         if part.creates:
-            self._check_absent(path, before)
+            self._check_absent(path, await self._content(source))
             before = Held(b"", 0o644)
         elif before is None:
             raise self._failed(source, "there is no such file")
-        if (part.renames or part.copies) and await self._content(path) is not None and path != source:
+        free = path not in self._made and any(other.renames and other.old == part.new for other in self._parts)
+        if (part.renames or part.copies) and await self._content(path) is not None and path != source and not free:
             raise self._failed(path, "the new name is taken: a file of that name already exists")
         try:
             fit = apply_hunks(before.content, part.hunks, self._asked.fuzz)
@@ -90,11 +100,17 @@ class _Work:
             if fit.content:
                 left = fit.content.count(b"\n") + (not fit.content.endswith(b"\n"))
                 raise self._failed(path, f"the patch deletes it, but does not remove {left} of its lines")
-            self._plan.files[path] = None
+            self._remove(path)
         else:
+            kept = path == source or (anew and source in self._made)
             self._plan.files[path] = Held(fit.content, before.mode if part.mode is None else part.mode)
-            if part.renames and path != source:
-                self._plan.files[source] = None
+            if part.creates or part.copies or part.renames:
+                self._made.add(path)
+                self._edited.discard(path)
+            elif path not in self._made:
+                self._edited.add(path)
+            if part.renames and not kept:
+                self._remove(source)
         self._plan.changed.append(
             PatchedFile(
                 path=path,
@@ -112,6 +128,11 @@ class _Work:
             if held is None and await self._original(path) is None:
                 del self._plan.files[path]
         return self._plan
+
+    def _remove(self, path: str) -> None:
+        self._plan.files[path] = None
+        self._made.discard(path)
+        self._edited.discard(path)
 
     def _check_absent(self, path: str, held: Held | None) -> None:
         if held is not None and held.content:
