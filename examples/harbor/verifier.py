@@ -134,6 +134,6 @@ async def _as_root(slot: SlotTools, command: str) -> None:
 async def _rewards(slot: SlotTools) -> dict[str, float]:
     """Of ``reward.json``, else of ``reward.txt``: Harbor's order."""
     try:
-        return parse_json(await slot.read_file(f"{LOGS}/reward.json"))
+        return parse_json(await slot.read_file(f"{LOGS}/reward.json", errors="replace"))
     except FileNotFoundError:
-        return parse_text(await slot.read_file(f"{LOGS}/reward.txt"))
+        return parse_text(await slot.read_file(f"{LOGS}/reward.txt", errors="replace"))

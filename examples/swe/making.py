@@ -124,7 +124,7 @@ async def _outcomes(box: AsyncSandbox, draft: Draft, command: str) -> dict[str, 
     ran = await box.run(f"{{ {command}; }} > {LOG} 2>&1", TESTS_TIMEOUT_S)
     if ran.timed_out:
         raise TaskError("its tests take too long")
-    printed = await box.read_file(LOG)
+    printed = await box.read_file(LOG, errors="replace")
     if not (found := outcomes(draft.log, printed)):
         raise TaskError(f"its tests do not run: {printed.strip()[-200:]}")
     return {name: status in PASSED for name, status in found.items()}

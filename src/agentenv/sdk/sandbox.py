@@ -310,14 +310,14 @@ class Sandbox(_Opened):
     # -- files -------------------------------------------------------------------------------------
 
     @overload
-    def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
+    def read_file(self, path: str, *, binary: Literal[False] = False, errors: str = "strict") -> str: ...
     @overload
     def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
-    def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """Read a whole file, at most 64 MiB."""
+    def read_file(self, path: str, *, binary: bool = False, errors: str = "strict") -> str | bytes:
+        """Read a whole file, at most 64 MiB; see :meth:`agentenv.AsyncSandbox.read_file`."""
         if binary:
             return self._loop.run(self._box.read_file(path, binary=True))
-        return self._loop.run(self._box.read_file(path))
+        return self._loop.run(self._box.read_file(path, errors=errors))
 
     def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
         """Write a whole file; its parent directories are created. Returns its size in bytes."""

@@ -218,15 +218,26 @@ class SlotTools(ABC):
     # -- files -------------------------------------------------------------------------------------
 
     @overload
-    async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
+    async def read_file(self, path: str, *, binary: Literal[False] = False, errors: str = "strict") -> str: ...
     @overload
     async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
-    async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """Read a whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
+    async def read_file(self, path: str, *, binary: bool = False, errors: str = "strict") -> str | bytes:
+        """Read a whole file of the slot, at most 64 MiB: as text (UTF-8), or its bytes. ``errors``: what becomes of
+        bytes that are not UTF-8, as in ``bytes.decode`` ("replace", "surrogateescape", ...).
+
+        Raises: OSError (missing, a directory, too large; EILSEQ, with the offset: not UTF-8, and ``errors`` is strict).
+        """
+        reply = await self._read_whole(path, binary)
+        if not binary and not reply.lossy:
+            return reply.text or ""
+        data = (reply if binary else await self._read_whole(path, True)).data or b""
+        return data if binary else _decoded(path, data, errors)
+
+    async def _read_whole(self, path: str, binary: bool) -> ReadFileReply:
         reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
         if reply.truncated:
             raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
-        return (reply.data or b"") if binary else (reply.text or "")
+        return reply
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
         """Write a whole file in the slot; its parent directories are created. Returns its size in bytes."""
@@ -332,6 +343,15 @@ class SlotTools(ABC):
         if isinstance(result.content, dict) and isinstance(data := result.content.get("data"), str):
             return {**result.content, "data": await decoded_base64(data)}
         return result.content
+
+
+def _decoded(path: str, data: bytes, errors: str) -> str:
+    try:
+        return data.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start} (0x{data[error.start]:02x})"
+        hint = "binary=True returns the bytes, errors='replace' text with U+FFFD in their place"
+        raise OSError(errno.EILSEQ, f"not UTF-8 at {where}; {hint}", path) from error
 
 
 def _check_file_result(tool: str, path: str, result: CallResult) -> None:

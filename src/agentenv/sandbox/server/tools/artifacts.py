@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import BinaryIO
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
+from agentenv.sandbox.file_names import meant_path, readable_name
 from agentenv.sandbox.server.tools.file_records import FileRecord, encode
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import ArtifactFile, ArtifactsReply
@@ -32,11 +33,6 @@ _MAX_MTIME_S = 2**33
 
 class TooLargeError(Exception):
     """More than MAX_FILE_BYTES, or MAX_ENTRIES."""
-
-
-def readable_name(path: bytes) -> str:
-    """A name for JSON, in which bytes that are not UTF-8 become ``\\xNN``."""
-    return path.decode("utf-8", "backslashreplace")
 
 
 def pack(records: Iterable[FileRecord]) -> ArtifactsReply:
@@ -82,7 +78,7 @@ def listed(records: Iterable[FileRecord]) -> ArtifactsReply:
 
 def single(path: str, content: bytes | memoryview) -> ArtifactsReply:
     """One file under its own name, as in an archive of it alone; its bytes if they are ``bytes``."""
-    name = readable_name(os.fsencode(posixpath.basename(path)))
+    name = readable_name(os.fsencode(meant_path(posixpath.basename(path))))
     file = ArtifactFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     data = content if isinstance(content, bytes) else None
     return ArtifactsReply(data=data, files=(file,), total_bytes=len(content))

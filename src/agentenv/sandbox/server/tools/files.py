@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
+from agentenv.sandbox.file_names import readable_name
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.tools.artifacts import (
     MAX_ENTRIES,
     TooLargeError,
     listed,
     pack,
-    readable_name,
     single,
     unpack,
 )
@@ -119,7 +119,7 @@ class _Files:
         """Parts of the reply that are too large for it."""
 
     async def read(self, asked: ReadFileArguments) -> ReadFileReply:
-        _, data, common = await self._read(asked)
+        data, common = await self._read(asked)
         if len(data) > LARGE_BYTES:
             self.raw["data" if asked.binary else "text"] = data
             return ReadFileReply(**common)
@@ -130,31 +130,38 @@ class _Files:
         except UnicodeDecodeError:
             return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
 
-    async def _read(self, asked: ReadFileArguments) -> tuple[FileRecord, memoryview, dict[str, Any]]:
-        """The file's record, the requested bytes, and the matching reply fields."""
+    async def _read(self, asked: ReadFileArguments) -> tuple[memoryview, dict[str, Any]]:
+        """The requested bytes, and the matching reply fields."""
         limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
         offset = min(asked.offset, 2**63 - 1)
-        printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
+        # One byte more tells whether the file goes on: sizes in /proc and /sys do not.
+        bounds = (str(offset), str(limit + 1))
+        printed = await self._call("read", asked.path, *bounds, output_bytes=limit + 1 + _RECORD_BYTES)
         reader = RecordReader(printed)
         record = reader.record()
-        data = reader.view()
-        if record.kind != "f" or len(data) > limit:
+        found = reader.view()
+        if record.kind != "f" or len(found) > limit + 1:
             raise ProtocolError("slotfiles printed more than requested")
-        size = max(record.size_bytes, offset + len(data) if data else 0)
-        truncated = offset + len(data) < size
+        truncated = len(found) > limit
+        size = record.size_bytes
+        if found or not offset:
+            size = max(size, offset + len(found)) if truncated else offset + len(found)
+        data = found[:limit]
         if truncated and not asked.binary:
             data = data[: _whole_characters(data)]
         common: dict[str, Any] = {"size_bytes": size, "mode": record.mode, "truncated": truncated}
         if truncated:
             common["next_offset"] = offset + len(data)
-        return record, data, common
+        return data, common
 
     async def write(self, asked: WriteFileArguments) -> WriteFileReply:
         content, size_bytes = self._content_to_write(asked)
         mode = "-" if asked.mode is None else str(asked.mode)
         printed = await self._call("write", asked.path, mode, str(size_bytes), stdin=content)
         record = RecordReader(printed).record()
-        return WriteFileReply(size_bytes=size_bytes, created=record.kind == "n")
+        if record.size_bytes != size_bytes:
+            raise ProtocolError(f"slotfiles wrote {record.size_bytes} of {size_bytes} bytes")
+        return WriteFileReply(size_bytes=record.size_bytes, created=record.kind == "n")
 
     def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Attached, int]:
         if (asked.text is None) == (asked.data is None):
@@ -191,7 +198,7 @@ class _Files:
         return self._with_data(reply)
 
     async def _artifact(self, path: str) -> WireModel:
-        _, content, common = await self._read(ReadFileArguments(path=path, binary=True))
+        content, common = await self._read(ReadFileArguments(path=path, binary=True))
         if common["truncated"]:
             raise _failure(TOO_LARGE, path)
         if len(content) <= LARGE_BYTES:

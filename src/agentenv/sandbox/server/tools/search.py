@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.server.tools.artifacts import readable_name
+from agentenv.sandbox.file_names import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
@@ -54,10 +56,9 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
     """The reply. Raises ProtocolError when the slot printed anything else than it must."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
-    base = _base(paths.named(asked.path), paths.workspace)
+    base = os.fsencode(_base(paths.named(asked.path), paths.workspace))
     while (record := reader.record()).kind == "h":
-        name = readable_name(record.path)
-        path = "/".join(part for part in (base, name) if part)
+        path = readable_name(b"/".join(part for part in (base, record.path) if part))
         text = record.link.decode("utf-8", "replace")
         matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated))
         if len(matches) > asked.limit:

@@ -14,10 +14,10 @@ from typing import Final
 from aiohttp import web
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.sandbox.file_names import readable_name
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.transfer_routes import Waited, collect, feed, key_and_path, pass_on
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
 from agentenv.wire.transfers import TransferReply

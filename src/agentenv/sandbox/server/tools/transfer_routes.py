@@ -16,9 +16,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agentenv.errors import LeaseLostError, ProtocolError
+from agentenv.sandbox.file_names import readable_name
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
-from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
