@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import secrets
 
 import pytest
@@ -47,6 +48,25 @@ async def test_what_is_no_text_is_said_wherever_the_pieces_end(session: ToolSess
     assert isinstance(result.content, dict)
     assert result.content["text"] == content.decode("utf-8", "replace")
     assert result.content["lossy"] is True
+
+
+@pytest.mark.parametrize("size", [1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1])
+@pytest.mark.parametrize("at", [0, -1])
+async def test_what_is_no_text_is_refused_or_shown_as_pythons_decoder_does(
+    session: ToolSession, size: int, at: int
+) -> None:
+    context, content = ToolContext(session), bytearray(b"x" * size)
+    content[at] = 0xE9
+    await context.terminal(f"head -c {size - 1} /dev/zero | tr '\\0' x > x; printf '\\351' > e")
+    await context.terminal("cat e x > f" if at == 0 else "cat x e > f")
+    with pytest.raises(UnicodeDecodeError) as decoding:
+        content.decode()
+    with pytest.raises(OSError, match=rf"not UTF-8 at byte {decoding.value.start} \(0xe9\); binary=True") as refused:
+        await context.read_file("f")
+    assert refused.value.errno == errno.EILSEQ
+    for errors in ("replace", "ignore", "surrogateescape", "backslashreplace"):
+        assert await context.read_file("f", errors=errors) == content.decode("utf-8", errors)
+    assert await context.read_file("f", binary=True) == content
 
 
 async def test_a_part_of_a_text_ends_between_characters_and_says_where_it_goes_on(session: ToolSession) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from agentenv.errors import (
     InvalidArgumentsError,
     PolicyRefusalError,
 )
+from agentenv.sandbox.server.tools.files import run_file_tool
+from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.wire.base import MAX_FILE_BYTES
-from agentenv.wire.tools import ReadFileReply, WriteFileReply
+from agentenv.wire.tools import ArtifactsReply, ReadFileReply, SearchReply, WriteFileReply
 from tests.unit.sandbox.server.file_tools_box import (  # noqa: F401
     UID,
     Box,
@@ -333,3 +336,50 @@ async def test_names_that_are_not_utf_8_are_shown_and_archived_exactly(box: Box)
     again = await box.extract(reply.data or b"", "again")
     assert again.files == reply.files
     assert (box.path / "again" / "caf\udce9").read_text() == "x"
+
+
+ODD_NAMES = (
+    *("a\udcff", "a\\xff", "a\\\\xff", "\\a\udcff", "\\\\a\udcff", "a\\xFF", "a\\x7f", "\\", "\\\\", "\\n", "a\\udcff", "�"),
+    *("a\udcc3", "caf\udce9/a\\xff", "a\\\\b/\udc80", "~", "- x", "*", "é\udcff", "a\udced\udca0\udc80"),
+)  # fmt: skip
+
+
+async def test_every_name_is_shown_as_no_other_is_and_read_by_what_is_shown(box: Box) -> None:
+    for name in ODD_NAMES:
+        box.make(name, f"in {name!a}")
+    shown = [entry.path for entry in (await box.listing(depth=9)).entries if entry.kind == "file"]
+    assert len(set(shown)) == len(ODD_NAMES)
+    assert {(await box.read(f"./{path}")).text for path in shown} == {f"in {name!a}" for name in ODD_NAMES}
+    done = await box.call("artifacts", action="list")
+    assert isinstance(done.content, ArtifactsReply)
+    assert sorted(file.path for file in done.content.files) == sorted(shown)
+    done = await box.call("search", pattern="in ")
+    assert isinstance(done.content, SearchReply)
+    assert sorted(match.path for match in done.content.matches) == sorted(shown)
+    for path in shown:
+        assert not (await box.write(f"./{path}", path)).created
+        done = await box.call("artifacts", action="read", path=f"./{path}")
+        assert isinstance(done.content, ArtifactsReply)
+        assert (done.content.files[0].path, done.content.data) == (path.rpartition("/")[2], path.encode())
+        found = await box.call("search", pattern=path, path=f"./{path}", literal=True)
+        assert isinstance(found.content, SearchReply)
+        assert [match.path for match in found.content.matches] == [path]
+    assert await box.names("caf\\xe9") == ["a\\\\xff"]
+
+
+@pytest.mark.parametrize("path", ["/proc/filesystems", "/sys/devices/system/cpu/online"])
+@pytest.mark.parametrize("limit", [1, 5, 100, 4096, None])
+async def test_a_file_of_unknown_size_is_read_to_its_end(box: Box, path: str, limit: int | None) -> None:
+    content = Path(path).read_bytes()
+    paths = SlotPaths(workspace="/proc", files=box.paths.files)
+    read, offset, more = b"", 0, True
+    while more:
+        asked = {"path": path, "offset": offset, "limit": limit, "binary": True}
+        done = await run_file_tool("read_file", asked, box.runner, paths=paths)
+        assert isinstance(done.content, ReadFileReply), done
+        read += done.content.data or b""
+        more = done.content.truncated
+        assert done.content.next_offset == (len(read) if more else None)
+        assert done.content.size_bytes >= len(read) + more
+        offset = len(read)
+    assert (read, done.content.size_bytes) == (content, len(content))

@@ -78,7 +78,7 @@ async def test_a_slot_that_prints_nonsense_is_a_protocol_error(printed: bytes) -
         await run_file_tool("list_files", {"limit": 2}, runner)
 
 
-@pytest.mark.parametrize("printed", [b"", _record(b"f") + b"x" * 11, _record(b"d"), _record(b"e")])
+@pytest.mark.parametrize("printed", [b"", _record(b"f") + b"x" * 12, _record(b"d"), _record(b"e")])
 async def test_a_slot_that_answers_a_read_with_nonsense_is_a_protocol_error(printed: bytes) -> None:
     with pytest.raises(ProtocolError):
         await run_file_tool("read_file", {"path": "x", "limit": 10}, FixedRunner(Finished(0, printed, b"", 0)))
@@ -130,3 +130,9 @@ def test_slotfiles_refuses_nonsense_arguments() -> None:
         ["/tmp", "steal", "x"],
     ):
         assert subprocess.run([files, *argv], capture_output=True, timeout=10).returncode == 205, argv
+
+
+async def test_a_write_of_other_than_what_was_sent_is_a_protocol_error() -> None:
+    runner = FixedRunner(Finished(0, _record(b"n", size=3), b"", 0))
+    with pytest.raises(ProtocolError, match="wrote 3 of 4 bytes"):
+        await run_file_tool("write_file", {"path": "x", "text": "four"}, runner)

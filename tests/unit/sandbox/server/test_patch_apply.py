@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patched
-from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH
 from agentenv.sandbox.slotagent.build import ensure_built
 
 LINES = b"".join(b"line %d\n" % number for number in range(1, 21))
@@ -33,7 +34,7 @@ def fit(content: bytes, hunks: bytes, fuzz: int = 2) -> Fit:
         file.write_bytes(content)
         command = [str(ensure_built().files), root, "patch", ".", "-", str(fuzz), str(len(patch))]
         done = subprocess.run(command, input=patch, capture_output=True, timeout=60, check=False)
-        assert done.returncode in (0, DOES_NOT_FIT), done
+        assert done.returncode in (0, DOES_NOT_FIT, NO_PATCH), done
         check_patched(done.returncode, done.stdout)
         (told,) = patched(done.stdout).files
         return Fit(file.read_bytes(), told.fuzz, told.offset_lines)
@@ -95,6 +96,38 @@ def test_a_missing_last_newline() -> None:
     assert fit(b"a", b"@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n").content == b"b\n"
     assert fit(b"a\n", b"@@ -1 +1 @@\n-a\n+b\n\\ No newline at end of file\n").content == b"b"
     assert "does not apply" in failure(b"a", b"@@ -1 +1 @@\n-a\n+b\n", fuzz=0)
+
+
+def test_a_newline_that_is_missing_is_named() -> None:
+    """Whichever side lacks it, and whether the last line is changed, removed, or what lines are added after."""
+    for hunk in (b"@@ -1,2 +1,3 @@\n a\n b\n+c\n", b"@@ -1,2 +1,2 @@\n a\n-b\n+c\n", b"@@ -1,2 +1 @@\n a\n-b\n"):
+        text = failure(b"a\nb", hunk)
+        assert "     2 ! b\n       ? b   <- what the patch expects, with a newline at its end\n" in text
+        assert (
+            "The file's last line has no newline: '\\ No newline at end of file' must be below it in the patch." in text
+        )
+    text = failure(b"a\nb\n", b"@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+c\n")
+    assert "       ? b   <- what the patch expects, without a newline at its end\n" in text
+    assert "Line 2 of the file ends with a newline" in text
+    right = b"@@ -1,2 +1,3 @@\n a\n-b\n\\ No newline at end of file\n+b\n+c\n"
+    assert fit(b"a\nb", right).content == b"a\nb\nc\n"
+    with pytest.raises(InvalidArgumentsError, match=r"line 7: '\\ No newline at end of file' is before this line"):
+        fit(b"a\nb", b"@@ -1,2 +1,3 @@\n a\n b\n\\ No newline at end of file\n+c\n")
+
+
+def test_a_carriage_return_at_the_very_end_is_kept_unless_the_whole_patch_was_given_them() -> None:
+    hunk = b"@@ -1,2 +1,2 @@\n a\n-b\n+b\r\n\\ No newline at end of file\n"
+    assert fit(b"a\nb\n", hunk).content == b"a\nb\r"
+    assert fit(b"a\nb\n", hunk.replace(b"+b\r", b"+c").replace(b"\n", b"\r\n")).content == b"a\nc"
+
+
+def test_insertions_by_number_get_other_line_ends_only_where_the_patch_shows_that_it_lost_them() -> None:
+    crlf = LINES.replace(b"\n", b"\r\n")
+    alone = b"@@ -1,0 +2 @@\n+x\n"
+    assert fit(crlf, alone, 0).content == crlf.replace(b"line 2\r", b"x\nline 2\r", 1)
+    beside = b"@@ -9 +10 @@\n-line 9\n+nine\n"
+    done = fit(crlf, alone + beside, 0).content
+    assert done == crlf.replace(b"line 2\r", b"x\r\nline 2\r", 1).replace(b"line 9\r", b"nine\r")
 
 
 def test_a_failure_shows_what_is_there_and_what_was_expected() -> None:

@@ -15,9 +15,36 @@ import pytest
 from agentenv.sandbox.slotagent.build import ensure_built
 
 ENDS = ("\n", "\n", "\n", "\r\n", "\r\r\n", "\r")
-WORDS = ("", "x", "end ", "\tq", "- m", "+ p", "é", "--- a/x", "+++ b/x", "@@ -1 +1 @@", "rename from x", "-- ", "\\ No")
+WORDS = (
+    "",
+    "x",
+    "end ",
+    "\tq",
+    "- m",
+    "+ p",
+    "é",
+    "--- a/x",
+    "+++ b/x",
+    "@@ -1 +1 @@",
+    "rename from x",
+    "-- ",
+    "\\ No",
+)
 NAMES = (
-    *("a", "b.txt", "dir/c", "dir/sub/d e", "trail ", "@@", "a b/c d", "#hash", "dev/null", "é/ü", 'q"uote', "back\\slash"),
+    *(
+        "a",
+        "b.txt",
+        "dir/c",
+        "dir/sub/d e",
+        "trail ",
+        "@@",
+        "a b/c d",
+        "#hash",
+        "dev/null",
+        "é/ü",
+        'q"uote',
+        "back\\slash",
+    ),
     *("--- a", "b/in b", "w/in w", "tab\tname", "x{1}", "new\nline", "cr\r", "caf\udce9", "very/deep/er/f"),
 )
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.autocrlf=false", "-c", "core.safecrlf=false")
@@ -54,11 +81,11 @@ def edited(chance: random.Random, content: bytes) -> bytes:
 
 
 def some_trees(chance: random.Random) -> tuple[Tree, Tree]:
-    """Two trees: files of the first are edited, removed, renamed, copied, exchanged, or of another mode in the other."""
+    """Two trees: in the other, files are edited, removed, renamed, copied, exchanged, or of another mode."""
     names = chance.sample(NAMES, 9)
     old = {name: File(some_text(chance, chance.choice([2, 8, 60])), chance.random() < 0.3) for name in names[:5]}
     new = dict(old)
-    for name, spare in zip(names[:5], names[5:] + [""], strict=True):
+    for name, spare in zip(names[:5], [*names[5:], ""], strict=True):
         match chance.choice(["edit", "edit", "remove", "rename", "copy", "mode", "exchange", "keep"]):
             case "edit":
                 new[name] = File(edited(chance, old[name].content), old[name].executable)
@@ -90,7 +117,8 @@ def write(tree: Tree, root: Path) -> None:
 def read(root: Path) -> Tree:
     files = (path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
     return {
-        str(path.relative_to(root)): File(path.read_bytes(), bool(path.stat().st_mode & 0o100)) for path in sorted(files)
+        str(path.relative_to(root)): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        for path in sorted(files)
     }
 
 

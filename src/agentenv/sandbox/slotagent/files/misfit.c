@@ -193,10 +193,20 @@ static void explain_newline(const struct target *target, const struct hunk *hunk
     }
 }
 
+/* Whether all of its lines are there, but for a newline. */
+static bool lacks_newline_only(const struct target *target, const struct hunk *hunk, size_t start) {
+    for (size_t i = 0; i < hunk->old; i++)
+        if (!has_text(target, start + i, target->old[i]))
+            return false;
+    return count_agreeing(target, hunk, start) < hunk->old;
+}
+
 void explain_misfit(struct target *target, const struct hunk *hunk, size_t taken, int64_t offset, size_t fuzz,
                     struct text *why) {
     struct places found = {0};
-    if (hunk->new)
+    size_t start;
+    bool near = find_nearest(target, hunk, &start);
+    if (hunk->new && !(near && lacks_newline_only(target, hunk, start)))
         found = places_of(target, target->new, hunk->new, 0, true, 0);
     if (found.count) {
         addf(why, "does not apply: it is already applied, at line %zu", found.first[0] + 1);
@@ -212,8 +222,7 @@ void explain_misfit(struct target *target, const struct hunk *hunk, size_t taken
     if (fuzz)
         addf(&ignoring, ", even without up to %zu lines of context at each end", fuzz);
     add(&ignoring, "", 1);
-    size_t start;
-    if (!find_nearest(target, hunk, &start)) {
+    if (!near) {
         addf(why, "does not apply: none of its lines are in the file%s.\nThe file contains there:\n", ignoring.bytes);
         show_file(target, why, (hunk->start > 0 ? hunk->start : 1) - 1 + offset, least(hunk->old, MAX_SHOWN));
         return;

@@ -160,7 +160,12 @@ class _File:
     # -- why not -----------------------------------------------------------------------------------
 
     def _why(self, hunk: Hunk, taken: int, offset: int, fuzz: int) -> str:
-        if hunk.new and (there := self._positions(hunk.new, 0, True)):
+        best = self._nearest(hunk.old)
+        newline = best is not None and self._newline(hunk.old, best[0])
+        only = best is not None and all(
+            at < len(self.lines) and _bare(self.lines[at]) == _bare(line) for at, line in enumerate(hunk.old, best[0])
+        )
+        if hunk.new and not (newline and only) and (there := self._positions(hunk.new, 0, True)):
             return f"does not apply: it is already applied, at line {there[0] + 1}"
         if (before := self._positions(hunk.old, 0, True)) and before[0] < taken:
             return (
@@ -168,7 +173,6 @@ class _File:
                 "hunks must be in line order and must not overlap"
             )
         ignoring = f", even without up to {fuzz} lines of context at each end" if fuzz else ""
-        best = self._nearest(hunk.old)
         if best is None:
             at = max(0, min((hunk.start or 1) - 1 + offset, len(self.lines)))
             shown = self._shown(at, min(len(hunk.old), _MAX_SHOWN))
