@@ -20,6 +20,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, FIRST_LEAN_ID, IDS
+from agentenv.sdk.tool_context import ToolContext
 from tests.few_ids import FIRST as FIRST_OF_FEW
 from tests.image_sources import member
 from tests.security.conftest import sh
@@ -507,6 +508,57 @@ async def test_what_root_may_do(slots: ImageSlots) -> None:
     assert told[:2] == ["data", "refused"]
     assert "bin" in told[2]
     assert told[3:] == ["port 80"]
+
+
+FILES_OF_USERS: Final = """
+import json, os, sys
+for way in sys.argv[1:]:
+    os.makedirs(f"/srv/{way}")
+    os.chdir(f"/srv/{way}")
+    modes = {"own": (0, 0o644), "users": (1000, 0o600), "ids": (1000, 0o6755), "linked": (1000, 0o640)}
+    for name, (owner, mode) in modes.items():
+        with open(name, "w") as file:
+            file.write("old\\nsecond\\n")
+        os.chown(name, owner, owner)
+        os.chmod(name, mode)
+    os.link("linked", "link")
+    os.setxattr("users", "user.key", b"value")
+    os.setxattr("own", "security.capability", b"\\1\\0\\0\\2\\0\\x20" + bytes(14))
+"""
+FACTS: Final = """
+import json, os, sys
+facts = {}
+for way in sys.argv[1:]:
+    os.chdir(f"/srv/{way}")
+    for name in sorted(os.listdir()):
+        found = os.stat(name)
+        with open(name) as file:
+            kept = [oct(found.st_mode), found.st_uid, found.st_gid, found.st_nlink, os.listxattr(name), file.read()]
+        facts.setdefault(way, {})[name] = kept
+print(json.dumps(facts))
+"""
+
+
+async def test_what_root_writes_by_calls_keeps_what_it_keeps_under_a_shell(slots: ImageSlots, tmp_path: Path) -> None:
+    """Owners, bits, attributes, links: of files that others own, too."""
+    one = await slots.open()
+    tools, ways = ToolContext(one), ("shell", "write", "patch", "upload")
+    await tools.write_file("/work/files.py", FILES_OF_USERS)
+    await tools.write_file("/work/facts.py", FACTS)
+    assert await sh(one, f"python3 /work/files.py {' '.join(ways)} 2>&1") == ""
+    (tmp_path / "new").write_text("new\nsecond\n")
+    for name in ("own", "users", "ids", "linked"):
+        await sh(one, f"printf 'new\\nsecond\\n' > /srv/shell/{name}")
+        await tools.write_file(f"/srv/write/{name}", "new\nsecond\n")
+        await tools.patch(f"--- {name}\n+++ {name}\n@@ -1,2 +1,2 @@\n-old\n+new\n second\n", path="/srv/patch")
+        mode = int(await sh(one, f"stat -c %a /srv/shell/{name}"), 8) & 0o777
+        (tmp_path / "new").chmod(mode)
+        await tools.upload(tmp_path / "new", f"/srv/upload/{name}")
+    found = json.loads(await sh(one, f"python3 /work/facts.py {' '.join(ways)}"))
+    assert found["shell"]["users"][1:] == [1000, 1000, 1, ["user.key"], "new\nsecond\n"]
+    assert found["write"] == found["patch"] == found["shell"]
+    found["shell"]["ids"][0] = oct(0o100755)  # an upload has the bits that its file has here, and these are 0777
+    assert found["upload"] == found["shell"]
 
 
 @pytest.mark.parametrize(

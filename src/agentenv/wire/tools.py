@@ -120,7 +120,8 @@ class ReadFileArguments(WireModel):
 
 
 class ReadFileReply(WireModel):
-    """``text`` or, for binary reads, ``data`` (base64). ``size_bytes`` is that of the whole file."""
+    """``text`` or, for binary reads, ``data`` (base64). ``size_bytes`` is that of the whole file; of one whose size the
+    kernel does not know (in ``/proc``), of as much as is known."""
 
     text: str | None = None
     data: Base64 | None = None

@@ -24,10 +24,8 @@ DISK_BYTES: Final = 2**20
 NET_RAW: Final = struct.pack("<5I", 0x0200_0001, 1 << 13, 0, 0, 0)
 """A capability of a program (linux/capability.h: VFS_CAP_REVISION_2)."""
 _UNDEFINED = 2**32 - 1
-ACCESS_LIST: Final = struct.pack("<I", 2) + b"".join(
-    struct.pack("<HHI", tag, rights, who)
-    for tag, rights, who in ((1, 6, _UNDEFINED), (2, 6, OTHER), (4, 4, _UNDEFINED), (16, 6, _UNDEFINED), (32, 0, _UNDEFINED))
-)  # fmt: skip
+_ENTRIES: Final = ((1, 6, _UNDEFINED), (2, 6, OTHER), (4, 4, _UNDEFINED), (16, 6, _UNDEFINED), (32, 0, _UNDEFINED))
+ACCESS_LIST: Final = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in _ENTRIES)
 """Of a file: its owner, one more user, the group, the mask, others."""
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users, mounts and disks")

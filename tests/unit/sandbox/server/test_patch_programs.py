@@ -1,4 +1,4 @@
-"""slotfiles against git and GNU patch: of a diff that git or diff(1) has written, it makes what they make, to the byte."""
+"""slotfiles against git and GNU patch: a diff that git or diff(1) has written gives the same bytes."""
 
 from __future__ import annotations
 
@@ -176,19 +176,19 @@ def git_case(top: Path, seed: int) -> bool:
     return not applied.returncode
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
+@pytest.mark.parametrize("first", range(0, 48, 16))
 def test_what_git_diff_writes_gives_the_tree_that_git_apply_gives(tmp_path: Path, first: int) -> None:
     applied = 0
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 16):
         top = tmp_path / str(seed)
         top.mkdir()
         applied += git_case(top, seed)
-    assert applied > 14, "git can apply most of what it writes"
+    assert applied > 12, "git can apply most of what it writes"
 
 
 def test_what_diff_writes_gives_the_file_that_gnu_patch_gives(tmp_path: Path) -> None:
     applied = 0
-    for seed in range(120):
+    for seed in range(100):
         chance = random.Random(seed)
         old = some_text(chance, 30)
         new = edited(chance, old)
@@ -206,4 +206,4 @@ def test_what_diff_writes_gives_the_file_that_gnu_patch_gives(tmp_path: Path) ->
         if not theirs.returncode:
             applied += 1
             assert not new or (tmp_path / "theirs/f").read_bytes() == new, seed
-    assert applied > 100, "patch can apply what diff writes"
+    assert applied > 80, "patch can apply what diff writes"
