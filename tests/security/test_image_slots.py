@@ -513,7 +513,6 @@ async def test_what_root_may_do(slots: ImageSlots) -> None:
 FILES_OF_USERS: Final = """
 import json, os, sys
 for way in sys.argv[1:]:
-    os.makedirs(f"/srv/{way}")
     os.chdir(f"/srv/{way}")
     modes = {"own": (0, 0o644), "users": (1000, 0o600), "ids": (1000, 0o6755), "linked": (1000, 0o640)}
     for name, (owner, mode) in modes.items():
@@ -539,15 +538,28 @@ print(json.dumps(facts))
 """
 
 
+def files_of_an_image(directory: str) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Files that a slot copies before it writes to them: one, and one with two names."""
+    content, owner = b"old\nsecond\n", {"uid": 1000, "gid": 1000, "mode": 0o640}
+    return [
+        member(directory, type=tarfile.DIRTYPE, mode=0o755),
+        member(f"{directory}/below", content, **owner),
+        member(f"{directory}/linked-below", content, **owner),
+        member(f"{directory}/link-below", type=tarfile.LNKTYPE, linkname=f"{directory}/linked-below"),
+    ]
+
+
 async def test_what_root_writes_by_calls_keeps_what_it_keeps_under_a_shell(slots: ImageSlots, tmp_path: Path) -> None:
     """Owners, bits, attributes, links: of files that others own, too."""
-    one = await slots.open()
-    tools, ways = ToolContext(one), ("shell", "write", "patch", "upload")
+    ways = ("shell", "write", "patch", "upload")
+    below = [entry for way in ways for entry in files_of_an_image(f"srv/{way}")]
+    one = await slots.open(slots.images.over_programs(*usual_files(), *below))
+    tools = ToolContext(one)
     await tools.write_file("/work/files.py", FILES_OF_USERS)
     await tools.write_file("/work/facts.py", FACTS)
     assert await sh(one, f"python3 /work/files.py {' '.join(ways)} 2>&1") == ""
     (tmp_path / "new").write_text("new\nsecond\n")
-    for name in ("own", "users", "ids", "linked"):
+    for name in ("own", "users", "ids", "linked", "below", "linked-below"):
         await sh(one, f"printf 'new\\nsecond\\n' > /srv/shell/{name}")
         await tools.write_file(f"/srv/write/{name}", "new\nsecond\n")
         await tools.patch(f"--- {name}\n+++ {name}\n@@ -1,2 +1,2 @@\n-old\n+new\n second\n", path="/srv/patch")

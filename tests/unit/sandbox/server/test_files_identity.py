@@ -147,6 +147,29 @@ def test_any_file_keeps_what_it_keeps_under_a_shell(
     check_like_a_shell(box, place, {**OWN, **OF_OTHERS}[kind], identity)
 
 
+@root_only
+@pytest.mark.parametrize("identity", [(), as_user(UID)], ids=["root", "user"])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o751, 0o6755])
+def test_a_renamed_file_takes_along_what_can_be_given_and_a_copied_one_its_bits(
+    box: Box, place: Path, mode: int, identity: tuple[str, ...]
+) -> None:
+    file = made(place / "files", _owned(OTHER, OTHER, mode | 0o006))
+    os.setxattr(file, "user.key", b"value")
+    os.link(file, file.with_name("link"))
+    patch = b"diff --git a/file b/copy\ncopy from file\ncopy to copy\n"
+    patch += b"diff --git a/file b/renamed\nrename from file\nrename to renamed\n"
+    command = [*identity, box.program[0], str(file.parent), "patch", ".", "-", "0", str(len(patch))]
+    assert ran(command, patch) == 0
+    user = UID if identity else 0
+    owner = user if identity else OTHER
+    bits = oct(0o100006 | (mode & 0o777 if identity else mode))
+    found = facts(file.parent)
+    assert found["renamed"] == (bits, owner, owner, 1, {"user.key": b"value"}, b"old\nsecond\n")
+    assert found["copy"] == (oct(0o100006 | mode & 0o777), user, user, 1, {}, b"old\nsecond\n")
+    assert found["link"][-1] == b"old\nsecond\n"
+    assert sorted(found) == ["copy", "link", "renamed"]
+
+
 async def test_who_has_a_file_open_never_reads_half_of_another(box: Box) -> None:
     with box.make("file", "old" * 1000).open() as opened:
         await box.write("file", "new")

@@ -207,3 +207,55 @@ def test_what_diff_writes_gives_the_file_that_gnu_patch_gives(tmp_path: Path) ->
             applied += 1
             assert not new or (tmp_path / "theirs/f").read_bytes() == new, seed
     assert applied > 80, "patch can apply what diff writes"
+
+
+def renamed(old: str, new: str, hunk: str = "") -> str:
+    names = f"--- a/{old}\n+++ b/{new}\n" if hunk else ""
+    return f"diff --git a/{old} b/{new}\nrename from {old}\nrename to {new}\n{names}{hunk}"
+
+
+def changed(name: str, old: str, new: str) -> str:
+    return f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-{old}\n+{new}\n"
+
+
+SERIES = {
+    "exchanged": (renamed("a", "b") + renamed("b", "a"), {"a": "B", "b": "A", "c": "C"}),
+    "passed on": (renamed("a", "b") + renamed("b", "c") + renamed("c", "a"), {"a": "C", "b": "A", "c": "B"}),
+    "changed, then renamed": (changed("a", "A", "new") + renamed("a", "d"), {"b": "B", "c": "C", "d": "new"}),
+    "renamed, then changed": (renamed("a", "d") + changed("d", "A", "new"), {"b": "B", "c": "C", "d": "new"}),
+    "renamed twice": (renamed("a", "d") + renamed("d", "e"), {"b": "B", "c": "C", "e": "A"}),
+    "copied when changed": (
+        changed("a", "A", "new") + "diff --git a/a b/d\ncopy from a\ncopy to d\n",
+        {"a": "new", "b": "B", "c": "C", "d": "A"},
+    ),
+    "copied when gone": (
+        renamed("a", "d") + "diff --git a/a b/e\ncopy from a\ncopy to e\n",
+        {"b": "B", "c": "C", "d": "A", "e": "A"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SERIES)
+def test_parts_begin_with_the_files_before_the_patch_or_with_what_others_did(tmp_path: Path, kind: str) -> None:
+    patch, wanted = SERIES[kind]
+    write({name: File(name.upper().encode() + b"\n") for name in "abc"}, tmp_path)
+    done = by_slotfiles(tmp_path, patch.encode())
+    assert not done.returncode, done.stdout
+    assert {name: file.content.decode() for name, file in read(tmp_path).items()} == {
+        name: content + "\n" for name, content in wanted.items()
+    }
+
+
+def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
+    write({name: File(name.encode()) for name in "abc"}, tmp_path)
+    for patch in (renamed("a", "b"), renamed("a", "b") + renamed("c", "b"), renamed("a", "c") + renamed("b", "c")):
+        assert b"the new name is taken" in by_slotfiles(tmp_path, patch.encode()).stdout
+    assert read(tmp_path) == {name: File(name.encode()) for name in "abc"}
+
+
+def test_the_directory_of_a_patch_stays_when_its_last_file_goes(tmp_path: Path) -> None:
+    write({"keep/f": File(b"x\n"), "keep/sub/g": File(b"x\n")}, tmp_path)
+    patch = b"".join(b"--- %b\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n" % name for name in (b"f", b"sub/g"))
+    command = (str(ensure_built().files), str(tmp_path), "patch", "keep/", "-", "0", str(len(patch)))
+    assert ran(*command, cwd=tmp_path, stdin=patch).returncode == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["keep"]

@@ -13,9 +13,13 @@
 
 enum { XATTR_SIZE_LIMIT = 65536 };
 
-int open_found(const struct place *place, int flags) {
+static void path_of(int fd, char path[32]) {
+    snprintf(path, 32, "/proc/self/fd/%d", fd);
+}
+
+static int find_again(const struct place *place) {
     struct stat found;
-    int fd = openat(place->directory, place->name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int fd = openat(place->directory, place->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -1;
     if (!fstat(fd, &found) && found.st_ino == place->found.st_ino && found.st_dev == place->found.st_dev)
@@ -23,6 +27,19 @@ int open_found(const struct place *place, int flags) {
     close(fd);
     errno = ESTALE;
     return -1;
+}
+
+/* The numbers are compared before it is opened for writing: overlayfs copies a file then, and gives it others. */
+int open_found(const struct place *place) {
+    char path[32];
+    int found = find_again(place);
+    if (found < 0)
+        return -1;
+    path_of(found, path);
+    int fd = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), error = errno;
+    close(found);
+    errno = error;
+    return fd;
 }
 
 /* Writing to a file takes its capabilities away, so that they are not copied. */
@@ -57,19 +74,22 @@ static int copy_extended(int fd, const char *from) {
 int copy_attributes(int fd, const struct place *from) {
     char path[32];
     struct stat was, is;
-    int old = open_found(from, O_PATH);
+    int old = find_again(from);
     if (old < 0)
         return errno;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", old);
+    path_of(old, path);
     int error = fstat(old, &was) || fstat(fd, &is) ? errno : 0;
-    if (!error && (was.st_uid != is.st_uid || was.st_gid != is.st_gid) && fchown(fd, was.st_uid, was.st_gid))
+    if (error) {
+        close(old);
+        return error;
+    }
+    if ((was.st_uid != is.st_uid || was.st_gid != is.st_gid) && fchown(fd, was.st_uid, was.st_gid))
         error = errno;
-    if (!error)
-        error = copy_extended(fd, path);
-    if (!error && fchmod(fd, was.st_mode & 07777))
-        error = errno;
-    /* Set-id bits stay or go as they do when this user writes to the file. */
-    if (!error && ftruncate(fd, 0))
+    int failed = copy_extended(fd, path);
+    error = error ? error : failed;
+    /* Of another owner's file the set-id bits would mean somebody else. Otherwise they stay or go as they do when this
+     * user writes to the file. */
+    if (fchmod(fd, was.st_mode & (error ? 0777 : 07777)) || ftruncate(fd, 0))
         error = errno;
     close(old);
     return error;

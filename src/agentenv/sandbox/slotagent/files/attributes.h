@@ -4,10 +4,11 @@
 
 #include "paths.h"
 
-/* Gives those of the regular file at `from` to the new, empty file `fd`. An errno when one of them cannot be given. */
+/* Gives those of the regular file at `from` to the new, empty file `fd`: all that can be given. An errno when one of
+ * them cannot, or 0. */
 int copy_attributes(int fd, const struct place *from);
 
-/* The regular file that was found at `place`, opened; -1 with errno, ESTALE when there is another by now. */
-int open_found(const struct place *place, int flags);
+/* The regular file that was found at `place`, opened for writing; -1 with errno, ESTALE when there is another by now. */
+int open_found(const struct place *place);
 
 #endif

@@ -163,8 +163,10 @@ static int set_times(int fd, const int64_t *modified_ns) {
 static int prepare_overwrite(int fd, int mode, size_t bytes, const int64_t *modified_ns, struct stat *found) {
     if (fstat(fd, found))
         return errno;
-    if (bytes && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) && (is_shortage(errno) || errno == EFBIG))
-        return errno;
+    if (bytes && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) && (is_shortage(errno) || errno == EFBIG)) {
+        int error = errno;
+        return ftruncate(fd, found->st_size) ? errno : error; /* gives back what was allocated */
+    }
     if (mode != KEPT_MODE && (found->st_mode & 07777) != (mode_t)mode && fchmod(fd, (mode_t)mode))
         return errno;
     return set_times(fd, modified_ns);
@@ -172,7 +174,7 @@ static int prepare_overwrite(int fd, int mode, size_t bytes, const int64_t *modi
 
 int overwrite(const struct place *place, int mode, const char *content, size_t bytes, const int64_t *modified_ns) {
     struct stat found;
-    int fd = open_found(place, O_WRONLY);
+    int fd = open_found(place);
     if (fd < 0)
         return errno;
     int error = prepare_overwrite(fd, mode, bytes, modified_ns, &found);
