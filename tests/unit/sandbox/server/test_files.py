@@ -380,6 +380,7 @@ async def test_a_file_of_unknown_size_is_read_to_its_end(box: Box, path: str, li
         assert isinstance(done.content, ReadFileReply), done
         read += done.content.data or b""
         more = done.content.truncated
+        assert len(read) > offset or not more, "it goes on, but nothing comes"
         assert done.content.next_offset == (len(read) if more else None)
         assert done.content.size_bytes >= len(read) + more
         offset = len(read)
