@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -133,6 +134,39 @@ async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp
     assert len(tars) == 3
     made = store.add(base, tars, Runtime(workdir="/work"))
     assert await _digest(await slots.open(made.digest)) == was
+
+
+RESERVED: Final = {
+    "removed": ("mkdir d && echo kept > d/.wh.a", "rm d/.wh.a", "d/.wh.a"),
+    "moved": ("mkdir -p d/e && echo kept > d/e/.wh..wh..opq", "mv d/e/.wh..wh..opq d/e/opq", "d/e/.wh..wh..opq"),
+    "below": ("mkdir d && mkdir 'd/.wh.a b' && echo kept > 'd/.wh.a b/c'", "mv 'd/.wh.a b' d/ab", "d/.wh.a b"),
+    "parent replaced": ("mkdir -p d/e && echo > d/e/.wh.a", "rm -r d/e; mkdir d/e", "d/e/.wh.a"),
+    "parent removed": ("mkdir -p d/e && mkdir d/e/.wh.a", "rm -r d; echo > d", "d/e/.wh.a"),
+}
+"""What makes a name that means a deletion in layers of images, what takes it away, and the name."""
+
+
+@OVER
+@pytest.mark.parametrize("how", RESERVED)
+async def test_a_name_that_means_a_deletion_in_images_is_refused_while_it_is_there(
+    slots: ImageSlots, tmp_path: Path, writable: str, how: str
+) -> None:
+    make, take_away, name = RESERVED[how]
+    session = await _prepared(slots, writable)
+    await _run(session, f"cd {TREE} && {make} && touch /etc/.whether")
+    was, checkpoint = await _digest(session), await _checkpoint(session)
+    async with open_session() as http:
+        with pytest.raises(CheckpointError, match=f"{re.escape(TREE)}/{re.escape(name)} cannot be in an image.*rename"):
+            await download_layers(http, session.lease.container, checkpoint, tmp_path)
+        await _run(session, "rm /etc/.whether")
+        assert await _digest(await slots.open(checkpoint=checkpoint)) == was
+        await _run(session, f"cd {TREE} && {take_away}")
+        was, checkpoint = await _digest(session), await _checkpoint(session)
+        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    store = Store.open(slots.images.store)
+    stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
+    assert await _digest(stored) == was
+    assert "passwd" in await _run(stored, "ls /etc")
 
 
 async def test_processes_end_and_the_network_address_stays(slots: ImageSlots) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import ConfigError
+from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.reaper import Reaper
@@ -29,12 +32,35 @@ class LayerExport:
 
     async def open(self, checkpoint: str, number: int) -> tuple[int, int]:
         """A descriptor from which the tar of a checkpoint's layer is read, the lowest being 0, and how many it has. The
-        tar is cut short when it cannot be written whole. Raises ConfigError: there is none; OSError,
-        SandboxUnavailableError."""
-        layers = self.checkpoints.find(checkpoint).layers
+        tar is cut short when it cannot be written whole. Raises CheckpointError: it has a file that no layer of an image
+        can have, or names that are too long; ConfigError: there is none; OSError, SandboxUnavailableError."""
+        layers = self.checkpoints.find(checkpoint).layers[::-1]
         if not 0 <= number < len(layers):
             raise ConfigError("layer", f"{number} of {len(layers)}")
-        return await self._written(layers[-1 - number]), len(layers)
+        await self._check_names(layers[number], layers[number + 1 :])
+        return await self._written(layers[number]), len(layers)
+
+    async def _check_names(self, layer: Frozen, above: Sequence[Frozen]) -> None:
+        directories = [str(one.files) for one in (layer, *above)]
+        printed = asyncio.StreamReader()
+        read, write = os.pipe()
+        with os.fdopen(read, "rb", buffering=0) as file:
+            try:
+                pid = child.spawn([str(self.tar_program), "reserved", *directories], {_STDOUT: write}, error_fd=write)
+                ended = self.reaper.watch(pid)
+            finally:
+                os.close(write)
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(printed), file)
+            with contextlib.closing(transport):
+                words = (await printed.read()).decode(errors="backslashreplace")
+        if await ended:
+            raise CheckpointError(f"its files cannot be read: {words.strip()}")
+        if words:
+            raise CheckpointError(
+                f"/{words} cannot be in an image: there a name that begins with .wh. means a deletion",
+                next_step="remove or rename it, then try again",
+            )
 
     async def _written(self, layer: Frozen) -> int:
         namespace = await make_user_namespace(self.root_program, layer.ids, self.reaper)

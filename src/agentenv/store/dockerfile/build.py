@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from agentenv.errors import BuildStepError
+from agentenv.errors import BuildStepError, CheckpointError
 from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext, Source, inline_sources
 from agentenv.store.dockerfile.copying import copy_from_context, copy_from_root, make_directory
@@ -62,7 +62,8 @@ def load(path: Path, name: str = "") -> Dockerfile:
     """The Dockerfile at ``path``, called ``name`` in messages (by default the path). Raises DockerfileError."""
     place = Place(name or str(path), 0, "Dockerfile")
     try:
-        return parse(path.read_text(encoding="utf-8"), place.file)
+        with path.open(encoding="utf-8", newline="") as file:  # only a newline ends a line of a Dockerfile
+            return parse(file.read(), place.file)
     except OSError as error:
         raise place.wrong(error.strerror or str(error), next_step="name a Dockerfile that can be read") from error
     except UnicodeDecodeError as error:
@@ -177,11 +178,18 @@ class _Build:
             except BaseException:
                 self._tell(number, index, "failed", time.monotonic() - began)
                 raise
-            checkpoint = await machine.checkpoint()
+            checkpoint = await self._kept(step, machine)
             self.cache.keep(self.keys[number][index + 1], checkpoint)
             self.ran += 1
             self._tell(number, index, "done", time.monotonic() - began)
         return Start(checkpoint=checkpoint)
+
+    async def _kept(self, step: Step, machine: Machine) -> str:
+        try:
+            return await machine.checkpoint()
+        except CheckpointError as error:
+            where = f"{step.place.file}:{step.place.line}: {step.place.keyword}"
+            raise CheckpointError(f"{where}: {error.message}", next_step=error.next_step) from error
 
     async def _step(self, number: int, index: int, step: Step, machine: Machine) -> None:
         match step:

@@ -182,7 +182,7 @@ class _Outline:
     def _variables(self, arguments: Iterable[Arg]) -> dict[str, str]:
         """The variables of FROM lines: the platform's, and the ARG instructions before the first FROM."""
         given = self.options.arguments
-        variables = {**_platform_variables(self.options), "TARGETSTAGE": self.names[self.target]}
+        variables = {**_platform_variables(self.options), "TARGETSTAGE": self.options.target or "default"}
         variables |= {name: value for name, value in given.items() if name in variables}
         self.used |= variables.keys() & given.keys()
         for arg in arguments:

@@ -3,7 +3,11 @@
  *   slottar layer UID DIRECTORY
  *     becomes UID and joins the user namespace on descriptor 5, as its root, so that owners are those that the slot sees.
  *     DIRECTORY is the root of a writable layer of overlayfs (mounted with userxattr), which is written to standard
- *     output as a layer of an image: see tree.h. Outside of a slot, for the supervisor.
+ *     output as a layer of an image: see tree.h. Outside of a slot, for the supervisor. Files with names that such
+ *     a layer cannot have are left out, so it is asked for them before:
+ *
+ *   slottar reserved DIRECTORY ABOVE...
+ *     prints the path of one that is seen through the layers above it (the lowest first), if there is one: see layer.h.
  *
  *   slottar pack PATH
  *     writes a directory, or a single file, to standard output.
@@ -22,6 +26,7 @@
  * left out.
  */
 #define _GNU_SOURCE
+#include "layer.h"
 #include "steps.h"
 #include "tree.h"
 #include "unpack.h"
@@ -79,7 +84,9 @@ int main(int argc, char **argv) {
     if (argc == 4 && !strcmp(argv[1], "layer")) {
         join_user_namespace(argv[2], USER_NAMESPACE);
         pack_as(argv[3], LAYER);
-    } else if (argc == 3 && !strcmp(argv[1], "pack-whole")) {
+    } else if (argc >= 3 && !strcmp(argv[1], "reserved"))
+        print_reserved(argv[2], argv + 3, argc - 3);
+    else if (argc == 3 && !strcmp(argv[1], "pack-whole")) {
         own_user_namespace();
         pack_as(argv[2], WHOLE);
     } else if (argc == 3 && !strcmp(argv[1], "unpack-whole")) {

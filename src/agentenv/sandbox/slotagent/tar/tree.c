@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "tree.h"
 
+#include "layer.h"
 #include "links.h"
 #include "steps.h"
 #include "write.h"
@@ -21,17 +22,7 @@
 
 enum { PATH_BYTES = PATH_MAX, VALUE_BYTES = 64 * 1024, CHUNK = 128 * 1024 };
 
-static const char *const SKIPPED[] = {"dev", "proc", "sys", "run/agentenv", "etc/hosts", "etc/hostname",
-                                      "etc/resolv.conf"};
-
 static enum purpose purpose;
-
-static bool is_skipped(const char *path) {
-    for (size_t i = 0; purpose == LAYER && i < sizeof SKIPPED / sizeof *SKIPPED; i++)
-        if (!strcmp(path, SKIPPED[i]))
-            return true;
-    return false;
-}
 
 /* Adds the attributes of what `at` (/proc/self/fd/N/NAME) names to the next entry's records; whether it is opaque. */
 static bool add_attributes(const char *at) {
@@ -169,9 +160,9 @@ static void write_entry(int directory, const char *name, char *path, size_t pare
     char at[320];
     if (fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) < 0)
         fail("look at", path);
-    if (S_ISSOCK(found.st_mode))
+    if (S_ISSOCK(found.st_mode) || (purpose == LAYER && is_reserved(name)))
         return;
-    if (purpose == LAYER && S_ISCHR(found.st_mode) && found.st_rdev == makedev(0, 0)) {
+    if (purpose == LAYER && is_mark(&found)) {
         write_marker(path, parent, ".wh.", name);
         return;
     }
@@ -238,7 +229,7 @@ static void write_tree(int directory, char *path, size_t length) {
             fail("name", path);
         }
         strcpy(path + length, names[i]);
-        if (!is_skipped(path))
+        if (purpose != LAYER || !is_left_out(path))
             write_entry(directory, names[i], path, length);
         free(names[i]);
     }

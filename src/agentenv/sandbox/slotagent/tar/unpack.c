@@ -126,6 +126,8 @@ static struct timespec parse_time(const char *text) {
         for (const char *digit = end + 1; *digit >= '0' && *digit <= '9' && scale; digit++, scale /= 10)
             moment.tv_nsec += (*digit - '0') * scale;
     }
+    if (*text == '-' && moment.tv_nsec) /* -0.25 is 0.75 after -1 */
+        moment.tv_sec--, moment.tv_nsec = 1000000000 - moment.tv_nsec;
     return moment;
 }
 
@@ -255,16 +257,45 @@ static bool next_entry(void) {
 
 /* ---- output ---- */
 
-/* A directory below the base; no link on the way is followed, and nothing leads out. */
-static int open_directory(const char *path) {
+/* Opens a directory below the base; no link on the way is followed, and nothing leads out. -1 on failure. */
+static int find_directory(char *path) {
     struct open_how how = {.flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
-    int fd = (int)syscall(SYS_openat2, base, *path ? path : ".", &how, sizeof how);
+    return (int)syscall(SYS_openat2, base, *path ? path : ".", &how, sizeof how);
+}
+
+static int open_directory(char *path) {
+    int fd = find_directory(path);
     check(fd);
     return fd;
 }
 
-/* Cuts `path` into the directory, which is opened, and the name in it; "" for the base itself. */
-static const char *split(char *path, int *directory) {
+/* The same, after the directories that are missing were made: a tar need not have entries for them. They are root's, as
+ * those that container engines make. */
+static int make_directory(char *path) {
+    int fd = find_directory(path);
+    if (fd >= 0 || errno != ENOENT)
+        return fd;
+    fd = openat(base, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    check(fd);
+    for (char *name = path, *slash; name; name = slash ? slash + 1 : NULL) {
+        if ((slash = strchr(name, '/')))
+            *slash = 0;
+        if (!strcmp(name, ".."))
+            give_up(EXDEV);
+        if (*name && mkdirat(fd, name, 0755) < 0 && errno != EEXIST)
+            give_up(errno);
+        int next = openat(fd, *name ? name : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        check(next);
+        close(fd);
+        fd = next;
+        if (slash)
+            *slash = '/';
+    }
+    return fd;
+}
+
+/* Cuts `path` into the directory, which is opened by `find`, and the name in it; "" for the base itself. */
+static const char *split(char *path, int find(char *), int *directory) {
     size_t bytes = strlen(path);
     while (bytes && path[bytes - 1] == '/')
         path[--bytes] = 0;
@@ -273,12 +304,14 @@ static const char *split(char *path, int *directory) {
     if (!strcmp(path, "."))
         path[0] = 0;
     char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
+    char *name = slash ? slash + 1 : path;
     if (!strcmp(name, "..") || path[0] == '/')
         give_up(EXDEV);
+    char root[] = "";
     if (slash)
         *slash = 0;
-    *directory = open_directory(slash ? path : "");
+    *directory = find(slash ? path : root);
+    check(*directory);
     if (slash)
         *slash = '/';
     return name;
@@ -409,7 +442,7 @@ static void put_other(int directory, const char *name) {
     const struct timespec times[2] = {entry.accessed, entry.modified};
     if (entry.type == '1') {
         int from;
-        const char *old = split(entry.link, &from);
+        const char *old = split(entry.link, find_directory, &from);
         check(linkat(from, old, directory, name, 0));
         close(from);
         return;
@@ -431,7 +464,7 @@ static void put_other(int directory, const char *name) {
 
 static void put_entry(void) {
     int directory;
-    const char *name = split(entry.path, &directory);
+    const char *name = split(entry.path, make_directory, &directory);
     if (entry.type == '5')
         put_directory(directory, name);
     else {

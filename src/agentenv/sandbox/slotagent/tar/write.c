@@ -115,7 +115,12 @@ static void add_number(const char *key, uint64_t value) {
 
 void add_time(const char *key, const struct timespec *moment) {
     char text[2 * NUMBER_BYTES];
-    int bytes = snprintf(text, sizeof text, "%lld.%09ld", (long long)moment->tv_sec, moment->tv_nsec);
+    long long seconds = moment->tv_sec;
+    long fraction = moment->tv_nsec;
+    bool before_1970 = seconds < 0;
+    if (before_1970 && fraction) /* the kernel counts nanoseconds upwards, but the digits are those of one number */
+        seconds++, fraction = 1000000000 - fraction;
+    int bytes = snprintf(text, sizeof text, "%s%lld.%09ld", before_1970 ? "-" : "", before_1970 ? -seconds : seconds, fraction);
     add_record(key, text, (size_t)bytes);
 }
 
