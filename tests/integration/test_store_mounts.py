@@ -13,8 +13,8 @@ import pytest
 
 from agentenv.store import Store
 from agentenv.store.erofs import Layer, index_of
-from agentenv.store.tar_headers import BLOCK, Entry, Kind, entries, mapped
 from agentenv.store.tree import ACL_ACCESS, ACL_DEFAULT, CAPABILITY, Tree
+from agentenv.tar_headers import BLOCK, Entry, Kind, entries, mapped
 from tests.image_sources import member, oci_layout, sha256, tar_of
 from tests.integration.mounted_index import NAMES, Listing, differences, listing, mounted
 

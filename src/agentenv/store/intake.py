@@ -21,8 +21,8 @@ from agentenv.store.layers import Blob, write_tar
 from agentenv.store.layout import Layout, digest_of, written
 from agentenv.store.manifest import Config, digest_of_manifest, machine_architecture, manifest_of, parse_config
 from agentenv.store.sources import SourceImage
-from agentenv.store.tar_headers import entries, mapped
-from agentenv.store.tree import Tree, TreeLimits
+from agentenv.store.tree import Tree, TreeLimits, layer_entries
+from agentenv.tar_headers import mapped
 
 _NONE_ABSENT: Final[Mapping[str, int]] = {}
 
@@ -165,7 +165,7 @@ class _TreeReader:
 
     def _apply(self, diff_id: str) -> None:
         with mapped(self._layout.layer(diff_id)) as tar, _without_collections():
-            self._tree.apply(entries(tar))
+            self._tree.apply(layer_entries(tar))
 
 
 @contextlib.contextmanager

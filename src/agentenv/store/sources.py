@@ -19,7 +19,8 @@ from agentenv.errors import BadImageError, ConfigError
 from agentenv.store.layers import CHUNK_BYTES, Blob
 from agentenv.store.manifest import machine_architecture, parse_object
 from agentenv.store.reference import is_digest
-from agentenv.store.tar_headers import Kind, entries, mapped
+from agentenv.store.tree import layer_entries
+from agentenv.tar_headers import Kind, mapped
 
 MAX_DOCUMENT_BYTES: Final = 4 * 1024 * 1024
 """Of an index, a manifest or a configuration: as much as registries accept."""
@@ -76,7 +77,7 @@ class TarFiles:
         self._tar = tar
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
-        for count, entry in enumerate(entries(tar)):
+        for count, entry in enumerate(layer_entries(tar)):
             if count == MAX_FILES:
                 raise BadImageError(f"the archive has more than {MAX_FILES} files")
             name = posixpath.normpath(entry.name.decode("utf-8", "replace"))

@@ -19,13 +19,14 @@ kernel's labels (``security.selinux``) or state of overlayfs, which an image cou
 
 from __future__ import annotations
 
+import mmap
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from agentenv.errors import BadImageError
-from agentenv.store.tar_headers import Entry, Kind
+from agentenv.tar_headers import BrokenTarError, Entry, Kind, entries
 
 MAX_NAME_BYTES: Final = 255
 """NAME_MAX."""
@@ -81,6 +82,14 @@ class Node:
     xattrs: Mapping[bytes, bytes] = field(default_factory=dict)
     children: dict[bytes, Node] | None = None
     """Of a directory; None for everything else."""
+
+
+def layer_entries(tar: mmap.mmap | bytes) -> Iterator[Entry]:
+    """The entries of an uncompressed layer, in order. Raises BadImageError."""
+    try:
+        yield from entries(tar)
+    except BrokenTarError as error:
+        raise BadImageError(f"the layer's {error}") from None
 
 
 class Tree:

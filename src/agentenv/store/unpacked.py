@@ -34,8 +34,8 @@ from agentenv.locks import hold
 from agentenv.store.changes import Change, changes, seen
 from agentenv.store.layout import PART, Layout, digest_of, downloading, part_of
 from agentenv.store.manifest import read_manifest
-from agentenv.store.tar_headers import entries, mapped
-from agentenv.store.tree import CAPABILITY, Node, Tree
+from agentenv.store.tree import CAPABILITY, Node, Tree, layer_entries
+from agentenv.tar_headers import mapped
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def unpack(layout: Layout, diff_ids: Sequence[str], ids: int = IDS) -> list[str]
             opened.callback(os.close, tars[-1])
             before = seen(tree.root)
             with mapped(path) as tar:
-                tree.apply(entries(tar))
+                tree.apply(layer_entries(tar))
             if number in missing:
                 _unpack_layer(layout, names[number], changes(before, tree.root), tars, ids)
     return names

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tarfile
 
 from agentenv.store.changes import Change, changes, seen
-from agentenv.store.tar_headers import entries
 from agentenv.store.tree import Tree
 from agentenv.store.unpacked import names_of
+from agentenv.tar_headers import entries
 from tests.image_sources import member, tar_of
 
 Shown = dict[str, "Shown | str | None"]

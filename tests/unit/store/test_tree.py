@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import BadImageError
-from agentenv.store.tar_headers import Entry, Kind
 from agentenv.store.tree import ACL_ACCESS, Node, Tree, TreeLimits, walk
+from agentenv.tar_headers import Entry, Kind
 
 
 def entry(name: str, kind: Kind = Kind.FILE, *, link: str = "", mode: int = 0o644, size: int = 0, **more: Any) -> Entry:

@@ -32,8 +32,8 @@ class LayerExport:
 
     async def open(self, checkpoint: str, number: int) -> tuple[int, int]:
         """A descriptor from which the tar of a checkpoint's layer is read, the lowest being 0, and how many it has. The
-        tar is cut short when it cannot be written whole. Raises CheckpointError: it has a file that no layer of an image
-        can have, or names that are too long; ConfigError: there is none; OSError, SandboxUnavailableError."""
+        tar is cut short when it cannot be written whole. Raises CheckpointError: it has a file that no layer of an
+        image can have, or names that are too long; ConfigError: there is none; OSError, SandboxUnavailableError."""
         layers = self.checkpoints.find(checkpoint).layers[::-1]
         if not 0 <= number < len(layers):
             raise ConfigError("layer", f"{number} of {len(layers)}")

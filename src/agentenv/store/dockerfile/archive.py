@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from agentenv.store.dockerfile.modes import Mode
+from agentenv.tar_members import StrictMember, modified_ns, set_modified_ns
 
 Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 """A member and, for a file, its content."""
@@ -76,12 +77,16 @@ class Part:
 
 def write(out: IO[bytes], parts: Iterable[Part]) -> None:
     """The parts as one tar stream; names are relative to their ``place.at``, which is the same for all. Raises what
-    their entries raise, and OSError if a file has become shorter meanwhile."""
+    their entries raise, ArchiveError for a name that would delete something in a layer (``.wh.``), and OSError if a
+    file has become shorter meanwhile."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for part in parts:
             for member, content in part.entries:
                 made = _copied(member)
                 made.name = part.place.name or made.name
+                path = posixpath.join(part.place.at, made.name)
+                if any(name.startswith(_WHITEOUT) for name in path.split("/")):
+                    raise ArchiveError(f"{path} has a name that means a deletion in layers of images")
                 if part.owner is not None:
                     made.uid, made.gid = part.owner
                 if made.type != tarfile.SYMTYPE:
@@ -91,15 +96,13 @@ def write(out: IO[bytes], parts: Iterable[Part]) -> None:
 
 def members(archive: tarfile.TarFile) -> Iterator[Entry]:
     """The entries of an archive from elsewhere, checked: none leaves the directory it is unpacked into, none is a
-    device or says that something is deleted (``.wh.``). Raises ArchiveError."""
+    device. Raises ArchiveError."""
     for member in archive:
         name = _inside(member.name, member.name)
         if not name:
             continue
         if member.type not in _KINDS and not member.isreg():
             raise ArchiveError(f"{member.name} is a device or of an unknown kind")
-        if any(part.startswith(_WHITEOUT) for part in name.split("/")):
-            raise ArchiveError(f"{member.name} has a name that means a deletion in layers of images")
         made = _copied(member)
         made.name = name
         if member.islnk():
@@ -115,7 +118,7 @@ def is_archive(file: IO[bytes]) -> bool:
     if start == _ZSTANDARD:
         raise ArchiveError("it is compressed with Zstandard")
     try:
-        with tarfile.open(fileobj=file, mode="r:*") as archive:
+        with opened(file) as archive:
             return archive.next() is not None
     except (*UNREADABLE, ValueError):
         return False
@@ -125,14 +128,7 @@ def is_archive(file: IO[bytes]) -> bool:
 
 def opened(file: IO[bytes]) -> tarfile.TarFile:
     """An archive that ``is_archive``; close it after use."""
-    return tarfile.open(fileobj=file, mode="r:*")
-
-
-def mtime(member: tarfile.TarInfo, nanoseconds: int) -> None:
-    """Set a time without rounding it."""
-    member.mtime = nanoseconds // 10**9
-    if nanoseconds % 10**9:
-        member.pax_headers = {**member.pax_headers, "mtime": f"{member.mtime}.{nanoseconds % 10**9:09d}"}
+    return tarfile.open(fileobj=file, mode="r:*", tarinfo=StrictMember)
 
 
 def _copied(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -141,11 +137,10 @@ def _copied(member: tarfile.TarInfo) -> tarfile.TarInfo:
     made = tarfile.TarInfo(member.name)
     made.type = tarfile.REGTYPE if member.isreg() else member.type
     made.size = member.size if member.isreg() else 0
-    made.mode, made.mtime = member.mode & 0o7777, int(member.mtime)
+    made.mode = member.mode & 0o7777
     made.uid, made.gid, made.linkname = member.uid, member.gid, member.linkname
-    made.pax_headers = {
-        name: value for name, value in member.pax_headers.items() if name == "mtime" or name.startswith(_XATTR)
-    }
+    made.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(_XATTR)}
+    set_modified_ns(made, modified_ns(member))
     return made
 
 

@@ -26,11 +26,12 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.archive import ArchiveError, Entry, is_archive, members, mtime, opened
+from agentenv.store.dockerfile.archive import ArchiveError, Entry, is_archive, members, opened
 from agentenv.store.dockerfile.instructions import Place
 from agentenv.store.dockerfile.patterns import Entries, Ignore, PatternError, glob
 from agentenv.store.dockerfile.rooted import LeadsOutError, RootedDirectory
 from agentenv.store.dockerfile.steps import CopyStep, InlineFile
+from agentenv.tar_members import set_modified_ns
 
 _IGNORE: Final = ".dockerignore"
 _CORRECT: Final = "correct the path, or put what is missing into the build context"
@@ -239,7 +240,7 @@ class BuildContext:
     def _entry(self, item: Item) -> Iterator[Entry]:
         member = tarfile.TarInfo(item.name)
         member.mode = stat.S_IMODE(item.status.st_mode)
-        mtime(member, item.status.st_mtime_ns)
+        set_modified_ns(member, item.status.st_mtime_ns)
         if item.is_directory:
             member.type = tarfile.DIRTYPE
         elif stat.S_ISLNK(item.status.st_mode):

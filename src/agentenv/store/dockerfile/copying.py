@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import IO, Final
 
 from agentenv.store.dockerfile.archive import UNREADABLE, ArchiveError, Part, Placed, members, placed, write
 from agentenv.store.dockerfile.context import BuildContext, Source
@@ -18,6 +18,7 @@ from agentenv.store.dockerfile.machine import Machine, Seen
 from agentenv.store.dockerfile.modes import DIRECTORY_MODE, Mode, directory_mode, ids, kept, mode_of, owner_of
 from agentenv.store.dockerfile.patterns import Entries, PatternError, glob
 from agentenv.store.dockerfile.steps import CopyStep, WorkdirStep
+from agentenv.tar_members import StrictMember
 
 _SPOOLED_BYTES: Final = 4 * 1024 * 1024
 """A tar stream up to this size stays in memory."""
@@ -74,7 +75,7 @@ async def copy_from_root(step: CopyStep, origin: Machine, machine: Machine) -> N
     found = await _sources(step, origin)
     places = _placed(step, [(source.name, source.is_directory) for source in found], target)
     for place, source in zip(places, found, strict=True):
-        with await origin.get(source.path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with await origin.get(source.path) as stream, _opened(stream) as archive:
             part = Part(place, members(archive), target.owner, target.mode)
             await _put(machine, [part], place.at, target.owner or _ROOT, target.directory_mode, step.place)
 
@@ -121,7 +122,7 @@ async def _text(machine: Machine, path: str, place: Place) -> str:
     seen = await _looked(machine, path, place)
     if seen.kind != "file":
         return ""
-    with await machine.get(seen.path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+    with await machine.get(seen.path) as stream, _opened(stream) as archive:
         for member in archive:
             content = archive.extractfile(member)
             if content is not None:
@@ -142,6 +143,10 @@ async def _sources(step: CopyStep, origin: Machine) -> list[_Found]:
             seen = await _existing(f"/{match}", origin, step, written)
             found.append(_Found(posixpath.basename(match), seen.path, seen.kind == "directory"))
     return found
+
+
+def _opened(stream: IO[bytes]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=stream, mode="r|", tarinfo=StrictMember)
 
 
 async def _existing(path: str, origin: Machine, step: CopyStep, written: str) -> Seen:

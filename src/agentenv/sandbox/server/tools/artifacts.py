@@ -9,26 +9,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import mmap
 import os
 import posixpath
 import tarfile
 import zlib
 from collections.abc import Iterable
-from typing import BinaryIO
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.sandbox.file_names import meant_path, readable_name
 from agentenv.sandbox.server.tools.file_records import FileRecord, encode
+from agentenv.tar_headers import BLOCK, NS_PER_S, Entry, Kind, entries
+from agentenv.tar_members import set_modified_ns
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import ArtifactFile, ArtifactsReply
 
 MAX_ENTRIES = 50_000
 """Entries of one archive: each costs the server's processor about 20 us."""
 
-# RecursionError: tarfile recurses once per long-name header.
-_NOT_A_TAR = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError, LookupError, RecursionError)
 _MAX_GZIP_MEMBERS = 1000
-_MAX_MTIME_S = 2**33
 
 
 class TooLargeError(Exception):
@@ -36,14 +35,14 @@ class TooLargeError(Exception):
 
 
 def pack(records: Iterable[FileRecord]) -> ArtifactsReply:
-    """An uncompressed GNU tar of the records, in their order. Names keep their exact bytes.
+    """An uncompressed PAX tar of the records, in their order. Names keep their exact bytes, times their nanoseconds.
 
     Raises TooLargeError when the tar exceeds MAX_FILE_BYTES.
     """
     files: list[ArtifactFile] = []
     output = io.BytesIO()
     with tarfile.open(
-        fileobj=output, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+        fileobj=output, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as tar:
         for record in records:
             if record.kind not in "fdl":
@@ -67,9 +66,9 @@ def listed(records: Iterable[FileRecord]) -> ArtifactsReply:
     """
     files: list[ArtifactFile] = []
     total_bytes = 0
-    for entries, record in enumerate(records, 1):
+    for count, record in enumerate(records, 1):
         total_bytes += record.content_bytes
-        if entries > MAX_ENTRIES or total_bytes > MAX_FILE_BYTES:
+        if count > MAX_ENTRIES or total_bytes > MAX_FILE_BYTES:
             raise TooLargeError
         if record.kind == "f":
             files.append(_described(record))
@@ -87,7 +86,7 @@ def single(path: str, content: bytes | memoryview) -> ArtifactsReply:
 def _member(record: FileRecord) -> tarfile.TarInfo:
     member = tarfile.TarInfo(os.fsdecode(record.path))
     member.mode = record.mode & 0o777
-    member.mtime = min(max(record.modified_ns // 10**9, 0), _MAX_MTIME_S)
+    set_modified_ns(member, record.modified_ns)
     member.type = {"f": tarfile.REGTYPE, "d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE}[record.kind]
     member.linkname = os.fsdecode(record.link)
     member.size = record.content_bytes
@@ -119,37 +118,35 @@ class _Content(io.RawIOBase):
         return count
 
 
-def unpack(archive: BinaryIO) -> tuple[bytes, ArtifactsReply]:
+def unpack(archive: mmap.mmap | bytes) -> tuple[bytes, ArtifactsReply]:
     """The instructions for slotfiles to extract ``archive`` (plain or gzip), and the reply afterwards.
 
-    Raises: InvalidArgumentsError: it is not a tar, is truncated, or holds more than 64 MiB or 50,000 entries.
+    Raises: InvalidArgumentsError: it is not a tar, is damaged or truncated, wherever that is, or holds more than 64 MiB
+    or 50,000 entries.
     PolicyRefusalError: an entry would lead outside the destination, or is not a file, directory or link.
     """
     try:
-        with tarfile.open(fileobj=_plain(archive), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-            plan = _Plan(tar)
-            for member in tar:
-                plan.add(member)
-    except _NOT_A_TAR as error:
+        plan = _Plan(_plain(archive))
+    except (ValueError, EOFError, zlib.error) as error:
         raise InvalidArgumentsError(
             f"data is not a complete tar archive: {error}", next_step="send a plain or gzip tar, base64-encoded"
         ) from error
     return plan.instructions(), plan.reply()
 
 
-def _plain(archive: BinaryIO) -> BinaryIO:
-    magic = archive.read(2)
-    archive.seek(0)
-    if magic != b"\x1f\x8b":
+def _plain(archive: mmap.mmap | bytes) -> mmap.mmap | bytes:
+    if archive[:2] != b"\x1f\x8b":
         return archive
-    plain = bytearray()
-    rest = archive.read()
+    plain: list[bytes] = []
+    room = MAX_FILE_BYTES
+    rest = archive[:]
     for _ in range(_MAX_GZIP_MEMBERS):
         if not rest:
-            return io.BytesIO(plain)
+            return b"".join(plain)
         stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        plain += stream.decompress(rest, MAX_FILE_BYTES + 1 - len(plain))
-        if len(plain) > MAX_FILE_BYTES or stream.unconsumed_tail:
+        plain.append(stream.decompress(rest, room + 1))
+        room -= len(plain[-1])
+        if room < 0 or stream.unconsumed_tail:
             raise InvalidArgumentsError(f"data decompresses to more than {MAX_FILE_BYTES} bytes")
         if not stream.eof:
             raise EOFError("the gzip stream is truncated")
@@ -158,33 +155,38 @@ def _plain(archive: BinaryIO) -> BinaryIO:
 
 
 class _Plan:
-    """Collects the instructions, entry by entry."""
+    """What a tar has, as instructions."""
 
-    def __init__(self, tar: tarfile.TarFile) -> None:
+    def __init__(self, tar: mmap.mmap | bytes) -> None:
+        """Raises as :func:`unpack`; ValueError for what is no complete tar."""
         self._tar = tar
         self._records: list[FileRecord] = []
         self._modes: list[FileRecord] = []
         self._files: dict[bytes, FileRecord] = {}
         self._links: set[str] = set()
-        self._entries = 0
         self._total_bytes = 0
+        if not tar:
+            raise ValueError("it is empty")
+        for count, entry in enumerate(entries(tar), 1):
+            if count > MAX_ENTRIES:
+                raise InvalidArgumentsError(f"the archive has more than {MAX_ENTRIES} entries")
+            self._add(entry)
 
-    def add(self, member: tarfile.TarInfo) -> None:
-        self._entries += 1
-        if self._entries > MAX_ENTRIES:
-            raise InvalidArgumentsError(f"the archive has more than {MAX_ENTRIES} entries")
-        name = self._safe_name(member.name)
-        if name == ".":
+    def _add(self, entry: Entry) -> None:
+        name = self._safe_name(entry.name)
+        if name == "." and entry.kind is Kind.DIRECTORY:
             return
+        if name == ".":
+            raise ValueError("an entry has no name")
         self._links.discard(name)
-        if member.issym():
-            self._add_link(name, member)
-        elif member.isdir():
+        if entry.kind is Kind.SYMLINK:
+            self._add_link(name, entry.link)
+        elif entry.kind is Kind.DIRECTORY:
             self._records.append(FileRecord("d", os.fsencode(name)))
             # Only after all its entries: the directory may be read-only.
-            self._modes.append(FileRecord("m", os.fsencode(name), mode=member.mode & 0o777))
-        elif member.isreg() or member.islnk():
-            self._add_file(name, member)
+            self._modes.append(FileRecord("m", os.fsencode(name), mode=entry.mode & 0o777))
+        elif entry.kind in (Kind.FILE, Kind.HARD_LINK):
+            self._add_file(os.fsencode(name), entry)
         else:
             raise PolicyRefusalError(f"{_shown(name)} in the archive is neither a file, a directory nor a link")
 
@@ -197,11 +199,10 @@ class _Plan:
         files = tuple(_described(record) for record in self._files.values())
         return ArtifactsReply(files=files, total_bytes=sum(file.size_bytes for file in files))
 
-    def _safe_name(self, name: str) -> str:
+    def _safe_name(self, written: bytes) -> str:
+        name = os.fsdecode(written)
         if name.startswith("/") or ".." in name.split("/"):
             raise PolicyRefusalError(f"{_shown(name)} in the archive leads outside the destination")
-        if "\0" in name:
-            raise ValueError("a name contains a NUL byte")
         clean = posixpath.normpath(name)
         parent = posixpath.dirname(clean)
         while parent:
@@ -210,50 +211,43 @@ class _Plan:
             parent = posixpath.dirname(parent)
         return clean
 
-    def _add_link(self, name: str, member: tarfile.TarInfo) -> None:
-        target = member.linkname
+    def _add_link(self, name: str, written: bytes) -> None:
+        target = os.fsdecode(written)
         reached = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        if not target or target.startswith("/") or reached == ".." or reached.startswith("../"):
+        if target.startswith("/") or reached == ".." or reached.startswith("../"):
             raise PolicyRefusalError(f"the link {_shown(name)} in the archive leads outside the destination")
-        if "\0" in target:
-            raise ValueError("a link contains a NUL byte")
         self._links.add(name)
         self._files.pop(os.fsencode(name), None)
-        self._records.append(FileRecord("l", os.fsencode(name), os.fsencode(target)))
+        self._records.append(FileRecord("l", os.fsencode(name), written))
 
-    def _add_file(self, name: str, member: tarfile.TarInfo) -> None:
-        path = os.fsencode(name)
-        if member.islnk():
-            record = self._hard_linked(path, member)
+    def _add_file(self, path: bytes, entry: Entry) -> None:
+        if entry.kind is Kind.HARD_LINK:
+            record = self._hard_linked(path, entry)
         else:
-            record = FileRecord(
-                "f", path, b"", member.mode & 0o777, 0, self._modified_ns(member), content=self._content(member)
-            )
+            end = entry.offset + entry.size
+            if end + -end % BLOCK > len(self._tar):
+                raise ValueError("tar ends within the padding of an entry's data")
+            content = self._tar[entry.offset : end]
+            record = FileRecord("f", path, mode=entry.mode & 0o777, modified_ns=_bounded(entry), content=content)
         self._total_bytes += len(record.content)
         if self._total_bytes > MAX_FILE_BYTES:
             raise InvalidArgumentsError(f"the archive contains more than {MAX_FILE_BYTES} bytes")
         self._files[path] = record
         self._records.append(record)
 
-    def _hard_linked(self, path: bytes, member: tarfile.TarInfo) -> FileRecord:
+    def _hard_linked(self, path: bytes, entry: Entry) -> FileRecord:
         """A copy: the target of a hard link must come earlier in the same archive."""
-        original = self._files.get(os.fsencode(self._safe_name(member.linkname)))
+        original = self._files.get(os.fsencode(self._safe_name(entry.link)))
         if original is None:
-            raise ValueError(f"{_shown(member.name)} is a link to a file that is not in the archive")
+            raise ValueError(f"{_shown(os.fsdecode(path))} is a link to a file that is not in the archive")
         return dataclasses.replace(original, path=path)
 
-    def _content(self, member: tarfile.TarInfo) -> bytes:
-        if member.issparse() or not 0 <= member.size <= MAX_FILE_BYTES:
-            raise InvalidArgumentsError(f"{_shown(member.name)} in the archive is sparse or too large")
-        stream = self._tar.extractfile(member)
-        content = stream.read() if stream else b""
-        if len(content) != member.size:
-            raise EOFError(f"{_shown(member.name)} is truncated")
-        return content
 
-    def _modified_ns(self, member: tarfile.TarInfo) -> int:
-        seconds = member.mtime if 0 <= member.mtime <= _MAX_MTIME_S else 0
-        return int(seconds * 10**9)
+def _bounded(entry: Entry) -> int:
+    """Its time. Raises ValueError for one that a record has no room for."""
+    if not -(2**63) <= entry.mtime_ns < 2**63:
+        raise ValueError(f"{_shown(os.fsdecode(entry.name))} has a time of {entry.mtime_ns // NS_PER_S} seconds")
+    return entry.mtime_ns
 
 
 def _shown(name: str) -> str:

@@ -7,7 +7,6 @@ Outcomes are derived from slotfiles' exit code, never from text a command could 
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,6 +31,7 @@ from agentenv.sandbox.server.tools.search import check_pattern, found, search_ar
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
+from agentenv.tar_headers import mapped_file
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactsArguments,
@@ -300,9 +300,9 @@ def _whole_characters(data: memoryview) -> int:
 
 def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
     if isinstance(archive, bytes):
-        return unpack(io.BytesIO(archive))
-    with archive.reader() as file:
-        return unpack(file)
+        return unpack(archive)
+    with archive.reader() as file, mapped_file(file) as tar:
+        return unpack(tar)
 
 
 def _check_size(data: bytes) -> None:

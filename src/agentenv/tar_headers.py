@@ -1,4 +1,4 @@
-"""The entries of an uncompressed layer's tar, with the places of their data.
+"""The entries of an uncompressed tar, with the places of their data.
 
 Formats: POSIX ustar and pax, and what GNU tar adds (long names, numbers in base 256). Where these leave room, an entry
 means what Go's ``archive/tar`` makes of it, because every container engine reads layers with that: global pax headers
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
-
-from agentenv.errors import BadImageError
+from typing import BinaryIO, Final
 
 BLOCK: Final = 512
 """Headers begin and data begins at multiples of it."""
@@ -29,12 +28,17 @@ MAX_TARGET_BYTES: Final = 4095
 MAX_ID: Final = 2**32 - 2
 """The kernel's largest uid and gid; the next one means "none"."""
 
+NS_PER_S: Final = 10**9
 _NO_BLOCK: Final = bytes(BLOCK)
 _XATTR: Final = b"SCHILY.xattr."
 _SPARSE: Final = b"GNU.sparse."
-_NS_PER_S: Final = 10**9
 _LONGEST_NUMBER: Final = 20
 """Digits of 2^64."""
+_TIME: Final = re.compile(r"(-?)(\d{1,20})(?:\.(\d*))?", re.ASCII)
+
+
+class BrokenTarError(ValueError):
+    """A tar is malformed, or has what is not read here. The message begins with "tar" and names the place."""
 
 
 class Kind(Enum):
@@ -78,23 +82,31 @@ class Entry:
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
     """The file's content, read-only. Raises OSError."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            yield b""  # which cannot be mapped
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            yield view
+    with path.open("rb") as file, mapped_file(file) as view:
+        yield view
+
+
+@contextmanager
+def mapped_file(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
+    """The same, of an open file."""
+    if os.fstat(file.fileno()).st_size == 0:
+        yield b""  # which cannot be mapped
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        yield view
 
 
 def entries(tar: mmap.mmap | bytes) -> Iterator[Entry]:
     """The entries of a tar, in order. The data of files is not read.
 
-    Raises BadImageError, naming the place, when the tar is malformed or has what images cannot have (sparse files).
+    Raises BrokenTarError when the tar is malformed or has sparse files.
     """
     at = 0
     pending = _Pending()
     while header := tar[at : at + BLOCK]:
         if header == _NO_BLOCK:
+            if tar[at + BLOCK : at + 2 * BLOCK].strip(b"\0"):
+                raise BrokenTarError(f"tar is broken at byte {at}: more follows after a lone block of zeros")
             break
         try:
             kind, size = _checked(header)
@@ -102,7 +114,7 @@ def entries(tar: mmap.mmap | bytes) -> Iterator[Entry]:
             if kind in b"xgLK":
                 _within(tar, after, size)
                 if size > MAX_RECORD_BYTES:
-                    raise BadImageError(f"a header of {size} bytes (at most {MAX_RECORD_BYTES})")
+                    raise BrokenTarError(f"a header of {size} bytes (at most {MAX_RECORD_BYTES})")
                 pending.take(kind, tar[after : after + size])
             else:
                 entry = pending.entry(header, kind, size, after)
@@ -110,26 +122,26 @@ def entries(tar: mmap.mmap | bytes) -> Iterator[Entry]:
                 size = entry.size
                 _within(tar, after, size)
                 yield entry
-        except BadImageError as error:
-            raise BadImageError(f"the layer's tar is broken at byte {at}: {error.message}") from None
+        except BrokenTarError as error:
+            raise BrokenTarError(f"tar is broken at byte {at}: {error}") from None
         at = after + -(-size // BLOCK) * BLOCK
     if pending.used:
-        raise BadImageError(f"the layer's tar ends at byte {at}, after the extended header of an entry")
+        raise BrokenTarError(f"tar ends at byte {at}, after the extended header of an entry")
 
 
 def _checked(header: bytes) -> tuple[bytes, int]:
     """Type flag and size of a header whose checksum is right."""
     if len(header) < BLOCK:
-        raise BadImageError("it ends within a header")
+        raise BrokenTarError("it ends within a header")
     stated = _number(header, 148, 8)
     if stated != _sum(header) - sum(header[148:156]) + 8 * ord(" "):
         rest = header[:148] + b" " * 8 + header[156:]
         signed = sum(byte - 256 if byte > 127 else byte for byte in rest)  # as some old programs count
         if stated != signed:
-            raise BadImageError("the header's checksum is wrong")
+            raise BrokenTarError("the header's checksum is wrong")
     size = _number(header, 124, 12)
     if size < 0:
-        raise BadImageError(f"a size of {size}")
+        raise BrokenTarError(f"a size of {size}")
     return header[156:157], size
 
 
@@ -141,7 +153,7 @@ def _sum(header: bytes) -> int:
 
 def _within(tar: mmap.mmap | bytes, begin: int, size: int) -> None:
     if begin + size > len(tar):
-        raise BadImageError("it ends within an entry's data")
+        raise BrokenTarError("it ends within an entry's data")
 
 
 class _Pending:
@@ -169,10 +181,10 @@ class _Pending:
         """The entry of a header, with what was said before it."""
         pax = self._pax
         if flag == b"S" or any(key.startswith(_SPARSE) for key in pax):
-            raise BadImageError("a sparse file: images cannot have these (GNU tar makes them with --sparse)")
+            raise BrokenTarError("a sparse file, which is not read here (GNU tar makes them with --sparse)")
         kind = _KINDS.get(flag)
         if kind is None:
-            raise BadImageError(f"an entry of the unknown type {flag!r}")
+            raise BrokenTarError(f"an entry of the unknown type {flag!r}")
         name = self._name or pax.get(b"path") or _ustar_name(header)
         if flag == b"\0" and name.endswith(b"/"):
             kind = Kind.DIRECTORY
@@ -210,9 +222,9 @@ def _link(link: bytes, kind: Kind) -> bytes:
     if kind not in (Kind.SYMLINK, Kind.HARD_LINK):
         return b""
     if not link:
-        raise BadImageError("a link without a target")
+        raise BrokenTarError("a link without a target")
     if kind is Kind.SYMLINK and len(link) > MAX_TARGET_BYTES:
-        raise BadImageError(f"a symbolic link to {len(link)} bytes (at most {MAX_TARGET_BYTES})")
+        raise BrokenTarError(f"a symbolic link to {len(link)} bytes (at most {MAX_TARGET_BYTES})")
     return link
 
 
@@ -231,46 +243,47 @@ def _read_number(raw: bytes) -> int:
     if not text:
         return 0
     if not text.isdigit() or max(text) > ord("7"):
-        raise BadImageError(f"{raw!r} is not a number")
+        raise BrokenTarError(f"{raw!r} is not a number")
     return int(text, 8)
 
 
 def _decimal(text: bytes, what: str) -> int:
     if not text.isdigit() or len(text) > _LONGEST_NUMBER:
-        raise BadImageError(f"a {what} of {text[:40]!r}")
+        raise BrokenTarError(f"a {what} of {text[:40]!r}")
     return int(text)
 
 
 def _owner(pax: bytes | None, header: bytes, begin: int) -> int:
     owner = _decimal(pax, "user or group") if pax else _number(header, begin, 8)
     if not 0 <= owner <= MAX_ID:
-        raise BadImageError(f"a user or group {owner} (at most {MAX_ID})")
+        raise BrokenTarError(f"a user or group {owner} (at most {MAX_ID})")
     return owner
 
 
 def _time_ns(pax: bytes | None, header: bytes) -> int:
-    ns = _pax_time_ns(pax) if pax else _number(header, 136, 12) * _NS_PER_S
-    if not -(2**63) <= ns // _NS_PER_S < 2**63:
-        raise BadImageError(f"a time of {ns // _NS_PER_S} seconds")
+    ns = time_ns(pax.decode(errors="replace")) if pax else _number(header, 136, 12) * NS_PER_S
+    if not -(2**63) <= ns // NS_PER_S < 2**63:
+        raise BrokenTarError(f"a time of {ns // NS_PER_S} seconds")
     return ns
 
 
-def _pax_time_ns(text: bytes) -> int:
-    """Seconds, perhaps negative, perhaps with a fraction. What is finer than a nanosecond is cut off, towards the past
-    as GNU tar does."""
-    whole, _, fraction = text.removeprefix(b"-").partition(b".")
-    if fraction and not fraction.isdigit():
-        raise BadImageError(f"a time of {text[:40]!r}")
-    ns = _decimal(whole, "time") * _NS_PER_S + int(fraction[:9].ljust(9, b"0"))
-    if not text.startswith(b"-"):
+def time_ns(text: str) -> int:
+    """A time of a pax header: seconds, perhaps negative, perhaps with a fraction. What is finer than a nanosecond is
+    cut off, towards the past as GNU tar does. Raises BrokenTarError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise BrokenTarError(f"a time of {text[:40]!r}")
+    sign, seconds, fraction = match[1], int(match[2]), match[3] or ""
+    ns = seconds * NS_PER_S + int(fraction[:9].ljust(9, "0"))
+    if not sign:
         return ns
-    return -ns - (1 if fraction[9:].strip(b"0") else 0)
+    return -ns - (1 if fraction[9:].strip("0") else 0)
 
 
 def _device(header: bytes) -> tuple[int, int]:
     major, minor = _number(header, 329, 8), _number(header, 337, 8)
     if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-        raise BadImageError(f"a device {major}:{minor}, which Linux cannot have")
+        raise BrokenTarError(f"a device {major}:{minor}, which Linux cannot have")
     return major, minor
 
 
@@ -284,9 +297,9 @@ def _pax_records(body: bytes) -> dict[bytes, bytes]:
         end = at + int(digits) if digits.isdigit() else 0
         key, equals, value = body[space + 1 : end - 1].partition(b"=")
         if end > len(body) or end <= space + 1 or body[end - 1 : end] != b"\n" or not key or not equals:
-            raise BadImageError("a broken record of a pax header")
+            raise BrokenTarError("a broken record of a pax header")
         if b"\0" in key or (b"\0" in value and not key.startswith(_XATTR)):
-            raise BadImageError(f"a NUL in the pax record {key[:40]!r}")
+            raise BrokenTarError(f"a NUL in the pax record {key[:40]!r}")
         found[key] = value
         at = end
     return found
