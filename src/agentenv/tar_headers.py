@@ -96,6 +96,14 @@ def mapped_file(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
         yield view
 
 
+def is_ended(path: Path) -> bool:
+    """Whether the tar has the two blocks of zeros with which one ends: without them it may have been cut between two
+    entries. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * BLOCK))
+        return file.read() == bytes(2 * BLOCK)
+
+
 def entries(tar: mmap.mmap | bytes) -> Iterator[Entry]:
     """The entries of a tar, in order. The data of files is not read.
 

@@ -15,8 +15,10 @@ from agentenv.errors import CheckpointError, ConnectionLostError
 from agentenv.store.addition import Runtime
 from agentenv.store.manifest import StoredImage
 from agentenv.store.store import Store
+from agentenv.tar_headers import is_ended
 from agentenv.wire.leases import LAYERS_HEADER
 
+_LOG: Final = "the container's log says why"
 _PIECE_BYTES: Final = 1024 * 1024
 _SILENCE_S: Final = 60.0
 _EMPTY_TAR_BYTES: Final = 1024
@@ -60,6 +62,8 @@ async def _download(session: aiohttp.ClientSession, handle: ContainerHandle, rou
             with path.open("wb") as file:
                 async for piece in response.content.iter_chunked(_PIECE_BYTES):
                     file.write(piece)
+            if not await asyncio.to_thread(is_ended, path):
+                raise CheckpointError(f"container {handle.id}: a layer's tar was cut short", next_step=_LOG)
             return int(response.headers.get(LAYERS_HEADER, "1"))
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ConnectionLostError(f"container {handle.id}: a layer of a checkpoint: {error!r}") from error

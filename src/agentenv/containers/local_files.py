@@ -21,7 +21,6 @@ from typing import IO, Self
 from agentenv.errors import InvalidArgumentsError
 from agentenv.wire.transfers import CHUNK_BYTES, CHUNKED, MAX_ENTRIES, Decoder, Entry, Sink, chunk
 
-_MAX_MTIME_NS = 2**33 * 10**9
 _MAX_LINKS_ON_THE_WAY = 40
 """The kernel's limit."""
 
@@ -172,7 +171,7 @@ class TreeWriter:
                 place.unlink()
             place.symlink_to(os.fsdecode(link))
         for directory, mode in reversed(self._modes.items()):
-            directory.chmod(mode | 0o700)  # its owner must be able to remove it
+            directory.chmod(mode)
         return True
 
     # -- Sink --------------------------------------------------------------------------------------
@@ -195,8 +194,7 @@ class TreeWriter:
         else:
             place = self._place(entry.path)
             self._directory(place)
-            if entry.mode:
-                self._modes[place] = entry.mode & 0o777
+            self._modes[place] = entry.mode & 0o777
 
     def _content(self, piece: bytes) -> None:
         self.tally.total_bytes += len(piece)
@@ -212,8 +210,7 @@ class TreeWriter:
         try:
             part.close()
             Path(part.name).chmod(self._entry.mode & 0o777)
-            when = min(max(self._entry.modified_ns, 0), _MAX_MTIME_NS)
-            os.utime(part.name, ns=(when, when))
+            os.utime(part.name, ns=(self._entry.modified_ns, self._entry.modified_ns))
             Path(part.name).replace(place)
         except BaseException:
             Path(part.name).unlink(missing_ok=True)
@@ -223,7 +220,7 @@ class TreeWriter:
     # ----------------------------------------------------------------------------------------------
 
     def _open_part(self, place: Path) -> None:
-        if place.is_dir() and not place.is_symlink():
+        if not place.is_symlink() and place.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
         self._part = tempfile.NamedTemporaryFile(  # noqa: SIM115 (closed in __exit__ or _verified)
             prefix=".agentenv-", suffix=".part", dir=place.parent, delete=False
@@ -244,8 +241,11 @@ class TreeWriter:
         if place in self._made:
             return
         place.mkdir(exist_ok=True)
-        if place.is_symlink():
+        status = place.lstat()
+        if stat.S_ISLNK(status.st_mode):
             raise PermissionError(errno.EPERM, "lies behind a link", str(place))
+        if (status.st_mode & 0o700) != 0o700:  # of an earlier download; it gets its own mode in the end
+            place.chmod(stat.S_IMODE(status.st_mode) | 0o700)
         self._made.add(place)
 
     def _reached(self, path: bytes, depth: int = 0) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import aiohttp
 from agentenv.containers.http import headers_for, open_session, refusal
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConnectionLostError, InfraError
+from agentenv.tar_headers import is_ended
 from agentenv.wire.transfers import LEASE_HEADER, TransferReply
 
 _PIECE_BYTES: Final = 1024 * 1024
@@ -42,6 +44,10 @@ async def get_tar(lease: TransferLease, path: str, target: Path) -> None:
         with target.open("wb") as file:
             async for piece in response.content.iter_chunked(_PIECE_BYTES):
                 file.write(piece)
+    if not await asyncio.to_thread(is_ended, target):
+        raise InfraError(
+            f"{path}: its tar was cut short", next_step="a file in it may be unreadable, or its name over 4096 bytes"
+        )
 
 
 @asynccontextmanager
