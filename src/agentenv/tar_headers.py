@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 BLOCK: Final = 512
 """Headers begin and data begins at multiples of it."""
@@ -82,17 +82,17 @@ class Entry:
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
     """The file's content, read-only. Raises OSError."""
-    with path.open("rb") as file, mapped_file(file) as view:
+    with path.open("rb") as file, mapped_descriptor(file.fileno()) as view:
         yield view
 
 
 @contextmanager
-def mapped_file(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
-    """The same, of an open file."""
-    if os.fstat(file.fileno()).st_size == 0:
+def mapped_descriptor(descriptor: int) -> Iterator[mmap.mmap | bytes]:
+    """The same, of an open file, which stays open."""
+    if os.fstat(descriptor).st_size == 0:
         yield b""  # which cannot be mapped
         return
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
         yield view
 
 

@@ -7,10 +7,8 @@ input of a program in the slot: the server never holds it as a Python object.
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
 
 from agentenv.errors import InvalidArgumentsError, SandboxUnavailableError, StaleLeaseError
 from agentenv.wire.base import MAX_FILE_BYTES
@@ -70,10 +68,6 @@ class Attached:
         self._turn += 1
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
-    def reader(self) -> BinaryIO:
-        """A separate file object reading from the start. The caller closes it."""
-        return io.BufferedReader(_Reader(os.dup(self.fd)))
-
     def content(self, field: str, max_bytes: int) -> bytes:
         """All of it. Raises InvalidArgumentsError when it is larger than ``max_bytes``."""
         if self.size_bytes > max_bytes:
@@ -87,35 +81,6 @@ class Attached:
             os.close(self.fd)
             self._give(self.size_bytes)
             self._on_close()
-
-
-class _Reader(io.RawIOBase):
-    """Reads a descriptor by position, independent of others who share it."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._fd).st_size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        count = os.preadv(self._fd, [buffer], self._at)
-        self._at += count
-        return count
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._fd)
-        super().close()
 
 
 class Inbox:

@@ -31,7 +31,7 @@ from agentenv.sandbox.server.tools.search import check_pattern, found, search_ar
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
-from agentenv.tar_headers import mapped_file
+from agentenv.tar_headers import mapped_descriptor
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactsArguments,
@@ -301,7 +301,7 @@ def _whole_characters(data: memoryview) -> int:
 def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
     if isinstance(archive, bytes):
         return unpack(archive)
-    with archive.reader() as file, mapped_file(file) as tar:
+    with mapped_descriptor(archive.fd) as tar:
         return unpack(tar)
 
 
