@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from agentenv.store.store import Store
 from tests.security.image_slots import ImageSlots, container, make_images
 
 HERE = Path(__file__).parent
+ODD = HERE.parent / "odd_trees.py"
 TREE = "/work"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -134,6 +136,26 @@ async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp
     assert len(tars) == 3
     made = store.add(base, tars, Runtime(workdir="/work"))
     assert await _digest(await slots.open(made.digest)) == was
+
+
+@OVER
+async def test_odd_trees_are_the_same_in_forks_and_in_images(slots: ImageSlots, tmp_path: Path, writable: str) -> None:
+    session = await _prepared(slots, writable)
+    await session.call("write_file", {"path": "/odd.py", "content": ODD.read_text()})
+    for seed in range(3):
+        for place, without in (("forks", "devices"), ("images", "devices sockets")):
+            await _run(
+                session, f"mkdir -p /work/{place}/{seed}; python3 /odd.py make {seed} /work/{place}/{seed} {without}"
+            )
+        checkpoint = await _checkpoint(session)
+    was = {place: await _run(session, f"python3 /odd.py describe /work/{place}") for place in ("forks", "images")}
+    async with open_session() as http:
+        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    store = Store.open(slots.images.store)
+    stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
+    fork = await slots.open(checkpoint=checkpoint)
+    for place, each in (("forks", fork), ("images", fork), ("images", stored)):
+        assert json.loads(await _run(each, f"python3 /odd.py describe /work/{place}")) == json.loads(was[place])
 
 
 RESERVED: Final = {
