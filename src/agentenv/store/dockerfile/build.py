@@ -175,16 +175,17 @@ class _Build:
             self._tell(number, index, "started")
             try:
                 await self._step(number, index, step, machine)
+                checkpoint = await self._kept(step, machine)
             except BaseException:
                 self._tell(number, index, "failed", time.monotonic() - began)
                 raise
-            checkpoint = await self._kept(step, machine)
             self.cache.keep(self.keys[number][index + 1], checkpoint)
             self.ran += 1
             self._tell(number, index, "done", time.monotonic() - began)
         return Start(checkpoint=checkpoint)
 
     async def _kept(self, step: Step, machine: Machine) -> str:
+        """A checkpoint after the step. Raises CheckpointError that names its place: it is often what it has written."""
         try:
             return await machine.checkpoint()
         except CheckpointError as error:

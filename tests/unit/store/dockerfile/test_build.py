@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import BuildStepError, ConfigError, DockerfileError
+from agentenv.errors import BuildStepError, CheckpointError, ConfigError, DockerfileError
 from agentenv.store.dockerfile.build import Built, Listeners, StepEvent, build, load
 from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext
+from agentenv.store.dockerfile.instructions import Copy, Run
 from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.plan import Options
-from tests.unit.store.dockerfile.trees import Tree, TreeMachines, mode_of
+from tests.unit.store.dockerfile.trees import Tree, TreeMachine, TreeMachines, mode_of
 
 
 class Bench:
@@ -354,12 +355,22 @@ async def test_scratch_and_a_chosen_shell(bench: Bench) -> None:
         ("COPY [a /", "bracket"),
         ("ADD bad.tar /", "leads out of the directory"),
         ("ADD device.tar /", "is a device"),
-        ("ADD white.tar /", "means a deletion"),
+        ("ADD white.tar /", r"/d/\.wh\.f has a name that means a deletion"),
+        ("COPY .wh.a /", r"/\.wh\.a has a name that means a deletion"),
+        ("COPY a /new/.wh.a", r"/new/\.wh\.a has a name that means a deletion"),
+        ("COPY a /.wh.d/", r"/\.wh\.d/a has a name that means a deletion"),
+        ("COPY e /new/", r"/new/f/\.wh\.\.wh\.\.opq has a name that means a deletion"),
+        ("COPY --from=base /etc/.wh.a /new", "/etc/.wh.a does not exist there"),
+        ("ADD late.tar /", "reading what it copies failed: a header at byte 1024 is damaged"),
+        ("ADD cut.tar /", "reading what it copies failed: a header at byte 1024 is damaged"),
+        ("ADD gap.tar /", "reading what it copies failed: more follows after a lone block of zeros at byte 1024"),
     ],
 )
 async def test_what_cannot_be_copied_is_refused_by_name(bench: Bench, copy: str, message: str) -> None:
-    for name in ("a", "b", "ignored"):
+    for name in ("a", "b", "ignored", ".wh.a", "e/f/.wh..wh..opq", "e/.whether"):
         bench.write(name)
+    for name, damaged in _damaged_tars().items():
+        (bench.context / name).write_bytes(damaged)
     (bench.context / "escape").symlink_to("/etc")
     (bench.context / "up").symlink_to("../..")
     bench.write(".dockerignore", "ignored")
@@ -377,6 +388,33 @@ async def test_what_cannot_be_copied_is_refused_by_name(bench: Bench, copy: str,
         await bench.build(f"FROM base\n{copy}\n")
     assert raised.value.next_step
     assert bench.machines.committed.keys() == {"sha256:base"}
+
+
+def _damaged_tars() -> dict[str, bytes]:
+    """Of two files of one byte, whose second header is at byte 1024."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in ("one", "two"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"x"))
+    whole = out.getvalue()
+    wrong_sum = bytes([whole[1024] ^ 1])
+    return {
+        "late.tar": whole[:1024] + wrong_sum + whole[1025:],
+        "cut.tar": whole[:1200],
+        "gap.tar": whole[:1024] + bytes(512) + whole[1024:],
+    }
+
+
+async def test_a_checkpoint_that_is_refused_names_the_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(machine: TreeMachine) -> str:
+        raise CheckpointError("/.wh.a cannot be in an image", next_step="rename it")
+
+    monkeypatch.setattr(TreeMachine, "checkpoint", refused)
+    with pytest.raises(CheckpointError, match=r"Dockerfile:3: RUN: /\.wh\.a cannot .* \(rename it\)"):
+        await bench.build("FROM base\nUSER 0\nRUN touch /.wh.a\n")
+    assert bench.told()[-1] == (1, "RUN", "failed")
 
 
 @pytest.mark.parametrize(
@@ -413,6 +451,19 @@ async def test_half_an_archive_is_no_image(bench: Bench) -> None:
     (bench.context / "a.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     with pytest.raises(DockerfileError, match="compressed with Zstandard"):
         await bench.build("FROM base\nADD a.tar.zst /\n")
+
+
+def test_only_a_newline_ends_a_line_and_heredocs_keep_their_bytes(tmp_path: Path) -> None:
+    """As BuildKit's parser, which splits at newlines and takes carriage returns away at the ends of instructions."""
+    path = tmp_path / "Dockerfile"
+    text = "FROM a\r\nRUN one \\\r\n  two\r\nRUN a\rb\nCOPY <<EOF /f\r\n1\r\n2\r3\n\rEOF\r\n\x85\u2028\r\nEOF\r\n"
+    path.write_bytes(text.encode())
+    one, two, copy = load(path).stages[0].instructions
+    assert isinstance(one, Run)
+    assert isinstance(two, Run)
+    assert isinstance(copy, Copy)
+    assert (one.command.words, two.command.words) == (("one   two",), ("a\rb",))
+    assert [file.content for file in copy.inline] == ["1\r\n2\r3\n\rEOF\r\n\x85\u2028\r\n"]
 
 
 def test_a_dockerfile_is_read(tmp_path: Path) -> None:

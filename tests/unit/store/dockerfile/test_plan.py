@@ -104,6 +104,11 @@ def test_the_platform_is_known_where_it_is_asked_for() -> None:
         **{"TARGETARCH": "amd64", "TARGETPLATFORM": "linux/amd64"}
     }
     assert variables("FROM a\nRUN a\n") == {}
+    stages = "FROM a AS Tools\nFROM a\nARG TARGETSTAGE\nRUN a\n"
+    assert variables(stages) == {"TARGETSTAGE": "default"}
+    (run,) = planned(stages.replace("FROM a\n", "FROM a AS last\n"), "Last").stages[1].steps
+    assert isinstance(run, RunStep)
+    assert dict(run.env)["TARGETSTAGE"] == "Last"
     assert base_images(parse("FROM a:$TARGETARCH"), Options(platform="linux/arm64")) == ("a:arm64",)
 
 
