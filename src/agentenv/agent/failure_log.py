@@ -13,12 +13,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, BuildStepError, DockerfileError
 
 logger = logging.getLogger(__name__)
 
 MOST_KINDS = 200
 """Number of kinds that are told apart; failures of further kinds count as one."""
+_OF_DOCKERFILES = (BuildStepError, DockerfileError)
+"""They name a line of a Dockerfile, and no code of the author's is wrong."""
 _PACKAGE = str(Path(__file__).parents[1])
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -45,7 +47,7 @@ class FailureLog:
         wanted = _authors(cause)
         place = _place(cause, wanted)
         text = f"{error}\n  item {item}, rollout {trajectory}: not scored, because the fault is the task's"
-        if place:
+        if place and not isinstance(cause, _OF_DOCKERFILES):
             text += "\n" + _traceback(cause, wanted)
         hook = error.message.partition(" raised ")[0]
         kind = (

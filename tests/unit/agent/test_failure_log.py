@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.agent.failure_log import MOST_KINDS, FailureLog
 from agentenv.agent.hooks import call_hook
-from agentenv.errors import TaskError
+from agentenv.errors import DockerfileError, TaskError
 
 
 def broken_hook(item: str) -> float:
@@ -66,6 +66,20 @@ async def test_an_environment_that_is_installed_has_its_frames_shown_too(caplog:
 
 async def test_what_a_hook_returned_wrongly_is_shown_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     FailureLog().hook_failed(TaskError("the verifier must return a number"), item="x", trajectory="x-0")
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_wrong_dockerfile_is_named_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    def hook() -> None:
+        try:
+            raise ValueError("no")
+        except ValueError as error:
+            raise DockerfileError("Dockerfile:2", "COPY: cannot", next_step="correct it", line=2) from error
+
+    with pytest.raises(TaskError) as caught:
+        await call_hook("task_image", hook)
+    FailureLog().hook_failed(caught.value, item="x", trajectory="x-0")
+    assert "Dockerfile:2: COPY: cannot (correct it)" in caplog.text
     assert "Traceback" not in caplog.text
 
 
