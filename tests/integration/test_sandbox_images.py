@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, Sandbox, ToolContext
+from agentenv.containers.tars import get_tar
 from agentenv.errors import (
     CheckpointError,
     ConfigError,
@@ -226,6 +227,23 @@ async def test_an_image_is_made_of_what_was_written(images: dict[str, str]) -> N
         for image in (digest, "committed:prepared:1"):
             async with AsyncSandbox(image=image, pool=farm, memory_mib=512) as again:
                 assert (await again.run("cat /opt/state; id -un; ls /etc/group")).stdout == "kept\napp\n"
+
+
+async def test_what_an_image_cannot_have_is_refused_by_its_path(images: dict[str, str], tmp_path: Path) -> None:
+    async with AsyncFarm(slots=2) as farm, farm.sandbox(ImageRoot(images[""], memory_mib=512)) as box:
+        await box.run("mkdir /opt/d; echo > /opt/d/.wh.passwd; echo > /etc/.whether")
+        with pytest.raises(CheckpointError, match=r"/opt/d/\.wh\.passwd cannot be in an image.*remove or rename it"):
+            await box.commit("odd:1")
+        await box.run("rm /opt/d/.wh.passwd")
+        async with farm.sandbox(ImageRoot(await box.commit("odd:1"), memory_mib=512)) as again:
+            assert (await again.run("ls -A /opt/d; ls /etc/passwd /etc/.whether")).exit_code == 0
+        deep = "n=" + "n" * 250 + "; cd /opt/d; for i in {1..18}; do mkdir $n; cd -P $n 2>/dev/null; done; : > file"
+        await box.run(deep + "; head -c 1000000 /dev/zero > /opt/d/a")
+        async with box.lease_for_transfer() as lease:
+            with pytest.raises(InfraError, match=r"/opt/d: its tar was cut short .*over 4096 bytes"):
+                await get_tar(lease, "/opt/d", tmp_path / "tar")
+        with pytest.raises(CheckpointError, match=r"its files cannot be read: .* more than 4096 bytes: File name"):
+            await box.commit()
 
 
 async def test_a_hook_has_checkpoints_and_forks_which_end_with_it(images: dict[str, str]) -> None:

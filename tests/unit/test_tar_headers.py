@@ -157,6 +157,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "nothing after pax": (pax_header(record(b"path", b"a")), "after the extended header"),
     "record too large": (header(type=b"x", size=b"%011o\0" % (MAX_RECORD_BYTES + 1)) + bytes(1 << 21), "a header of"),
     "long name beyond the end": (header(type=b"L", size=b"77777777777\0"), "within an entry's data"),
+    "more behind a lone block of zeros": (bytes(BLOCK) + header(), "lone block of zeros"),
     "sparse (GNU)": (header(type=b"S"), "sparse"),
     "sparse (pax)": (sparse_pax(), "sparse"),
     "unknown type": (header(type=b"V"), "unknown type"),

@@ -122,6 +122,6 @@ def test_times_arrive_as_they_were_written(tmp_path: Path, ns: int) -> None:
     (tmp_path / "f").touch()
     os.utime(tmp_path / "f", ns=(0, ns))
     for form, kept in (("pax", ns), ("gnu", ns - ns % 10**9)):
-        argv = ["tar", "-cf", "-", f"--format={form}", "-C", tmp_path, "f"]
+        argv = ["tar", "-cf", "-", f"--format={form}", "-C", str(tmp_path), "f"]
         instructions, _ = unpack(subprocess.run(argv, capture_output=True, check=True).stdout)
         assert kept.to_bytes(8, "little", signed=True) in instructions

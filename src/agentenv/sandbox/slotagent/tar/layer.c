@@ -75,6 +75,10 @@ static bool is_hidden(const char *path) {
 static int look(const char *path, const struct stat *found, int what, struct FTW *place) {
     if (what == FTW_DNR || what == FTW_NS)
         fail("read", path);
+    if (strlen(path) >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        fail("name", "a file whose path has more than 4096 bytes");
+    }
     const char *name = path + place->base;
     path += 2; /* "./" */
     if (place->level && is_left_out(path))
