@@ -116,7 +116,8 @@ class SlotTools(ABC):
         ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
         farm, until nobody has used it for a week. Everything running in the slot is killed; it goes on with its files.
 
-        Raises: CheckpointError when there is no image, or no room; ConfigError when the name is malformed, or when the
+        Raises: CheckpointError when there is no image, no room, or a file that no image can have (its name begins with
+        ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name is malformed, or when the
         slot's own image is not in this machine's store;
         ImageUnavailableError when the disk is full; InfraError.
         """
