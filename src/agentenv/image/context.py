@@ -23,11 +23,11 @@ versions."""
 
 _GROUND = (
     *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
-    *("py.typed", "subordinate_ids.py", "tasks.py"),
+    *("py.typed", "subordinate_ids.py", "tar_headers.py", "tar_members.py", "tasks.py"),
 )
 _UNPACKING = tuple(
     f"store/{name}.py"
-    for name in ("__init__", "changes", "erofs", "layout", "manifest", "reference", "tar_headers", "tree", "unpacked")
+    for name in ("__init__", "changes", "erofs", "layout", "manifest", "reference", "tree", "unpacked")
 )
 OUR_PARTS = (*_GROUND, *_UNPACKING, "wire", "sessions", "sandbox")
 """All that the sandbox server and what unpacks images import of this package (tests follow the imports)."""
