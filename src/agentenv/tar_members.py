@@ -1,7 +1,4 @@
-"""What Python's tarfile does not do by itself: stop at damage behind the first header, and keep nanoseconds.
-
-GNU tar is the measure: what it unpacks with an error is refused, what it unpacks without one is read.
-"""
+"""What Python's tarfile does not do by itself: stop at damage behind the first header, and keep nanoseconds."""
 
 from __future__ import annotations
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from agentenv.store.dockerfile.modes import Mode
+from agentenv.tar_headers import BrokenTarError
 from agentenv.tar_members import StrictMember, modified_ns, set_modified_ns
 
 Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 """A member and, for a file, its content."""
 
-UNREADABLE: Final = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+UNREADABLE: Final = (tarfile.TarError, BrokenTarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 """What reading a file that is no archive, or half of one, raises."""
 _XATTR: Final = "SCHILY.xattr."
 _WHITEOUT: Final = ".wh."

@@ -17,6 +17,7 @@ from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.instructions import Copy, Run
 from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.plan import Options
+from tests.image_sources import member, tar_of
 from tests.unit.store.dockerfile.trees import Tree, TreeMachine, TreeMachines, mode_of
 
 
@@ -363,6 +364,7 @@ async def test_scratch_and_a_chosen_shell(bench: Bench) -> None:
         ("COPY --from=base /etc/.wh.a /new", "/etc/.wh.a does not exist there"),
         ("ADD late.tar /", "reading what it copies failed: a header at byte 1024 is damaged"),
         ("ADD cut.tar /", "reading what it copies failed: a header at byte 1024 is damaged"),
+        ("ADD when.tar /", "reading what it copies failed: a time of 'noon'"),
         ("ADD gap.tar /", "reading what it copies failed: more follows after a lone block of zeros at byte 1024"),
     ],
 )
@@ -395,12 +397,13 @@ def _damaged_tars() -> dict[str, bytes]:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name in ("one", "two"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            archive.addfile(member, io.BytesIO(b"x"))
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
     whole = out.getvalue()
     wrong_sum = bytes([whole[1024] ^ 1])
     return {
+        "when.tar": tar_of(member("f", pax_headers={"mtime": "noon"})),
         "late.tar": whole[:1024] + wrong_sum + whole[1025:],
         "cut.tar": whole[:1200],
         "gap.tar": whole[:1024] + bytes(512) + whole[1024:],
