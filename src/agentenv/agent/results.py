@@ -8,10 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.agent.failure_log import same_kind
+from agentenv.agent.parsers import format_of
 from agentenv.agent.transcript import Transcript
+from agentenv.errors import InfraError, TaskError
 
 MOST_ERRORS = 100
 """Number of different errors that are told apart."""
+MOST_NAMED = 5
+"""Items without a score that are named; further ones are counted."""
+MOST_READ = 20
+"""Rollouts without a call whose first answer is searched for calls that the model's server did not parse."""
+ERROR_CHARACTERS = 300
+"""Characters of an error that are shown in one line."""
 
 
 @dataclass
@@ -45,6 +53,59 @@ class DistinctErrors:
 
 
 @dataclass
+class Missing:
+    """What a command was asked for and did not deliver."""
+
+    unscored: int = 0
+    """Items that were given up without a score."""
+    named: list[str] = field(default_factory=list)
+    """The first of them."""
+    faults: Counter[str] = field(default_factory=Counter)
+    lost: DistinctErrors = field(default_factory=DistinctErrors)
+    """What could not be written, in the plural ("records"), and why."""
+    _errors: DistinctErrors = field(default_factory=DistinctErrors)
+
+    def no_score(self, item: str, transcripts: Iterable[Transcript]) -> None:
+        """An item has no score, and is not tried again. ``transcripts``: its last rollouts."""
+        self.unscored += 1
+        if len(self.named) < MOST_NAMED:
+            self.named.append(item)
+        for transcript in transcripts:
+            self.faults[transcript.fault] += 1
+            if transcript.error:
+                self._errors.add(transcript.fault, transcript.error, transcript.trajectory)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, text) of the lines at the end of a command; empty if nothing is missing."""
+        dropped = [("dropped", self._unscored_text())] if self.unscored else []
+        return dropped + [("lost", text) for text in self._lost_texts()]
+
+    def check(self, *, scores: bool = True) -> None:
+        """Raise the error of a command that ends with something missing (without ``scores``: something lost):
+        TaskError if only scores are missing, and all faults were the task's; otherwise InfraError."""
+        lost = [f"lost {text}" for text in self._lost_texts()]
+        if scores and self.unscored:
+            cause = "".join(f" ({each.count} × {one_line(each.text)})" for each in self._errors.most_frequent()[:1])
+            kind = TaskError if set(self.faults) == {"task"} and not lost else InfraError
+            raise kind("; ".join([self._unscored_text() + cause, *lost]))
+        if lost:
+            raise InfraError("; ".join(lost))
+
+    def _unscored_text(self) -> str:
+        more = f" and {self.unscored - len(self.named)} more" if self.unscored > len(self.named) else ""
+        return f"{self.unscored} item{'s' * (self.unscored > 1)} without a score: {', '.join(self.named)}{more}"
+
+    def _lost_texts(self) -> list[str]:
+        return [f"{error.count} {error.fault}: {one_line(error.text)}" for error in self.lost.most_frequent()]
+
+
+def one_line(text: str) -> str:
+    """The text in one line of at most ERROR_CHARACTERS."""
+    text = " ".join(text.split())
+    return text if len(text) <= ERROR_CHARACTERS else f"{text[:ERROR_CHARACTERS]} …"
+
+
+@dataclass
 class Results:
     """Gathers rollouts; keeps numbers and texts of errors only."""
 
@@ -55,15 +116,25 @@ class Results:
     faults: Counter[str] = field(default_factory=Counter)
     """Rollouts by whose fault ended them."""
     errors: DistinctErrors = field(default_factory=DistinctErrors)
+    missing: Missing = field(default_factory=Missing)
+    partial: int = 0
+    """Rollouts without a score in groups that have one."""
+    could_call: int = 0
+    """Rollouts that were offered tools, and had a turn."""
+    calls: int = 0
+    """Tool calls, refused and unreadable ones included."""
+    unparsed: str = ""
+    """The parser that finds calls in the text of answers, if no call came as one."""
     _mean: float = 0.0
     _squares: float = 0.0
     """Sum of squared differences from the mean (Welford's algorithm)."""
 
     def add(self, transcripts: Iterable[Transcript]) -> None:
         """Add a finished group."""
-        scored_before = self.scored
+        scored_before, rollouts_before = self.scored, self.rollouts
         for transcript in transcripts:
             self.rollouts += 1
+            self._count_calls(transcript)
             if transcript.fault != "none":
                 self.faults[transcript.fault] += 1
             if transcript.error:
@@ -73,7 +144,16 @@ class Results:
                 before = transcript.score - self._mean
                 self._mean += before / self.scored
                 self._squares += before * (transcript.score - self._mean)
-        self.groups += self.scored > scored_before
+        if self.scored > scored_before:
+            self.groups += 1
+            self.partial += (self.rollouts - rollouts_before) - (self.scored - scored_before)
+
+    def _count_calls(self, transcript: Transcript) -> None:
+        self.calls += sum(len(step.tool_calls) for step in transcript.steps)
+        if transcript.tools and transcript.steps:
+            self.could_call += 1
+            if not self.calls and not self.unparsed and self.could_call <= MOST_READ:
+                self.unparsed = format_of(transcript.steps[0].assistant_message)
 
     @property
     def mean(self) -> float | None:

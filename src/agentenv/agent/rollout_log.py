@@ -1,31 +1,35 @@
-"""``rollouts.jsonl``: one finished group per line, written completely or not at all."""
+"""Files of JSON lines, each written completely or not at all: ``rollouts.jsonl``, and the groups of ``process``."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from agentenv.agent.group import outcome_of
 from agentenv.agent.jsonable import item_id, item_record, jsonable
-from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
 from agentenv.locks import locked
-
-logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES: Final = 64 * 1024
 
 
 def append_record(path: Path, record: GroupRecord) -> None:
-    """Append one line. Safe with other writers of the same file; a partly written line is removed again, also that of
-    a writer who was killed. Raises: OSError (disk full, no permission); the file is then unchanged."""
-    line = json.dumps(jsonable(record.model_dump()), ensure_ascii=False).encode() + b"\n"
+    """Append one line. Raises: as :func:`append_line`."""
+    append_line(path, jsonable(record.model_dump()))
+
+
+def append_line(path: Path, document: Any) -> None:
+    """Append a JSON document as one line. Safe with other writers of the same file; a partly written line is removed
+    again, also that of a writer who was killed. Raises: OSError (disk full, no permission), TypeError, ValueError,
+    RecursionError (the document is not JSON); the file is then unchanged."""
+    line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
     with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
         with suppress(OSError):  # it cannot be read
             _cut_unfinished_line(path, file)
@@ -60,19 +64,40 @@ def _write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-class RolloutLog:
-    """The ``rollouts.jsonl`` of one environment; with ``path`` None nothing is written."""
+def _unwritten(write: Callable[[], None]) -> str:
+    """Why a line could not be written; empty if it was. Neither a full disk nor an odd value in a member's record may
+    cost the rollouts themselves."""
+    try:
+        write()
+    except OSError as error:
+        return error.strerror or str(error)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
-    def __init__(self, path: str | None) -> None:
+
+class RolloutLog:
+    """The ``rollouts.jsonl`` of one run; with ``path`` None nothing is written."""
+
+    def __init__(self, path: str | None, run: RunRecord | None = None) -> None:
         self._path = Path(path) if path else None
+        self._run = run
         self._writing = asyncio.Lock()
 
-    async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> bool:
-        """Write one group. Returns False, and logs an error, when it could not be written: neither a full disk nor
-        an odd value in a member's record may cost the rollouts themselves."""
+    @property
+    def has_content(self) -> bool:
+        """Whether there is something in the file."""
+        try:
+            return self._path is not None and self._path.stat().st_size > 0
+        except OSError:
+            return False
+
+    async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> str:
+        """Write one group. Returns why it could not be written; empty if it was."""
         if self._path is None:
-            return True
+            return ""
         record = GroupRecord(
+            run=self._run,
             group=group,
             item_id=item_id(item),
             item=item_record(item),
@@ -80,10 +105,26 @@ class RolloutLog:
             outcome=outcome_of(transcripts),
             trajectories=list(transcripts),
         )
-        try:
-            async with self._writing:
-                await asyncio.to_thread(append_record, self._path, record)
-        except (OSError, ValueError, RecursionError):
-            logger.exception("the record of group %s could not be written", group)
-            return False
-        return True
+        write = partial(append_record, self._path, record)
+        async with self._writing:
+            return await asyncio.to_thread(_unwritten, write)
+
+
+class GroupsFile:
+    """The file of groups, with the methods of the writer that atropos opens for it. ``lost`` is called with the reason
+    when a group cannot be written."""
+
+    def __init__(self, path: str, lost: Callable[[str], None]) -> None:
+        self._path = Path(path)
+        self._lost = lost
+
+    def write(self, group: Any) -> None:
+        """Append a group."""
+        if why := _unwritten(partial(append_line, self._path, group)):
+            self._lost(why)
+
+    def close(self) -> None:
+        """Remove the file if it is empty: atropos creates it before anything runs. Repeatable."""
+        with suppress(OSError):
+            if self._path.stat().st_size == 0:
+                self._path.unlink()

@@ -15,7 +15,7 @@ from agentenv.agent.tool_call import ToolResult
 from agentenv.errors import Fault
 from agentenv.wire.calls import CallResult
 
-__all__ = ["GroupRecord", "Phase", "SequenceSummary", "Shortening", "Step", "ToolRecord", "Transcript"]
+__all__ = ["GroupRecord", "Phase", "RunRecord", "SequenceSummary", "Shortening", "Step", "ToolRecord", "Transcript"]
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
 FinishReason = Literal["stop", "max_steps", "max_time", "length", "context_overflow", "slot_destroyed", "fault"]
@@ -169,9 +169,26 @@ class Transcript(Record):
     """Seconds by kind: slot_wait_s, prepare_s, model_s, batch_wait_s, queue_s, run_s, verify_s, total_s."""
 
 
+class RunRecord(Record):
+    """The run that recorded a group: one environment object, from its construction to its end."""
+
+    id: str
+    """Sortable by time, different for every run."""
+    environment: str
+    model: str
+    """Name of the model at its server; empty if the environment has models of its own."""
+    settings: str
+    """Digest of the environment's settings, without secrets and without the places of results."""
+    agentenv: str
+    """Version."""
+    began_unix_s: float
+
+
 class GroupRecord(Record):
     """All rollouts of one item."""
 
+    run: RunRecord | None = None
+    """None: recorded before runs were named."""
     group: str
     item_id: str
     item: dict[str, Any] = Field(default_factory=dict)

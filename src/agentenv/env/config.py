@@ -6,6 +6,7 @@ in the frozen models of :mod:`agentenv.config`, which the methods at the end bui
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -66,6 +67,11 @@ _NOMAD_NAMES = {
     "purge_job_on_shutdown": "purge_job_on_shutdown",
 }
 """Fields here → fields of NomadSettings."""
+
+_NOT_IN_DIGEST = (
+    *("tool_server_token", "farm_token"),
+    *("rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals"),
+)
 
 
 def _split(value: object) -> object:
@@ -298,6 +304,11 @@ class AgentFields(FarmFields):
     @model_serializer(mode="wrap")
     def _as_set(self, dump: SerializerFunctionWrapHandler, how: SerializationInfo) -> dict[str, Any]:
         return as_set(self, dump(self), self._aliases_set, only_set=how.exclude_unset)
+
+    def digest(self) -> str:
+        """Equal for equal settings, whatever their secrets and where results are written."""
+        settings = self.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:12]
 
     def container_settings(self) -> ContainerSettings:
         """Settings of every container."""

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
-from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from pydantic import Field, ValidationError
 from typing_extensions import TypeVar
@@ -43,7 +43,6 @@ from agentenv.agent.preparation import Preparations
 from agentenv.agent.protocols import Model, ToolDefinition
 from agentenv.agent.result import AgentResult
 from agentenv.agent.rollout import Rollout, RolloutServices
-from agentenv.agent.rollout_log import RolloutLog
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
@@ -57,6 +56,7 @@ from agentenv.env.model_servers import SERVERS, address_of, expect_servers, serv
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
 from agentenv.env.progress import RunProgress, set_up_logging
+from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
@@ -116,6 +116,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     config: ConfigT
     env_config_cls: type[AgentEnvConfig] = AgentEnvConfig
     server_cls: type[APIServer] = APIServer
+    jsonl_writer: Any
     _items: Iterator[Any] | None
 
     @classmethod
@@ -235,9 +236,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         metrics, samples = summary(list(itertools.chain(*rollouts)))
         if not counted:
             self.progress.say(f"evaluation at step {self.curr_step}: {metrics}")
-        if self.config.data_dir_to_save_evals is None:
+        if (directory := self.config.data_dir_to_save_evals) is None:
             return metrics
-        await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
+        try:
+            await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
+        except OSError as error:
+            self._files.lost("metrics", directory, error.strerror or str(error))
         return metrics
 
     # -- construction and life cycle ----------------------------------------------------------------
@@ -278,8 +282,11 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self._resources = AsyncExitStack()
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
-        self._log = RolloutLog(config.rollouts_path)
         self.progress = RunProgress()
+        self._files = RunFiles(config, self.name, self._model_name(), self.counts, self.progress)
+        if self.jsonl_writer is not None:
+            self.jsonl_writer.close()
+            self.jsonl_writer = self._files.groups_file(config.data_path_to_save_groups)
         self.prepare_reports()
         self.prepare_link()
 
@@ -436,7 +443,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             if group is not None and outcome != "retry":
                 logger.error("item %s: its models gave no tokens; there is nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
-            self.counts["items_dropped"] += not again
+            if not again:
+                self.counts["items_dropped"] += 1
+                self.progress.results.missing.no_score(item_id(item), transcripts)
             return None, again
         self._retries.succeeded(item)
         if group is not None:
@@ -467,8 +476,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 self.counts[f"fault_{transcript.fault}"] += 1
         if counted:
             self.progress.add(key, transcripts)
-        if not await self._log.add(group, item, size, transcripts):
-            self.counts["records_lost"] += 1
+            if kind == "eval" and outcome_of(transcripts) == "retry":
+                self.progress.results.missing.no_score(key, transcripts)
+        await self._files.add(group, item, size, transcripts)
         return transcripts
 
     def _opened(self) -> RolloutServices:
@@ -480,12 +490,14 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     def _shown(self, verb: str, what: str, goal: int | None, **files: str | None) -> AbstractContextManager[None]:
         """Shows the progress of one of atropos' commands, and where its results are."""
-        servers = self.server.servers
-        model = getattr(servers[0].config, "model_name", "?") if servers else "?"
-        urls = sorted({url for server in servers if (url := address_of(server))})
-        about = f"{what}; model {model} at {', '.join(urls)}; slots: {self.config.tool_pool_mode}"
-        written = [*files.items(), ("records", self.config.rollouts_path)]
-        return self.progress.shown(verb, about, goal, [(name, path) for name, path in written if path])
+        urls = sorted({url for server in self.server.servers if (url := address_of(server))})
+        about = f"{what}; model {self._model_name() or '?'} at {', '.join(urls)}; slots: {self.config.tool_pool_mode}"
+        written = [(name, path) for name, path in {**files, "records": self.config.rollouts_path}.items() if path]
+        return self.progress.shown(verb, about, goal, written, self._files.run_to_name)
+
+    def _model_name(self) -> str:
+        servers = self.server.servers if type(self).model_for is AgentEnv.model_for else []
+        return str(getattr(servers[0].config, "model_name", "")) if servers else ""
 
     async def _expect_model(self, wait_s: float = 0.0) -> None:
         if type(self).model_for is AgentEnv.model_for:
@@ -493,15 +505,17 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     async def env_manager(self) -> None:
         """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's
-        API, or at the start the model's server, does not answer for ``trainer_wait_s``."""
+        API, or at the start the model's server, does not answer for ``trainer_wait_s``; at the end when a record or
+        group could not be written."""
         with self._shown("serve", f"groups of {self.config.group_size}", None):
             async with closed_at_end(self.close):
                 await self._expect_model(self.config.trainer_wait_s)
                 await super().env_manager()
+        self.progress.results.missing.check(scores=False)
 
     async def _run_evaluate(self) -> None:
-        """``evaluate``. Raises: InfraError (TaskError when all the faults are the task's) when nothing has a score;
-        TaskError when there was no item."""
+        """``evaluate``. Raises: InfraError (TaskError when all the faults are the task's) when an item has no score, or
+        something could not be written; TaskError when there was no item."""
         own = type(self).evaluate is not AgentEnv.evaluate
         if self.config.eval_items == 0 and not own:
             raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
@@ -518,13 +532,15 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             raise no_items()
         if results.rollouts and not results.scored:
             raise nothing_scored(f"none of {results.rollouts} rollouts has a score", results.faults)
+        results.missing.check()
 
     async def process_manager(self) -> None:
         """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
 
         atropos' own implementation runs one group at a time, forgets items to retry and never gives up; this one
         keeps ``max_num_workers`` groups running, and raises InfraError (TaskError when all the faults are the task's)
-        after ``give_up_after_failed_groups`` failed groups in a row.
+        after ``give_up_after_failed_groups`` failed groups in a row, and at the end when an item was dropped, or
+        something could not be written.
         """
         config, wanted = self.config, self.n_groups_to_process
         config.group_size = self.group_size_to_process
@@ -538,7 +554,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 await self._expect_model()
                 await self.setup()
                 await ProcessRun(self, wanted, self.max_num_workers, config.give_up_after_failed_groups).run()
-            await asyncio.to_thread(generate_html, config.data_path_to_save_groups)
+            await self._files.write_page(config.data_path_to_save_groups, page)
+        self.progress.results.missing.check()
 
     async def keep_group(self, group: dict[str, Any], item: Any) -> None:
         """Write a group of ``process`` to its file; nothing is sent to a trainer."""

@@ -29,7 +29,7 @@ from rich.progress import (
 )
 
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
-from agentenv.agent.results import Results, faults_text, scores_text
+from agentenv.agent.results import Results, faults_text, one_line, scores_text
 from agentenv.agent.transcript import Transcript
 from agentenv.config import debug
 from agentenv.durations import duration
@@ -38,7 +38,6 @@ LEAST_GAP = 0.02
 """Without a terminal a line comes no sooner than this part of the run's time after the one before: at most 35 lines
 each time the run becomes twice as long."""
 ERRORS_SHOWN = 10
-ERROR_CHARACTERS = 300
 
 
 class RunProgress:
@@ -50,11 +49,13 @@ class RunProgress:
         self._shown: _Shown | None = None
 
     @contextmanager
-    def shown(self, verb: str, about: str, goal: int | None, files: Sequence[tuple[str, str]]) -> Iterator[None]:
+    def shown(
+        self, verb: str, about: str, goal: int | None, files: Sequence[tuple[str, str]], run: str = ""
+    ) -> Iterator[None]:
         """Show the progress of ``verb`` within the body, and the results at its end, however it ends.
 
         ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``files``: (what, where)
-        of everything that may be written.
+        of everything that may be written. ``run``: its id, if the records file has other runs' groups as well.
         """
         self.results = Results()
         self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
@@ -64,7 +65,7 @@ class RunProgress:
                 yield
         finally:
             took_s, self._shown = self._shown.elapsed_s(), None
-            _print_results(self.results, took_s, [(name, path) for name, path in files if Path(path).exists()])
+            _print_results(self.results, took_s, [(name, path) for name, path in files if Path(path).exists()], run)
 
     @property
     def verb(self) -> str:
@@ -132,32 +133,44 @@ class _Shown:
         return f", about {duration(self.elapsed_s() / done * (self._goal - done))} left"
 
 
-def _print_results(results: Results, took_s: float, files: Sequence[tuple[str, str]]) -> None:
+def _print_results(results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str) -> None:
     if not results.rollouts:
         return
     console = Console(highlight=False, emoji=False)
-    for name, text in result_rows(results, took_s, files):
+    for name, text in result_rows(results, took_s, files, run):
         console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
 
 
-def result_rows(results: Results, took_s: float, files: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def result_rows(
+    results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str = ""
+) -> list[tuple[str, str]]:
     """(name, text) of every line that is printed at the end of a command."""
     rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
     if results.mean is not None:
         spread = f" (sd {results.deviation:.3f})" if results.deviation is not None else ""
         rows.append(("mean", f"{results.mean:.3f}{spread}"))
+    rows += results.missing.rows()
     rows.append(("faults", faults_text(results.faults)))
     errors = results.errors.most_frequent()
     for number, error in enumerate(errors[:ERRORS_SHOWN]):
-        text = " ".join(error.text.split())
-        cut = text if len(text) <= ERROR_CHARACTERS else f"{text[:ERROR_CHARACTERS]} …"
-        rows.append(("" if number else "errors", f"{error.count} × {cut}"))
+        rows.append(("" if number else "errors", f"{error.count} × {one_line(error.text)}"))
     if (more := len(errors) - ERRORS_SHOWN) > 0:
         rows.append(("", f"{more} more kinds"))
+    if results.could_call and not results.calls:
+        rows.append(("warning", _no_calls(results.unparsed)))
     rows += files
     records = next((where for name, where in files if name == "records"), "")
     then = f"agentenv report {shlex.quote(records)}" if records else "set --env.rollouts_path to keep every rollout"
-    return [*rows, ("next", then)]
+    return [*rows, ("next", f"{then} --run {run}" if records and run else then)]
+
+
+def _no_calls(unparsed: str) -> str:
+    if not unparsed:
+        return "no rollout called a tool"
+    return (
+        f"no rollout called a tool; the answers look like unparsed {unparsed} calls: start the model's server with "
+        f"--enable-auto-tool-choice --tool-call-parser {unparsed} (vLLM; --tool-call-parser alone: SGLang)"
+    )
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

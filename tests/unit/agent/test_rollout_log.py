@@ -80,7 +80,7 @@ def test_lone_surrogates_do_not_break_a_record(tmp_path: Path) -> None:
 
 
 async def test_no_path_writes_nothing(tmp_path: Path) -> None:
-    assert await RolloutLog(None).add("g", {"id": 1}, 1, [transcript()])
+    assert await RolloutLog(None).add("g", {"id": 1}, 1, [transcript()]) == ""
     log = RolloutLog(str(tmp_path / "r"))
     await asyncio.gather(*(log.add(f"g{n}", {"id": n}, 2, [transcript(), transcript(None)]) for n in range(5)))
     outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "r").read_text().splitlines()]

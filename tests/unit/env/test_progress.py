@@ -7,8 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from agentenv.agent.results import ERROR_CHARACTERS
 from agentenv.agent.transcript import Transcript
-from agentenv.env.progress import ERROR_CHARACTERS, RunProgress, result_rows, set_up_logging
+from agentenv.env.progress import RunProgress, result_rows, set_up_logging
 from agentenv.errors import Fault
 
 

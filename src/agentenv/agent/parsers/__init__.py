@@ -39,4 +39,11 @@ def parser_named(name: str) -> ToolCallParser:
     return kind()
 
 
-__all__ = ["PARSERS", "Malformed", "Parsed", "ParsedCall", "ToolCallParser", "parser_named"]
+def format_of(text: str) -> str:
+    """The name of a parser that finds a call in the text, preferably one whose marks are in it (Llama's finds the JSON
+    between the marks of others, too); empty if none does."""
+    found = [name for name, kind in PARSERS.items() if kind().parse(text).calls]
+    return min(found, key=lambda name: not any(mark in text for mark in PARSERS[name].openers), default="")
+
+
+__all__ = ["PARSERS", "Malformed", "Parsed", "ParsedCall", "ToolCallParser", "format_of", "parser_named"]
