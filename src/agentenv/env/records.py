@@ -62,7 +62,7 @@ class RunFiles:
     async def write_page(self, groups: str, page: str) -> None:
         """atropos' page of the groups that were written, if there are any."""
         if not await asyncio.to_thread(_page_written, Path(groups), Path(page)):
-            self.lost("pages", page, "the reason is above")
+            self.lost("page", page, "atropos could not write it, and has printed why")
 
     def lost(self, what: str, path: str | None, why: str) -> None:
         """Count something that could not be written; the first of its kind is logged."""
@@ -77,7 +77,7 @@ def _page_written(groups: Path, page: Path) -> bool:
         return True
     try:
         generate_html(str(groups), str(page))
-    except SystemExit:  # it has printed why
+    except SystemExit:
         page.unlink(missing_ok=True)
         return False
     return True

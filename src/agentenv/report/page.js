@@ -268,6 +268,7 @@ function groupCard(group) {
   const numbers = statistics(group);
   const missing = group.size - numbers.scores.length;
   const title = element("div", {}, element("h4", {}, visible(group.item)));
+  if (group.run) title.append(" ", element("small", {}, `run ${visible(group.run)}`));
   if (group.outcome !== "complete") title.append(" ", element("span", { class: `badge ${group.outcome === "retry" ? "bad" : "warn"}` }, group.outcome === "retry" ? "to be retried" : `partial: ${numbers.scores.length} of ${group.size}`));
   const mean = element("div", { class: "mean" }, ...(numbers.mean === null ? ["not scored"] : ["mean ", element("b", {}, numbers.mean.toFixed(2))]), missing > 0 && numbers.mean !== null ? `, ${missing} missing` : "");
   const card = element("li", { class: "group" }, element("header", {}, title, dots(group, numbers), mean));

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentenv import shipped
 from agentenv.agent.transcript import GroupRecord
 from agentenv.report.shaping import group_row, text_cap, trajectory_body
-from agentenv.report.summary import summarise
+from agentenv.report.summary import runs_of, summarise
 
 HERE = Path(__file__).parent
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
@@ -29,8 +29,9 @@ class RecordError(ValueError):
     """A line of a rollouts file is not a GroupRecord; the message names file and line."""
 
 
-def read_records(path: Path) -> Iterator[GroupRecord]:
-    """The groups in a ``rollouts.jsonl``, in order; an incomplete last line (after a crash) is skipped.
+def read_records(path: Path, *, on_cut: Callable[[int], None] = lambda _: None) -> Iterator[GroupRecord]:
+    """The groups in a ``rollouts.jsonl``, in order. An incomplete last line, of a writer that was killed or still
+    writes, is left out: ``on_cut`` is called with its number.
 
     Raises: RecordError: a complete line is not a GroupRecord. OSError: the file cannot be read.
     """
@@ -39,11 +40,23 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
             if not line.strip():
                 continue
             try:
-                yield GroupRecord.model_validate(json.loads(line))
+                document = json.loads(line)
+                record = GroupRecord.model_validate(document)
             except (ValidationError, ValueError) as error:
                 if not line.endswith(b"\n"):
+                    on_cut(number)
                     return
+                if isinstance(error, ValidationError) and _is_scored_group(document):
+                    raise RecordError(
+                        f"{path}:{number} is a scored group as a trainer gets it (data_path_to_save_groups), which is "
+                        "no record of its rollouts"
+                    ) from None
                 raise RecordError(f"{path}:{number} is not a group record: {error}") from error
+            yield record
+
+
+def _is_scored_group(document: Any) -> bool:
+    return isinstance(document, dict) and {"tokens", "masks", "scores"} <= document.keys()
 
 
 def write_report(
@@ -51,7 +64,8 @@ def write_report(
 ) -> Path:
     """Write the page for these groups to ``path`` (atomically) and return it.
 
-    ``run``: facts about the run for the head of the page, by name. A true ``run["scripted"]`` adds a banner saying
+    ``run``: facts about the run for the head of the page, by name, in place of those in the records of a single run;
+    groups of several runs are listed by run. A true ``run["scripted"]`` adds a banner saying
     that no model was involved; a string there is the banner's second sentence. The page is self-contained: it works
     from a file, without a network. Long outputs are cut in the middle on the page, with a note; text from the
     records never becomes markup or script.
@@ -85,12 +99,16 @@ def render(
 ) -> Iterator[str]:
     """The page in parts; see :func:`write_report`. With a ``version`` it asks its server for ``version`` every few
     seconds, and loads itself again when the answer is another."""
-    groups, run = list(records), dict(run or {})
+    groups = list(records)
+    runs = runs_of(groups)
+    run = dict(run or (runs[0].facts() if len(runs) == 1 else {}))
     cap = text_cap(groups)
     bodies = (trajectory_body(t, cap) for group in groups for t in group.trajectories)
     rows, first = [], 0
     for group in groups:
         rows.append(group_row(group, first, cap))
+        if len(runs) > 1:
+            rows[-1]["run"] = group.run.id if group.run else ""
         first += len(group.trajectories)
     style, script = (
         shipped.path(f"page/base.{kind}").read_text() + (HERE / f"page.{kind}").read_text() for kind in ("css", "js")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.agent.jsonable import clean_text
 from agentenv.agent.results import DistinctErrors
 from agentenv.agent.rollout_metrics import is_timeout
-from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
 from agentenv.report.shaping import bars
 
 BINS = 10
@@ -46,6 +48,7 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
     calls = [call for t in transcripts for step in t.steps for call in step.tool_calls]
     scores = [t.score for t in transcripts if t.score is not None]
     return {
+        "runs": [run.row() for run in runs_of(groups)],
         "groups": len(groups),
         "outcomes": dict(Counter(group.outcome for group in groups)),
         "spread": sum(_has_spread(group) for group in groups),
@@ -68,6 +71,47 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "time": _time_split(transcripts),
         "span_s": _span_s(transcripts),
     }
+
+
+@dataclass
+class Run:
+    """The groups of one run. ``record`` is None for all groups of files that name no run."""
+
+    record: RunRecord | None
+    groups: list[GroupRecord] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Empty for groups without a run."""
+        return self.record.id if self.record else ""
+
+    def facts(self) -> dict[str, str]:
+        """What the run was, by name; empty for groups without a run."""
+        if (run := self.record) is None:
+            return {}
+        began = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run.began_unix_s))
+        facts = {"Environment": run.environment, "Model": run.model, "Run": run.id, "Began": began}
+        return facts | {"Settings": run.settings, "agentenv": run.agentenv}
+
+    def row(self) -> dict[str, Any]:
+        """Its figures beside those of other runs."""
+        scores = [t.score for group in self.groups for t in group.trajectories if t.score is not None]
+        return {
+            "id": self.id,
+            "environment": self.record.environment if self.record else "",
+            "model": self.record.model if self.record else "",
+            "groups": len(self.groups),
+            "scored": len(scores),
+            "mean": sum(scores) / len(scores) if scores else None,
+        }
+
+
+def runs_of(groups: Iterable[GroupRecord]) -> list[Run]:
+    """The groups by their run, in the order in which the runs began to record."""
+    found: dict[str, Run] = {}
+    for group in groups:
+        found.setdefault(group.run.id if group.run else "", Run(group.run)).groups.append(group)
+    return list(found.values())
 
 
 def _has_spread(group: GroupRecord) -> bool:
