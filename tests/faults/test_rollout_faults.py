@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.errors import ContainerLostError
+from agentenv.executor.pending_call import encode_call
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy
 from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
 from tests.waiting import until
@@ -216,3 +220,40 @@ async def test_setup_that_fails_leaves_nothing_and_says_why(tmp_path: Path) -> N
                 assert env.backend.containers == []
             finally:
                 await env.close()
+
+
+MANGLED: dict[str, Callable[[str], str]] = {
+    "malformed": lambda data: f"{data}!",
+    "other_bytes": lambda data: base64.b64encode(data.encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("way", MANGLED)
+@pytest.mark.parametrize("hook", ["setup", "verify"])
+async def test_bytes_of_a_hook_that_we_garble_are_ours_even_if_it_catches_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, way: str
+) -> None:
+    def garbled(key: Any, tool: str, arguments: Any, timeout_s: float) -> bytes:
+        changed = {name: MANGLED[way](value) if name == "data" else value for name, value in arguments.items()}
+        return encode_call(key, tool, changed, timeout_s)
+
+    class Uploads(AnswerEnv):
+        async def setup_trajectory_workspace(self, item: Any, *, exec_tool: Any, **_: Any) -> None:
+            if hook == "setup":
+                await exec_tool.write_file("tests.bin", bytes(range(256)))
+
+        async def verify_and_score_trajectory(
+            self, item: Any, final_response: str, *, exec_tool: Any, **_: Any
+        ) -> tuple[float, dict[str, Any]]:
+            with suppress(Exception):
+                await exec_tool.write_file("tests.bin", bytes(range(256)))
+            return 0.0, {}
+
+    monkeypatch.setattr("agentenv.executor.client.encode_call", garbled)
+    async with environment(Uploads, tmp_path, group_size=1, item_retries=0) as env:
+        scored, again = await env.collect_trajectories({"id": "x"})
+    assert (scored, again) == (None, [])
+    [transcript] = last_record(tmp_path).trajectories
+    assert (transcript.fault, transcript.score) == ("infra", None)
+    assert transcript.error.startswith("ProtocolError: ")
+    assert len(transcript.earlier_attempts) == (env.config.infra_retries if hook == "setup" else 0)

@@ -85,14 +85,14 @@ async def test_standard_input_and_a_script_may_be_attached(client: Client, key: 
         ("cwd", b"/tmp", "given twice"),
     ],
 )
-async def test_a_wrong_attachment_is_the_calls_own_fault(
+async def test_a_wrong_attachment_is_the_clients_fault(
     client: Client, key: LeaseKey, field: str, content: bytes, told: str
 ) -> None:
     call = client.call(key, command=None if field == "command" else "true", cwd="." if field == "cwd" else None)
     await client.put(call, field, content)
     await client.ask(call)
     result = await client.result(call)
-    assert (result.fault, result.error) == ("model", "invalid_arguments")
+    assert (result.fault, result.error) == ("infra", "protocol")
     assert told in result.message
     assert (await client.statistics())["held_bytes"] == 0
 

@@ -65,8 +65,8 @@ async def test_a_wrong_call_fails_alone(client: Client, key: LeaseKey) -> None:
     results = [await client.result(call) for call in calls]
     assert [(result.fault, result.error) for result in results] == [
         ("model", "unknown_tool"),
-        ("model", "invalid_arguments"),
-        ("model", "invalid_arguments"),
+        ("infra", "protocol"),
+        ("infra", "protocol"),
         ("infra", "stale_lease"),
         ("infra", "call_lost"),
         ("none", None),
@@ -176,7 +176,7 @@ async def test_a_file_goes_there_and_back(client: Client, key: LeaseKey) -> None
     assert "No such file" in missing.stderr
     written = await client.run(key, tool="write_file", path="/tmp/there", text="x")
     assert (written.fault, written.exit_code) == ("none", 0)
-    wrong = await client.run(key, tool="read_file")
+    wrong = await client.run(key, tool="write_file", path="x")
     assert (wrong.fault, wrong.error) == ("model", "invalid_arguments")
 
 

@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, Self, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
-from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.errors import InfraError, InvalidArgumentsError, ProtocolError, SlotDestroyedError
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.sdk.commits import committed
 from agentenv.sdk.forwards import forwarded
@@ -35,6 +35,8 @@ from agentenv.wire.tools import (
     SearchReply,
     WriteFileReply,
 )
+
+F = TypeVar("F", bound=InfraError | SlotDestroyedError)
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
@@ -65,6 +67,10 @@ class SlotTools(ABC):
     @abstractmethod
     def _over(self, session: ToolSession) -> Self:
         """The same kind of thing over the session of a fork, which ends with it."""
+
+    def _failed(self, error: F) -> F:
+        """``error``, to be raised: a failure that no score may hide."""
+        return error
 
     @asynccontextmanager
     async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
@@ -241,13 +247,17 @@ class SlotTools(ABC):
         return reply
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes."""
+        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes. Raises:
+        OSError; ProtocolError when another number of bytes was written."""
         body: dict[str, Any] = {"path": path, "mode": mode}
         if isinstance(content, str):
             body["text"] = content
         else:
             body["data"] = content
-        return WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
+        written = WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
+        if written != (given := len(content.encode() if isinstance(content, str) else content)):
+            raise self._failed(ProtocolError(f"{path}: {written} bytes were written, and not the {given} given"))
+        return written
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
         """The entries of a directory of the slot."""

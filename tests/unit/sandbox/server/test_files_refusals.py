@@ -26,13 +26,23 @@ from tests.unit.sandbox.server.file_tools_box import Box, FixedRunner, box_fixtu
     [
         ("read_file", {}),
         ("read_file", {"path": ""}),
-        ("read_file", {"path": "a\0b"}),
         ("read_file", {"path": "x", "offset": -1}),
-        ("write_file", {"path": "x"}),
-        ("write_file", {"path": "x", "text": "1", "data": "MQ=="}),
         ("write_file", {"path": "x", "data": "not base64!"}),
         ("list_files", {"path": ".", "depth": 0}),
         ("artifacts", {"action": "steal"}),
+    ],
+)
+async def test_arguments_that_no_client_sends_are_ours(box: Box, tool: str, arguments: Mapping[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        await run_file_tool(tool, arguments, box.runner, paths=box.paths)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {"path": "a\0b"}),
+        ("write_file", {"path": "x"}),
+        ("write_file", {"path": "x", "text": "1", "data": "MQ=="}),
         ("artifacts", {"action": "extract"}),
         ("artifacts", {"action": "archive", "data": "MQ=="}),
         ("artifacts", {"action": "list", "data": "MQ=="}),

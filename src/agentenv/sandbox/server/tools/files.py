@@ -92,7 +92,7 @@ async def run_file_tool(
 
     Raises: InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran. PolicyRefusalError: an archive's
     entry leads outside the destination, or (with ``paths.beneath_workspace``) a path outside the workspace.
-    ProtocolError: the output is not in slotfiles' format.
+    ProtocolError: the input does not fit the tool's model, or the output is not in slotfiles' format.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
     operation = _OPERATIONS.get(type(model))

@@ -1,4 +1,8 @@
-"""Which tools a slot has, and what their arguments must be."""
+"""Which tools a slot has, and what their arguments must be.
+
+Clients check arguments by the same models before they send a call. So arguments that do not fit here are a failure of
+the client or of the wire, never the mistake of who made the call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from agentenv.errors import InvalidArgumentsError, UnknownToolError
+from agentenv.errors import ProtocolError, UnknownToolError
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.wire.base import WireModel, carried_as
 from agentenv.wire.sessions import SLOT_TOOLS
@@ -23,13 +27,13 @@ _MAX_SHOWN = 80
 
 def with_attached(tool: str, arguments: dict[str, Any], attached: Mapping[str, Attached]) -> dict[str, Any]:
     """The arguments with those that were attached: in full, or empty where the tool reads the attachment itself
-    (:attr:`agentenv.wire.tools.SlotTool.streamed`). Raises InvalidArgumentsError when one is given twice, is too large,
-    or is not what its field carries (:func:`agentenv.wire.base.carried_as`).
+    (:attr:`agentenv.wire.tools.SlotTool.streamed`). Raises InvalidArgumentsError when one is too large, ProtocolError
+    when one is given twice, or is not what its field carries (:func:`agentenv.wire.base.carried_as`).
     """
     if not attached:
         return arguments
     if twice := attached.keys() & arguments.keys():
-        raise InvalidArgumentsError(f"{tool}: {', '.join(sorted(twice))} is given twice")
+        raise ProtocolError(f"{tool}: {', '.join(sorted(twice))} is given twice")
     if (row := _ROWS.get(tool)) is None:
         return arguments
     in_full = {field: _value(row, field, one) for field, one in attached.items()}
@@ -46,7 +50,7 @@ def _value(row: SlotTool, field: str, attached: Attached) -> Any:
     try:
         return content.decode() if carried == "text" else from_json(content)
     except ValueError as error:
-        raise InvalidArgumentsError(f"{field}: is not {'UTF-8' if carried == 'text' else 'JSON'}: {error}") from error
+        raise ProtocolError(f"{field}: is not {'UTF-8' if carried == 'text' else 'JSON'}: {error}") from error
 
 
 def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
@@ -54,7 +58,7 @@ def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
 
     Raises:
         UnknownToolError: a slot has no such tool.
-        InvalidArgumentsError: they do not fit; the message tells a model what to change.
+        ProtocolError: they do not fit.
     """
     row = _ROWS.get(tool)
     if row is None:
@@ -62,7 +66,7 @@ def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
     try:
         return row.arguments.model_validate(arguments)
     except ValidationError as error:
-        raise InvalidArgumentsError(f"{tool}: {_problems(error)}") from error
+        raise ProtocolError(f"{tool}: {_problems(error)}") from error
 
 
 def _problems(error: ValidationError) -> str:
