@@ -14,7 +14,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentenv.cli.output import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
+from agentenv.cli.output import (
+    EXIT_NOT_ALL_WELL,
+    InterruptedBySignalError,
+    err,
+    escape,
+    exit_code_of,
+    print_error,
+    run_to_end,
+)
 from agentenv.config import debug
 from agentenv.errors import AgentEnvError
 from examples.repair.settings import DemoSettings, check
@@ -57,7 +65,13 @@ def main(
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
         from examples.repair.demo import run_demo  # late: atropos takes seconds to import, and a typo should not
 
-        run_to_end(run_demo(settings))
+        try:
+            failed = run_to_end(run_demo(settings))
+        except OSError as error:  # what it writes at its end: the disk is full, say
+            failed = str(error)
+        if failed:
+            err().print(f"[bold red]failed[/] {escape(failed)}", soft_wrap=True)
+            sys.exit(EXIT_NOT_ALL_WELL)
     except AgentEnvError as error:
         if debug():
             raise

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentenv.agent.results import Results, one_line
 from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
@@ -54,22 +55,36 @@ class _DemoEnv(RepairEnv):
         return scored
 
 
-async def run_demo(settings: DemoSettings) -> None:
-    """The whole demo, with settings that were checked. Raises: InfraError when nothing could be scored."""
+async def run_demo(settings: DemoSettings) -> str:
+    """The whole demo, with settings that were checked. Returns why it failed, in one line; empty if it did not (see
+    :func:`failure`). Raises: what the environment's setup raises; InfraError when no task could be verified."""
     _quiet()
     began = time.monotonic()
     catalogue, chosen, made = await _tasks(settings)
     records = settings.out / "rollouts.jsonl"
     records.unlink(missing_ok=True)
     rolled = time.monotonic()
-    await _roll_out(settings, catalogue, chosen, records)
+    results = await _roll_out(settings, catalogue, chosen, records)
     groups = list(read_records(records)) if records.exists() else []
     run = _facts(settings, chosen, made, time.monotonic() - rolled)
     page = write_report(groups, settings.out / "report.html", title="Repairing real packages", run=run)
     screens = _write_recordings(groups, settings.out / "recordings")
     _show(groups, page, records, screens, time.monotonic() - began)
-    if not any(t.score is not None for group in groups for t in group.trajectories):
-        raise InfraError("no rollout could be scored", next_step=f"the errors are in {page}; try agentenv doctor")
+    return failure(groups, results, scripted=settings.scripted)
+
+
+def failure(groups: Sequence[GroupRecord], results: Results, *, scripted: bool) -> str:
+    """Why the demo failed, in one line: a task was dropped, or a record lost. With scripted players also: a rollout has
+    no score, or the first player, who repairs everything, does not score 1. Empty if it did not fail."""
+    found = [text] if (text := results.missing.text()) else []
+    if scripted and results.partial:
+        errors = "".join(f" ({each.count} × {one_line(each.text)})" for each in results.errors.most_frequent()[:1])
+        found.append(f"{results.partial} rollouts without a score{errors}")
+    if scripted:
+        solvers = [(group.item_id, group.trajectories[0].score) for group in groups]
+        wrong = [f"{item} was repaired, and scored {score:g}" for item, score in solvers if score not in (1.0, None)]
+        found += wrong
+    return "; ".join(found)
 
 
 def _quiet() -> None:
@@ -156,7 +171,7 @@ def _make(bars: Progress, catalogue: Catalogue, seed: int, check: Callable[[], N
 # -- rollouts ---------------------------------------------------------------------------------------
 
 
-async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task], records: Path) -> None:
+async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task], records: Path) -> Results:
     """All groups, each recorded as it ends. A group without a scored member is retried by its item."""
     with tempfile.TemporaryDirectory(prefix="agentenv-demo-") as directory, _bars() as bars:
         config = _config(settings, build_tokenizer(directory), records)
@@ -170,6 +185,7 @@ async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequen
                 async with asyncio.TaskGroup() as running:
                     for item in items:
                         running.create_task(_group(env, item))
+            return env.progress.results
 
 
 async def _group(env: RepairEnv, item: dict[str, Any]) -> None:

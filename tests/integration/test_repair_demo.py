@@ -22,6 +22,7 @@ from tests.programs import Forked, program
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
+BROKEN = Path(__file__).parent / "broken_demo.py"
 SMALL = ("--package", PACKAGE, "--groups", "1", "--group-size", "2", "--slots", "2")
 
 
@@ -126,6 +127,22 @@ async def test_the_tools_that_were_used_are_named_and_screens_are_kept(tmp_path:
     assert header["version"] == 2
     assert any("(Pdb)" in text for _, _, text in events)
     assert str(screen.parent) in printed
+
+
+async def test_a_task_that_is_dropped_fails_the_demo_whose_last_line_says_why(tmp_path: Path) -> None:
+    made()
+    options = ("--out", str(tmp_path / "out"), *SMALL, "--groups", "2", "--group-size", "1")
+    env = {**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    log = tmp_path / "log.txt"
+    async with program(str(BROKEN), *options, cwd=ROOT, env=env, stdout=log) as process:
+        status = await process.wait()
+    groups = [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
+    [dropped] = {group["item_id"] for group in groups if group["outcome"] == "retry"}
+    assert [group["item_id"] == dropped for group in groups if group["outcome"] == "complete"] == [False]
+    error = "TaskError: setup_trajectory_workspace raised ValueError: it was garbled"
+    assert status == 1, log.read_text()
+    assert log.read_text().splitlines()[-1] == f"failed 1 item without a score: {dropped} (1 × {error})"
+    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

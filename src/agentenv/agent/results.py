@@ -80,16 +80,21 @@ class Missing:
         dropped = [("dropped", self._unscored_text())] if self.unscored else []
         return dropped + [("lost", text) for text in self._lost_texts()]
 
-    def check(self, *, scores: bool = True) -> None:
-        """Raise the error of a command that ends with something missing (without ``scores``: something lost):
-        TaskError if only scores are missing, and all faults were the task's; otherwise InfraError."""
-        lost = [f"lost {text}" for text in self._lost_texts()]
+    def text(self, *, scores: bool = True) -> str:
+        """All of it in one line, with the most frequent error; empty if nothing is missing. Without ``scores``: what
+        was lost."""
+        texts = [f"lost {text}" for text in self._lost_texts()]
         if scores and self.unscored:
             cause = "".join(f" ({each.count} × {one_line(each.text)})" for each in self._errors.most_frequent()[:1])
-            kind = TaskError if set(self.faults) == {"task"} and not lost else InfraError
-            raise kind("; ".join([self._unscored_text() + cause, *lost]))
-        if lost:
-            raise InfraError("; ".join(lost))
+            texts.insert(0, self._unscored_text() + cause)
+        return "; ".join(texts)
+
+    def check(self, *, scores: bool = True) -> None:
+        """Raise the error of a command that ends with something missing (without ``scores``: lost): TaskError if only
+        scores are, and all faults were the task's; otherwise InfraError."""
+        if text := self.text(scores=scores):
+            of_task = set(self.faults) == {"task"} and not self.lost.most_frequent()
+            raise (TaskError if of_task else InfraError)(text)
 
     def _unscored_text(self) -> str:
         more = f" and {self.unscored - len(self.named)} more" if self.unscored > len(self.named) else ""
