@@ -352,6 +352,9 @@ CASES = {
     "the lease ends although the container lives": Case(LeaseLostError, NO_SCORE, failing(LeaseLostError("lost"))),
     "the lease is found to be stale": Case(StaleLeaseError, NO_SCORE, failing(StaleLeaseError("ended"))),
     "an answer of the container is not understood": Case(ProtocolError, NO_SCORE, failing(ProtocolError("?"))),
+    "the container finds arguments malformed that were checked before they were sent": Case(
+        ProtocolError, NO_SCORE, answering(fault="infra", error="protocol", message="write_file: data: is not base64")
+    ),
     "a limit above the slot is met: the container's memory, the machine's processes": Case(
         InfraError, NO_SCORE, answering(fault="infra", error="infra", message="the container ran out of memory")
     ),

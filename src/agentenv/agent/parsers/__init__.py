@@ -46,4 +46,4 @@ def format_of(text: str) -> str:
     return min(found, key=lambda name: not any(mark in text for mark in PARSERS[name].openers), default="")
 
 
-__all__ = ["PARSERS", "Malformed", "Parsed", "ParsedCall", "ToolCallParser", "format_of", "parser_named"]
+__all__ = ["PARSERS", "Malformed", "Parsed", "ParsedCall", "ToolCallParser", "parser_named"]
