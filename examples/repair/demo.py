@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.results import Results, one_line
+from agentenv.agent.results import Results, counted, one_line
 from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
@@ -79,7 +79,7 @@ def failure(groups: Sequence[GroupRecord], results: Results, *, scripted: bool) 
     found = [text] if (text := results.missing.text()) else []
     if scripted and results.partial:
         errors = "".join(f" ({each.count} × {one_line(each.text)})" for each in results.errors.most_frequent()[:1])
-        found.append(f"{results.partial} rollouts without a score{errors}")
+        found.append(f"{counted(results.partial, 'rollout')} without a score{errors}")
     if scripted:
         solvers = [(group.item_id, group.trajectories[0].score) for group in groups]
         wrong = [f"{item} was repaired, and scored {score:g}" for item, score in solvers if score not in (1.0, None)]

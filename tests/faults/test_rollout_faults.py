@@ -195,7 +195,7 @@ async def test_a_record_that_cannot_be_written_costs_no_rollout(
         scored, _ = await env.collect_trajectories({"id": "x"})
     assert scored is not None
     assert env.counts["records_lost"] == 1
-    assert "records cannot be written to /dev/full: No space left on device" in caplog.text
+    assert "a record cannot be written to /dev/full: No space left on device" in caplog.text
 
 
 async def test_setup_that_fails_leaves_nothing_and_says_why(tmp_path: Path) -> None:

@@ -67,16 +67,19 @@ async def test_a_disk_that_becomes_full_keeps_whole_lines_and_is_told(
     assert results(log)["scored"].startswith("16 of 16 rollouts")
     assert log.splitlines()[-1].startswith(f"InfraError: lost {lost}")
     assert not list(small_disk.glob("*.html"))  # of the groups: there is no room for all of it
-    assert log.count(f"{what} cannot be written to {file}: {NO_SPACE}") == 1
+    assert log.count(f"cannot be written to {file}: {NO_SPACE}") == 1
     assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("verb", ["process", "evaluate"])
 async def test_records_that_cannot_be_written_end_a_command_with_1(tmp_path: Path, verb: str) -> None:
-    status, log = await play(tmp_path, verb, env__rollouts_path="/dev/full")
+    (tmp_path / "evals" / "metrics.json").mkdir(parents=True)
+    where = {"env__rollouts_path": "/dev/full", "env__data_dir_to_save_evals": tmp_path / "evals"}
+    status, log = await play(tmp_path, verb, **where)
     assert status == 1, log
-    assert results(log)["lost"] == f"8 records: {NO_SPACE}"
-    assert log.splitlines()[-1] == f"InfraError: lost 8 records: {NO_SPACE}"
+    evaluation = "; lost 1 evaluation: Is a directory" * (verb == "evaluate")
+    assert log.splitlines()[-1] == f"InfraError: lost 8 records: {NO_SPACE}{evaluation}"
+    assert f"lost     8 records: {NO_SPACE}\n" in log
     assert "Traceback" not in log
 
 

@@ -62,7 +62,7 @@ class Missing:
     """The first of them."""
     faults: Counter[str] = field(default_factory=Counter)
     lost: DistinctErrors = field(default_factory=DistinctErrors)
-    """What could not be written, in the plural ("records"), and why."""
+    """What could not be written, in the singular ("record"), and why."""
     _errors: DistinctErrors = field(default_factory=DistinctErrors)
 
     def no_score(self, item: str, transcripts: Iterable[Transcript]) -> None:
@@ -98,10 +98,15 @@ class Missing:
 
     def _unscored_text(self) -> str:
         more = f" and {self.unscored - len(self.named)} more" if self.unscored > len(self.named) else ""
-        return f"{self.unscored} item{'s' * (self.unscored > 1)} without a score: {', '.join(self.named)}{more}"
+        return f"{counted(self.unscored, 'item')} without a score: {', '.join(self.named)}{more}"
 
     def _lost_texts(self) -> list[str]:
-        return [f"{error.count} {error.fault}: {one_line(error.text)}" for error in self.lost.most_frequent()]
+        return [f"{counted(each.count, each.fault)}: {one_line(each.text)}" for each in self.lost.most_frequent()]
+
+
+def counted(number: int, what: str) -> str:
+    """``1 item``, ``2 items``."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def one_line(text: str) -> str:

@@ -241,7 +241,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         try:
             await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
         except OSError as error:
-            self._files.lost("metrics", directory, error.strerror or str(error))
+            self._files.lost("evaluation", directory, error.strerror or str(error))
         return metrics
 
     # -- construction and life cycle ----------------------------------------------------------------

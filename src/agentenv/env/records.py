@@ -53,11 +53,11 @@ class RunFiles:
     async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> None:
         """Record a group."""
         if why := await self._rollouts.add(group, item, size, transcripts):
-            self.lost("records", self._path, why)
+            self.lost("record", self._path, why)
 
     def groups_file(self, path: str) -> GroupsFile:
         """The file of scored groups, in place of the writer that atropos has opened."""
-        return GroupsFile(path, lambda why: self.lost("groups", path, why))
+        return GroupsFile(path, lambda why: self.lost("group", path, why))
 
     async def write_page(self, groups: str, page: str) -> None:
         """atropos' page of the groups that were written, if there are any."""
@@ -66,9 +66,9 @@ class RunFiles:
 
     def lost(self, what: str, path: str | None, why: str) -> None:
         """Count something that could not be written; the first of its kind is logged."""
-        self._counts[f"{what}_lost"] += 1
-        if self._counts[f"{what}_lost"] == 1:
-            logger.error("%s cannot be written to %s: %s; further ones are only counted", what, path, why)
+        self._counts[f"{what}s_lost"] += 1
+        if self._counts[f"{what}s_lost"] == 1:
+            logger.error("a %s cannot be written to %s: %s; further ones are only counted", what, path, why)
         self._progress.results.missing.lost.add(what, why, "")
 
 

@@ -64,14 +64,14 @@ def test_what_is_missing_ends_a_command_with_an_error_that_names_it() -> None:
         missing.check()
     assert str(raised.value) == f"{named} (14 × TaskError: a bug)"
     missing.check(scores=False)
-    missing.lost.add("records", "disk full", "")
-    missing.lost.add("records", "disk full", "")
-    missing.lost.add("groups", "no permission", "")
-    assert missing.rows()[1:] == [("lost", "2 records: disk full"), ("lost", "1 groups: no permission")]
+    missing.lost.add("record", "disk full", "")
+    missing.lost.add("record", "disk full", "")
+    missing.lost.add("group", "no permission", "")
+    assert missing.rows()[1:] == [("lost", "2 records: disk full"), ("lost", "1 group: no permission")]
     with pytest.raises(InfraError) as raised_too:
         missing.check()
-    assert str(raised_too.value).endswith("a bug); lost 2 records: disk full; lost 1 groups: no permission")
-    with pytest.raises(InfraError, match=r"^lost 2 records: disk full; lost 1 groups: no permission$"):
+    assert str(raised_too.value).endswith("a bug); lost 2 records: disk full; lost 1 group: no permission")
+    with pytest.raises(InfraError, match=r"^lost 2 records: disk full; lost 1 group: no permission$"):
         missing.check(scores=False)
 
 

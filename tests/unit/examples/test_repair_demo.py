@@ -32,9 +32,9 @@ def played(*scores: float | None) -> tuple[list[GroupRecord], Results]:
     ("scores", "scripted", "told"),
     [
         ([1.0, 0.5, 0.0, 0.0], True, ""),
-        ([1.0, None, 0.0], True, "1 rollouts without a score (1 × InfraError: lost)"),
+        ([1.0, None, 0.0], True, "1 rollout without a score (1 × InfraError: lost)"),
         ([0.5, 0.5], True, "i was repaired, and scored 0.5"),
-        ([0.0, None], True, "1 rollouts without a score (1 × InfraError: lost); i was repaired, and scored 0"),
+        ([0.0, None], True, "1 rollout without a score (1 × InfraError: lost); i was repaired, and scored 0"),
         ([0.5, None], False, ""),
     ],
 )
@@ -46,8 +46,8 @@ def test_scripted_players_must_be_scored_as_they_played(scores: list[float | Non
 def test_what_is_missing_fails_it_whoever_plays(scripted: bool) -> None:
     groups, results = played(1.0)
     results.missing.no_score("other", [rollout(None, "infra", "InfraError: lost")])
-    results.missing.lost.add("records", "No space left on device", "")
-    told = "1 item without a score: other (1 × InfraError: lost); lost 1 records: No space left on device"
+    results.missing.lost.add("record", "No space left on device", "")
+    told = "1 item without a score: other (1 × InfraError: lost); lost 1 record: No space left on device"
     assert demo.failure(groups, results, scripted=scripted) == told
 
 
