@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentenv.agent.transcript import GroupRecord, Transcript
-from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.testing import Player, ScriptedPolicy, build_tokenizer
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ async def play(
     """Play every record once with each of its players. Returns what was recorded, which ``directory`` has too.
 
     ``fields`` are the environment's settings, beside those that any such play has; ``records`` returns its records by
-    id, and ``kind.item_of`` makes items of them. ``table`` is told the results as they come. Raises: ConfigError and
-    what the environment's setup raises.
+    id, and ``kind.item_of`` makes items of them. ``table`` is told the results as they come. Raises: ConfigError,
+    what the environment's setup raises, InfraError when a record cannot be written.
     """
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
@@ -137,7 +137,9 @@ async def play(
                     began_s = time.monotonic()
                     with nullcontext() if table is None else table.playing(name):
                         await env.collect_trajectories(env.item_of(record))
-                    groups.append(GroupRecord.model_validate_json(lines.readline()))
+                    if not (line := lines.readline()):
+                        raise InfraError(f"the record of {name} could not be written to {log}")
+                    groups.append(GroupRecord.model_validate_json(line))
                     if table is not None:
                         table.add(result_of(groups[-1], table.names, time.monotonic() - began_s))
     return groups

@@ -68,10 +68,8 @@ _NOMAD_NAMES = {
 }
 """Fields here → fields of NomadSettings."""
 
-_NOT_IN_DIGEST = (
-    *("tool_server_token", "farm_token"),
-    *("rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals"),
-)
+SECRETS = frozenset({"tool_server_token", "farm_token"})
+_PLACES_OF_RESULTS = frozenset({"rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals"})
 
 
 def _split(value: object) -> object:
@@ -307,7 +305,7 @@ class AgentFields(FarmFields):
 
     def digest(self) -> str:
         """Equal for equal settings, whatever their secrets and where results are written."""
-        settings = self.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
+        settings = self.model_dump(mode="json", exclude=set(SECRETS | _PLACES_OF_RESULTS))
         return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:12]
 
     def container_settings(self) -> ContainerSettings:

@@ -228,9 +228,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if self.config.eval_items == 0:
             return {}
         began_s = time.time()
-        items = [
-            item for item in [await self.get_next_item() for _ in range(self.config.eval_items)] if item is not None
-        ]
+        given = [await self.get_next_item() for _ in range(self.config.eval_items)]
+        items = [item for item in given if item is not None]
         counted = self.progress.verb != "serve"  # where the results are those of training
         rollouts = await asyncio.gather(*(self._roll_out(item, 1, kind="eval", counted=counted) for item in items))
         metrics, samples = summary(list(itertools.chain(*rollouts)))

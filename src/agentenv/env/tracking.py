@@ -14,6 +14,7 @@ import wandb
 from agentenv.agent.protocols import Message
 from agentenv.agent.rollout_metrics import ROLLOUT_COLUMNS, RolloutMetrics, ToolErrors, conversation, rollout_row
 from agentenv.agent.transcript import Transcript
+from agentenv.env.config import SECRETS
 from agentenv.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class WandbReporting:
                 project=self.wandb_project,
                 name=f"{self.name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
                 group=self.wandb_group,
-                config=self.config.model_dump(exclude={"tool_server_token"}),
+                config=self.config.model_dump(exclude=set(SECRETS)),
             )
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:

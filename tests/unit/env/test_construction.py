@@ -165,3 +165,22 @@ async def test_a_bug_in_a_hook_that_no_rollout_calls_names_the_hook(
         async with await constructed(Plain, tmp_path, tool_pool_mode="fake") as env:
             await env.get_next_item()
     assert "buggy" in authors_traceback(caught.value.__cause__ or caught.value)
+
+
+FARM: dict[str, Any] = {"tool_pool_mode": "farm", "farm_url": "http://127.0.0.1:9", "farm_token": "a-secret"}
+
+
+async def test_secrets_are_not_given_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("agentenv.env.tracking.wandb.init", given.update)
+    (await constructed(Plain, tmp_path, **FARM, use_wandb=True)).start_wandb()
+    assert given["config"]["farm_url"] == FARM["farm_url"]
+    assert "a-secret" not in str(given)
+
+
+def test_the_digest_of_settings_is_of_what_decides_results() -> None:
+    digest = Config(**FARM).digest()
+    assert digest == Config(**{**FARM, "farm_token": "another"}, rollouts_path="r.jsonl").digest()
+    assert digest == Config(**{**FARM, "data_path_to_save_groups": "groups_1.jsonl"}).digest()
+    assert digest != Config(**FARM, agent_max_steps=3).digest()
+    assert "a-secret" not in digest
