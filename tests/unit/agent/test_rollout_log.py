@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jsonlines
 import pytest
 
 from agentenv.agent.datasets import load_items
 from agentenv.agent.jsonable import clean_text, item_id, item_record, jsonable
-from agentenv.agent.rollout_log import RolloutLog, append_record
+from agentenv.agent.rollout_log import GroupsFile, RolloutLog, append_record
 from agentenv.agent.sequences import placeholder_tokens, scored_group
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.errors import ConfigError
@@ -71,6 +72,45 @@ def test_the_line_of_a_killed_writer_is_removed(tmp_path: Path, finished: int, l
     groups = [GroupRecord.model_validate_json(line) for line in path.read_text().splitlines()]
     texts = [group.trajectories[0].messages[0]["content"] for group in groups]
     assert texts == ["finished"] * finished + ["later"]
+
+
+GROUPS: list[dict[str, Any]] = [
+    {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [0.1 + 0.2, -1e-320, float("nan")], "messages": None},
+    {"messages": [[{"role": "user", "content": 'häy 🙂 \u2028 \x00 </script> \\ "'}]], "scores": [True, 2**70]},
+    {"x" * 70_000: ["y" * 300_000]},
+]
+
+
+def test_groups_are_written_as_by_the_writer_they_replace(tmp_path: Path) -> None:
+    ours = GroupsFile(str(tmp_path / "ours.jsonl"), pytest.fail)
+    with jsonlines.open(tmp_path / "theirs.jsonl", "w") as theirs:
+        for group in GROUPS:
+            ours.write(group)
+            theirs.write(group)
+    ours.close()
+    assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "theirs.jsonl").read_bytes()
+
+
+def test_a_group_that_cannot_be_written_is_reported_and_changes_nothing(tmp_path: Path) -> None:
+    lost: list[str] = []
+    path = tmp_path / "groups.jsonl"
+    file = GroupsFile(str(path), lost.append)
+    file.write({"a": 1})
+    for odd in ({"a": object()}, {"a": "\ud800"}):
+        file.write(odd)
+    file.write({"a": 2})
+    GroupsFile("/dev/full", lost.append).write({"a": 1})
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+    assert [why.partition(":")[0] for why in lost] == ["TypeError", "UnicodeEncodeError", "No space left on device"]
+
+
+def test_an_empty_file_of_groups_is_removed_and_no_other(tmp_path: Path) -> None:
+    for text in ("", "{}\n"):
+        (tmp_path / "groups.jsonl").write_text(text)
+        file = GroupsFile(str(tmp_path / "groups.jsonl"), pytest.fail)
+        file.close()
+        file.close()
+        assert (tmp_path / "groups.jsonl").exists() == bool(text)
 
 
 def test_lone_surrogates_do_not_break_a_record(tmp_path: Path) -> None:
