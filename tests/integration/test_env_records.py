@@ -50,7 +50,7 @@ async def play(directory: Path, verb: str, script: Any = None, **changed: Any) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts; /dev/full is the same for everybody")
 @pytest.mark.parametrize("field", ["rollouts_path", "data_path_to_save_groups"])
-async def test_a_disk_that_becomes_full_keeps_whole_lines_and_is_told(
+async def test_a_disk_that_becomes_full_keeps_whole_lines_and_is_reported(
     tmp_path: Path, small_disk: Path, field: str
 ) -> None:
     file = small_disk / "kept.jsonl"

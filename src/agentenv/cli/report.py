@@ -69,7 +69,7 @@ def report(
         found = {"page": written, "groups": len(groups), "rollouts": rollouts, "runs": rows}
         print_json(found | {"cut_line": cut[0] if cut else None})
     else:
-        _tell(rollouts, len(groups), rows, cut)
+        _print_counts(rollouts, len(groups), rows, cut)
         out().print(str(written), markup=False, soft_wrap=True)
     if browse:
         webbrowser.open(written.resolve().as_uri())
@@ -87,7 +87,7 @@ def _of_run(groups: list[GroupRecord], name: str) -> list[GroupRecord]:
     return chosen[0].groups
 
 
-def _tell(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: list[int]) -> None:
+def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: list[int]) -> None:
     console = err()
     console.print(f"{rollouts} rollouts in {groups} groups", soft_wrap=True)
     if len(runs) > 1:
