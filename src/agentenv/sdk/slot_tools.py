@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Final, Literal, Self, overload
 
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
-from agentenv.errors import InfraError, InvalidArgumentsError, ProtocolError, SlotDestroyedError
+from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.sdk.commits import committed
 from agentenv.sdk.forwards import forwarded
@@ -35,8 +35,6 @@ from agentenv.wire.tools import (
     SearchReply,
     WriteFileReply,
 )
-
-F = TypeVar("F", bound=InfraError | SlotDestroyedError)
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
@@ -67,10 +65,6 @@ class SlotTools(ABC):
     @abstractmethod
     def _over(self, session: ToolSession) -> Self:
         """The same kind of thing over the session of a fork, which ends with it."""
-
-    def _failed(self, error: F) -> F:
-        """``error``, to be raised: a failure that no score may hide."""
-        return error
 
     @asynccontextmanager
     async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
@@ -254,10 +248,7 @@ class SlotTools(ABC):
             body["text"] = content
         else:
             body["data"] = content
-        written = WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
-        if written != (given := len(content.encode() if isinstance(content, str) else content)):
-            raise self._failed(ProtocolError(f"{path}: {written} bytes were written, and not the {given} given"))
-        return written
+        return WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
         """The entries of a directory of the slot."""

@@ -34,7 +34,7 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.executor.session import ToolSession
-from agentenv.sdk.slot_tools import F, SlotTools, without_none
+from agentenv.sdk.slot_tools import SlotTools, without_none
 from agentenv.tools.toolsets import EXTERNAL
 from agentenv.wire.calls import CallResult
 
@@ -243,11 +243,10 @@ class ToolContext(SlotTools):
             self._failed(error)
             raise
 
-    def _failed(self, error: F) -> F:
+    def _failed(self, error: InfraError | SlotDestroyedError) -> None:
         self.infra_error = self.infra_error or error
         if self._origin is not None:  # no score may hide the failure of a fork either
             self._origin._failed(error)
-        return error
 
 
 def _closed() -> PoolClosedError:

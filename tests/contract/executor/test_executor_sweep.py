@@ -135,8 +135,8 @@ async def test_content_takes_any_road(session: ToolSession, sweep: Sweep, tmp_pa
 
 # -- commands, against bash ------------------------------------------------------------------------------------
 
-# Not a quote that nobody closes: a shell that evaluates its command ends with 2 then, and `bash -c` with the code of the
-# lines before.
+# Not a quote that nobody closes: a shell that evaluates its command ends with 2 then, and `bash -c` with the code of
+# the lines before.
 FRAGMENTS = (
     "echo {word}",
     "printf '%s' {word}",

@@ -40,10 +40,10 @@ def parser_named(name: str) -> ToolCallParser:
 
 
 def format_of(text: str) -> str:
-    """The name of a parser that finds a call in the text, preferably one whose marks are in it (Llama's finds the JSON
-    between the marks of others, too); empty if none does."""
+    """The name of a parser that finds a call in the text; empty if none does. Llama's comes last: its calls may be bare
+    JSON, which others have between marks of their own."""
     found = [name for name, kind in PARSERS.items() if kind().parse(text).calls]
-    return min(found, key=lambda name: not any(mark in text for mark in PARSERS[name].openers), default="")
+    return min(found, key=lambda name: PARSERS[name] is Llama3JsonParser, default="")
 
 
 __all__ = ["PARSERS", "Malformed", "Parsed", "ParsedCall", "ToolCallParser", "parser_named"]
