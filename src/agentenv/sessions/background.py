@@ -194,4 +194,5 @@ class Background:
         self.exit_code = exit_code
         self._ended_s = self._host.loop.time()
         self._release()
+        self.output.end()
         self.changes.notify()

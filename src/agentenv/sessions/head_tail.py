@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+from typing import NamedTuple
+
 from agentenv.sessions.unread import Unread
+
+ROLLING_BYTES = 200_000
+_LONGEST_CHARACTER = 4
 
 
 def seam(dropped_bytes: int) -> str:
@@ -68,18 +74,11 @@ class HeadTail:
         return (head, tail), self.total_bytes - len(head) - len(tail)
 
     def text(self) -> tuple[str, int]:
-        """Head and tail decoded (invalid UTF-8 becomes U+FFFD), and how many bytes are missing between.
-
-        Missing bytes are marked in the text (:func:`seam`); otherwise head and tail would join into a line that was
-        never printed. The cut never splits a character: its remaining bytes are dropped and counted too.
-        """
+        """Head and tail as :func:`joined` joins them."""
         if self._tail is None:
             return str(self._head, "utf-8", "replace"), 0
         head, tail = self.parts()
-        head = head[: whole_end(head)]
-        tail = tail[whole_start(tail) :]
-        dropped = self.total_bytes - len(head) - len(tail)
-        return head.decode("utf-8", "replace") + seam(dropped) + tail.decode("utf-8", "replace"), dropped
+        return joined(head, tail, self.total_bytes - len(head) - len(tail))
 
     def read(self, begin: int, limit: int) -> tuple[int, bytes]:
         """At most ``limit`` of the kept bytes from offset ``begin`` of the stream, and the offset of the first of them:
@@ -111,15 +110,25 @@ class HeadTail:
         self._at = (self._at + len(chunk)) % size
 
 
+def joined(head: bytes, tail: bytes, dropped_bytes: int) -> tuple[str, int]:
+    """Head and tail decoded (invalid UTF-8 becomes U+FFFD), and how many bytes are missing between.
+
+    Missing bytes are marked in the text (:func:`seam`); otherwise head and tail would join into a line that was never
+    printed. The cut never splits a character: its remaining bytes are dropped and counted too.
+    """
+    if not dropped_bytes:
+        return (head + tail).decode("utf-8", "replace"), 0
+    end, start = whole_end(head), whole_start(tail)
+    dropped_bytes += len(head) - end + start
+    before, after = (part.decode("utf-8", "replace") for part in (head[:end], tail[start:]))
+    return before + seam(dropped_bytes) + after, dropped_bytes
+
+
 def whole_end(head: bytes) -> int:
-    """Where to cut so that ``head`` does not end inside a character."""
-    for back in range(1, min(4, len(head)) + 1):
-        byte = head[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return len(head) - back if needs > back else len(head)
-    return len(head)
+    """Where to cut so that ``head`` does not end with the beginning of a character. Bytes that begin none are not cut
+    off."""
+    last = head[-_LONGEST_CHARACTER:]
+    return len(head) - len(last) + codecs.utf_8_decode(last, "replace", False)[1]
 
 
 def whole_start(tail: bytes) -> int:
@@ -130,7 +139,13 @@ def whole_start(tail: bytes) -> int:
     return start
 
 
-ROLLING_BYTES = 200_000
+class Piece(NamedTuple):
+    """A piece of a stream's text: its place in the stream, and whether there is more to read now."""
+
+    text: str
+    begin: int
+    end: int
+    more: bool
 
 
 class Rolling:
@@ -143,6 +158,7 @@ class Rolling:
         self._terminal = terminal
         self._kept = bytearray()
         self._carry = b""
+        self._ended = False
         self.total_bytes = 0
 
     @property
@@ -156,11 +172,12 @@ class Rolling:
             chunk = self._carry + chunk
             self._carry = b"\r" if chunk.endswith(b"\r") else b""
             chunk = chunk[: len(chunk) - len(self._carry)].replace(b"\r\n", b"\n")
-        self.total_bytes += len(chunk)
-        self._kept += chunk
-        if len(self._kept) > 2 * self._cap_bytes:
-            del self._kept[: len(self._kept) - self._cap_bytes]
-        self._unread.holds(self, len(self._kept))
+        self._add(chunk)
+
+    def end(self) -> None:
+        """Nothing more will be fed: what was held back as the beginning of something longer can be read. Repeatable."""
+        carry, self._carry, self._ended = self._carry, b"", True
+        self._add(carry)
 
     def shed(self) -> None:
         """Holder: the slot exceeds its limit of unread output."""
@@ -176,13 +193,54 @@ class Rolling:
         at = begin - self.dropped_bytes
         return bytes(self._kept[at : at + limit]), begin
 
-    def read(self, offset: int, limit: int) -> tuple[str, int, int]:
-        """Text from byte ``offset`` on, at most ``limit`` bytes: returns the text, its actual beginning (later if
-        those bytes were dropped), and where the next read should begin. No character is split."""
-        data, begin = self.read_bytes(offset, limit)
-        if begin > offset:  # cut somewhere: not inside a character
+    def read(self, offset: int, limit: int) -> Piece:
+        """Text from byte ``offset`` on, at most ``limit`` bytes, or one character that has more. It begins later if
+        those bytes were dropped, and up to 3 bytes earlier if ``offset`` is inside a character. No character is split:
+        until :meth:`end`, the beginning of one at the end of the stream is left to the next read."""
+        most = limit + 2 * _LONGEST_CHARACTER
+        data, begin = self.read_bytes(self._start_of_character(offset), most)
+        if begin > offset:
             skipped = whole_start(data)
             begin, data = begin + skipped, data[skipped:]
-        end = whole_end(data)
-        data = data[: end or len(data)]
-        return data.decode("utf-8", "replace"), begin, begin + len(data)
+        last = self._ended and begin + len(data) == self.total_bytes
+        readable = data if last else data[: whole_end(data)]
+        taken = _whole(readable, limit)
+        return Piece(taken.decode("utf-8", "replace"), begin, begin + len(taken), len(taken) < len(readable))
+
+    def _start_of_character(self, offset: int) -> int:
+        """Where the character begins that the byte at ``offset`` belongs to; ``offset`` where that is not kept."""
+        data, begin = self.read_bytes(max(0, offset - _LONGEST_CHARACTER + 1), 2 * _LONGEST_CHARACTER)
+        for at in range(min(len(data), max(0, offset - begin))):
+            end = at + _length_of_character(data[at])
+            if begin + end > offset and _begins_character(data[at:end]):
+                return begin + at
+        return offset
+
+    def _add(self, chunk: bytes) -> None:
+        self.total_bytes += len(chunk)
+        self._kept += chunk
+        if len(self._kept) > 2 * self._cap_bytes:
+            del self._kept[: len(self._kept) - self._cap_bytes]
+        self._unread.holds(self, len(self._kept))
+
+
+def _whole(data: bytes, limit: int) -> bytes:
+    """The whole characters that fit in ``limit`` bytes, or the first one alone."""
+    for most in range(limit, len(data)):
+        if end := whole_end(data[:most]):
+            return data[:end]
+    return data
+
+
+def _length_of_character(first: int) -> int:
+    """Length in bytes of the character that begins with this byte; 1 for what begins none."""
+    return 4 if first >= 0xF0 else 3 if first >= 0xE0 else 2 if first >= 0xC0 else 1
+
+
+def _begins_character(data: bytes) -> bool:
+    """Whether ``data`` is a character, or the beginning of one."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return not whole_end(data)
+    return True

@@ -129,15 +129,16 @@ class ProcessCalls:
         if arguments.binary:
             data, offset = output.read_bytes(wanted, arguments.limit)
             next_offset = offset + len(data)
+            more = next_offset < output.total_bytes
         else:
-            text, offset, next_offset = output.read(wanted, arguments.limit)
+            text, offset, next_offset, more = output.read(wanted, arguments.limit)
         process.polled_bytes = max(process.polled_bytes, next_offset)
         reply = ProcessReply(
             data=data,
             process=process.state(),
             offset=offset,
             next_offset=next_offset,
-            truncated=next_offset < output.total_bytes,
+            truncated=more,
             note=f"first {offset} bytes discarded" if offset - wanted > 3 else "",
         )
         return _answer(process, reply, text)
@@ -204,7 +205,7 @@ class ProcessCalls:
         output = process.output
         unread = process.polled_bytes
         begin = max(unread, output.total_bytes - limit) if newest else unread
-        text, offset, next_offset = output.read(begin, limit)
+        text, offset, next_offset, more = output.read(begin, limit)
         gone = min(offset, output.dropped_bytes) - unread
         skipped = offset - max(unread, output.dropped_bytes)
         notes = [f"{gone} earlier bytes were discarded"] if gone > 3 else []
@@ -215,7 +216,7 @@ class ProcessCalls:
             process=process.state(),
             offset=offset,
             next_offset=next_offset,
-            truncated=next_offset < output.total_bytes,
+            truncated=more,
             note="; ".join([*notes, note] if note else notes),
         )
         return _answer(process, reply, text)

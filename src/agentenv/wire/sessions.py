@@ -241,7 +241,8 @@ class ProcessArguments(WireModel):
 
 class ProcessReply(WireModel):
     """``output`` is in the result's stdout. ``offset`` and ``next_offset`` are its position in the whole output;
-    ``truncated``: more output follows it."""
+    ``truncated``: more output follows it. The beginning of a character that
+    has not come whole is left to the next reply."""
 
     process: ProcessState | None = None
     processes: tuple[ProcessState, ...] = ()

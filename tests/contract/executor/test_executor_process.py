@@ -157,6 +157,23 @@ async def test_a_terminal_for_a_program_that_wants_one(session: ToolSession) -> 
     assert (ended.stdout.endswith("hello bob\n"), ended.exit_code) == (True, 0)
 
 
+async def test_the_last_line_end_of_a_terminal_is_kept(session: ToolSession) -> None:
+    name = await start(session, "stty raw; printf 'abc\\r'", pty=True)
+    assert (await process(session, "wait", name, timeout_s=30)).stdout == "abc\r"
+
+
+async def test_no_poll_splits_a_character(session: ToolSession) -> None:
+    """Between two halves of one, a poll has neither; at the end, what is no character is replaced."""
+    name = await start(session, f"printf 'a\\n\\342'; {UNTIL_GO}; printf '\\202\\254b\\303'")
+    assert await printed(session, name, "a\n") == "a\n"
+    polled = await process(session, "poll", name)
+    assert (polled.stdout, reply(polled).get("truncated", False)) == ("", False)
+    assert (await process(session, "log", name)).stdout == "a\n"
+    await go(session)
+    ended = await process(session, "wait", name, timeout_s=30)
+    assert ended.stdout == "€b\ufffd"
+
+
 async def test_input_is_ended_and_what_is_not_read_is_told(session: ToolSession) -> None:
     name = await start(session, "cat | wc -c")
     await process(session, "write", name, input="x" * 500_000)

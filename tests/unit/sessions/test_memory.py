@@ -59,11 +59,11 @@ def test_beyond_the_budget_the_oldest_is_dropped() -> None:
 def test_a_log_that_was_dropped_counts_what_is_gone() -> None:
     rolling = Rolling(1_000, unread=Unread(500))
     rolling.feed(b"a" * 400)
-    assert rolling.read(0, 1_000) == ("a" * 400, 0, 400)
+    assert rolling.read(0, 1_000) == ("a" * 400, 0, 400, False)
     rolling.feed(b"b" * 200)
     assert (rolling.dropped_bytes, rolling.total_bytes) == (600, 600)
     rolling.feed(b"c" * 10)
-    assert rolling.read(0, 1_000) == ("c" * 10, 600, 610)
+    assert rolling.read(0, 1_000) == ("c" * 10, 600, 610, False)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ async def test_parts_of_characters_and_line_ends_wait_for_the_rest(wired: Callab
     assert tapped.tap.take() == ("", 0)
     tapped.say("€".encode()[2:] + b"\r")
     assert tapped.tap.take() == ("€", 0)
-    tapped.say(b"\nx\xff")
+    tapped.say(b"\nx\xe2")
     assert tapped.tap.take() == ("\nx", 0)
     assert tapped.tap.take(last=True) == ("\ufffd", 0)
 
@@ -137,22 +137,65 @@ def test_a_rolling_buffer_keeps_the_last_and_knows_where_everything_was() -> Non
         assert rolling.dropped_bytes == max(0, rolling.total_bytes - 10_000)
     for _ in range(200):
         offset, limit = chosen.randint(0, len(everything)), chosen.randint(1, 20_000)
-        text, begin, end = rolling.read(offset, limit)
+        text, begin, end, more = rolling.read(offset, limit)
         assert begin == min(max(offset, len(everything) - 10_000), len(everything))
         assert text.encode() == everything[begin:end]
         assert end == min(begin + limit, len(everything))
+        assert more == (end < len(everything))
 
 
 def test_a_rolling_buffer_splits_no_character() -> None:
     rolling = Rolling(10)
     rolling.feed("ääääääää".encode() + b"x")  # 17 bytes: the cut falls inside one
-    text, begin, end = rolling.read(0, 4)
-    assert (text, begin, end) == ("ä", 8, 10)
-    assert rolling.read(end, 100) == ("äääx", 10, 17)
+    assert rolling.read(0, 4) == ("ää", 8, 12, True)
+    assert rolling.read(12, 100) == ("ääx", 12, 17, False)
     empty = Rolling(10, terminal=True)
     empty.feed(b"a\r")
     empty.feed(b"\nb")
-    assert empty.read(0, 10) == ("a\nb", 0, 3)
+    assert empty.read(0, 10) == ("a\nb", 0, 3, False)
+
+
+MIXED = "a é€𝄞\n".encode() + b"\xff\xe2\x82\xf0\x9f\xe2\x82\xac\x80\xc3(\xed\xa0\x80" + "𝄞€é".encode()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 7, 1000])
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 1000])
+def test_polls_join_to_what_a_decoder_of_the_whole_stream_says(step: int, limit: int) -> None:
+    """However the stream comes and is read, also where it is no UTF-8, and where it ends inside a character."""
+    for stream in (MIXED, *(MIXED[:end] for end in range(len(MIXED)))):
+        rolling, polled, at = Rolling(10_000), "", 0
+        for begin in [*range(0, len(stream), step), None]:
+            rolling.end() if begin is None else rolling.feed(stream[begin : begin + step])
+            more = True
+            while more:
+                text, start, end, more = rolling.read(at, limit)
+                assert start == at
+                assert end > at or not text
+                polled, at = polled + text, end
+        assert polled == stream.decode("utf-8", "replace")
+        assert at == len(stream)
+
+
+@pytest.mark.parametrize("offset", range(12))
+def test_a_read_that_begins_inside_a_character_has_all_of_it(offset: int) -> None:
+    stream = "é€𝄞ab".encode()
+    rolling = Rolling(10_000)
+    rolling.feed(stream)
+    text, begin, end, _ = rolling.read(offset, 100)
+    assert begin <= min(offset, len(stream)) < begin + 4
+    assert text == stream[begin:end].decode()
+    assert end == len(stream)
+
+
+@pytest.mark.parametrize("stream", [b"abc\r", b"\r", b"a\r\r\n\r", b"a\r\nb"])
+@pytest.mark.parametrize("step", [1, 2, 100])
+def test_the_last_carriage_return_of_a_terminal_is_kept(stream: bytes, step: int) -> None:
+    rolling = Rolling(10_000, terminal=True)
+    for begin in range(0, len(stream), step):
+        rolling.feed(stream[begin : begin + step])
+    rolling.end()
+    rolling.end()
+    assert rolling.read_bytes(0, 100) == (stream.replace(b"\r\n", b"\n"), 0)
 
 
 @pytest.mark.parametrize("cap", [0, 1])
