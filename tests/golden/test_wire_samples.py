@@ -184,7 +184,7 @@ MODELS: tuple[WireModel, ...] = (
     tails.TailBeat(),
     tails.TailOver(),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
-    tools.BashReply(data=b"\xff"),
+    tools.BashReply(data=b"\xff", parts=(0, 0, 1, 0)),
     connections.ConnectionReply(error=111, lost="the slot was lost"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),

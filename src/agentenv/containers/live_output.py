@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,8 +17,9 @@ from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, open_session
 from agentenv.containers.stream import TRANSIENT
-from agentenv.sessions.head_tail import seam
+from agentenv.sessions.head_tail import joined, seam, whole_start
 from agentenv.wire.calls import LIVE_WAIT_S, CallResult, LiveOutput
+from agentenv.wire.tools import BashReply
 from agentenv.wire.transfers import LEASE_HEADER
 
 OnOutput = Callable[[Literal["stdout", "stderr"], str], None]
@@ -28,39 +29,55 @@ _PAUSE_S: Final = 0.2
 _LATE_S: Final = 5.0
 
 
+class Kept(NamedTuple):
+    """What a result has of one stream: its beginning and its end, and how many bytes are missing between."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    dropped_bytes: int = 0
+
+
 class Shown:
     """What was shown of one stream. Pure, but for the callback."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._characters = 0
-        self._gap = False
+        self._missing_bytes = 0
         self.bytes = 0
         """Offset in the stream up to which it was shown."""
 
     def add(self, data: bytes, begin: int) -> None:
-        """Show ``data``, which is at offset ``begin`` of the stream."""
+        """Show ``data``, which is at offset ``begin`` of the stream. Where bytes are missing, what is left of a
+        character counts as missing, too."""
         if begin > self.bytes:
-            self._gap = True
-            self._put(self._decoder.decode(b"", final=True) + seam(begin - self.bytes))
+            unshown, _ = self._decoder.getstate()
+            self._decoder.reset()
+            self._missing_bytes += len(unshown) + begin - self.bytes
         self.bytes = begin + len(data)
+        if self._missing_bytes:
+            skipped = whole_start(data)
+            self._missing_bytes += skipped
+            if not (data := data[skipped:]):
+                return
+            self._mark()
         self._put(self._decoder.decode(data))
 
-    def finish(self, text: str, dropped_bytes: int) -> None:
-        """Show the rest of the stream, of which the result has ``text``, without ``dropped_bytes`` in its middle."""
-        head, mark, tail = text.partition(seam(dropped_bytes)) if dropped_bytes else (text, "", "")
-        head_bytes, tail_bytes = len(head.encode()), tail.encode()
-        if not mark or (not self._gap and self.bytes <= head_bytes):
-            self._put(text[self._characters :])
-            return
-        left = max(0, head_bytes + dropped_bytes + len(tail_bytes) - self.bytes)
-        if left > len(tail_bytes):
-            self._put(seam(left - len(tail_bytes)))
-        self._put(tail_bytes[max(0, len(tail_bytes) - left) :].decode("utf-8", "replace"))
+    def finish(self, kept: Kept) -> None:
+        """Show the rest of the stream, of which the result has this."""
+        self.add(kept.head[self.bytes :], self.bytes)
+        if kept.dropped_bytes:
+            tail_begin = len(kept.head) + kept.dropped_bytes
+            begin = max(self.bytes, tail_begin)
+            self.add(kept.tail[begin - tail_begin :], begin)
+        self._put(self._decoder.decode(b"", final=True))
+        self._mark()
+
+    def _mark(self) -> None:
+        missing_bytes, self._missing_bytes = self._missing_bytes, 0
+        self._put(seam(missing_bytes) if missing_bytes else "")
 
     def _put(self, text: str) -> None:
-        self._characters += len(text)
         if text:
             self._show(text)
 
@@ -101,19 +118,36 @@ class LiveView:
 
     async def finish(self, result: CallResult) -> None:
         """Show what the result has and was not shown yet."""
-        self._stdout.finish(await stdout_of(result), result.stdout_dropped_bytes)
-        self._stderr.finish(result.stderr, result.stderr_dropped_bytes)
+        stdout, stderr = await kept_of(result)
+        self._stdout.finish(stdout)
+        self._stderr.finish(stderr)
 
 
-async def stdout_of(result: CallResult) -> str:
-    """What a result has of stdout, as text. That of a call with ``binary`` has bytes: all, or the first and the last
-    half of them, as :class:`agentenv.sessions.head_tail.HeadTail` keeps them."""
-    data = result.content.get("data") if isinstance(result.content, dict) else None
-    if not isinstance(data, str):
-        return result.stdout
-    kept = await decoded_base64(data)
-    if not result.stdout_dropped_bytes:
-        return kept.decode("utf-8", "replace")
-    half = len(kept) // 2
-    head, tail = (part.decode("utf-8", "replace") for part in (kept[:half], kept[half:]))
-    return head + seam(result.stdout_dropped_bytes) + tail
+async def kept_of(result: CallResult) -> tuple[Kept, Kept]:
+    """What a result has of stdout and of stderr: of a call with ``binary`` the bytes
+    (:class:`agentenv.wire.tools.BashReply`), of another one its text."""
+    content = result.content if isinstance(result.content, dict) else {}
+    if "parts" not in content:
+        return Kept(result.stdout.encode()), Kept(result.stderr.encode())
+    rest = memoryview(await decoded_base64(str(content.get("data", ""))))
+    parts = []
+    for length in BashReply.model_validate({"parts": content["parts"]}).parts:
+        parts.append(bytes(rest[:length]))
+        rest = rest[length:]
+    out_head, out_tail, err_head, err_tail = parts
+    err_head += result.stderr.encode()  # why it could not be started
+    return (
+        Kept(out_head, out_tail, result.stdout_dropped_bytes),
+        Kept(err_head, err_tail, result.stderr_dropped_bytes),
+    )
+
+
+async def as_text(result: CallResult) -> CallResult:
+    """The result of a call with ``binary`` as it had been without; any other one unchanged."""
+    if not (isinstance(result.content, dict) and "parts" in result.content):
+        return result
+    stdout, stderr = await kept_of(result)
+    out, out_dropped = joined(*stdout)
+    err, err_dropped = joined(*stderr)
+    fields = {"stdout": out, "stdout_dropped_bytes": out_dropped, "stderr": err, "stderr_dropped_bytes": err_dropped}
+    return result.model_copy(update={**fields, "content": None})

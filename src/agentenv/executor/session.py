@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from agentenv.config import ExecutorSettings
 from agentenv.containers.attachments import size_of
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.live_output import LiveView, OnOutput
+from agentenv.containers.live_output import LiveView, OnOutput, as_text
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
@@ -37,7 +37,7 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.tools import WriteFileReply
+from agentenv.wire.tools import BASH, WriteFileReply
 from agentenv.wire.toolserver import CallScope
 
 logger = logging.getLogger(__name__)
@@ -269,6 +269,9 @@ class ToolSession:
         limit_s = self._limit_s(spec, timeout_s)
         if spec.kind == "external":
             return await self._external(spec, checked, limit_s)
+        wants_text = tool == BASH.name and not checked.get("binary")
+        if wants_text and on_output is not None:  # which characters were shown, only the bytes say
+            checked = {**checked, "binary": True}
         try:
             pending = client.submit(self._lease_json, tool, checked, limit_s, call_id)
         except ToolCallError as error:
@@ -277,6 +280,8 @@ class ToolSession:
             result = await self._result_of(client, pending, tool, checked)
         else:
             result = await self._shown(client, pending, tool, checked, on_output)
+        if wants_text:
+            result = await as_text(result)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
             pending.id, tool, pending.batch_wait_s, result.queue_s, result.duration_s, total_s

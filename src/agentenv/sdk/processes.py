@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol
 
-from agentenv.containers.attachments import decoded_base64
+from agentenv.containers.live_output import kept_of
 from agentenv.errors import SessionBusyError
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply, ProcessState
@@ -27,8 +27,7 @@ class ExecResult:
 
     exit_code: int
     stdout_bytes: bytes
-    stderr: str
-    """UTF-8; invalid bytes became U+FFFD."""
+    stderr_bytes: bytes
     timed_out: bool = False
     oom_killed: bool = False
     stdout_dropped_bytes: int = 0
@@ -40,6 +39,16 @@ class ExecResult:
         """Its text: UTF-8; invalid bytes are U+FFFD."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
+    @cached_property
+    def stderr(self) -> str:
+        """Its errors as text, as ``stdout`` is."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether bytes are missing from the middle of its output or its errors."""
+        return bool(self.stdout_dropped_bytes or self.stderr_dropped_bytes)
+
     @property
     def success(self) -> bool:
         """Whether it ended in time with exit code 0."""
@@ -48,11 +57,11 @@ class ExecResult:
 
 async def exec_result(result: CallResult) -> ExecResult:
     """The result of a call of ``bash`` with ``binary``."""
-    content: dict[str, Any] = result.content if isinstance(result.content, dict) else {}
+    stdout, stderr = await kept_of(result)
     return ExecResult(
         exit_code=-1 if result.exit_code is None else result.exit_code,
-        stdout_bytes=await decoded_base64(str(content.get("data", ""))),
-        stderr=result.stderr,
+        stdout_bytes=stdout.head + stdout.tail,
+        stderr_bytes=stderr.head + stderr.tail,
         timed_out=result.timed_out,
         oom_killed=result.oom_killed,
         stdout_dropped_bytes=result.stdout_dropped_bytes,

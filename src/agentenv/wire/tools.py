@@ -52,8 +52,7 @@ class BashArguments(WireModel):
 
     With ``argv`` no shell is started, but this program with these arguments; ``command`` is then only what is shown of
     it. ``output_bytes`` bounds what is kept of each stream, instead of the container's own limit. ``binary``: the
-    result has stdout's bytes, without a mark where some were dropped, in its content (:class:`BashReply`), and no text
-    of it.
+    result has the bytes of both streams in its content (:class:`BashReply`), and no text of them.
     """
 
     command: str = Field(description="The bash command to run. It may span several lines.")
@@ -101,9 +100,12 @@ class BashArguments(WireModel):
 
 
 class BashReply(WireModel):
-    """Of a call with ``binary``: what is kept of stdout."""
+    """Of a call with ``binary``: what is kept of its output."""
 
     data: Base64 = b""
+    parts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """The lengths of what ``data`` consists of: the beginning and the end of stdout, those of stderr. The end is empty
+    where nothing was dropped."""
 
 
 class ReadFileArguments(WireModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import signal
 from base64 import b64decode
@@ -389,6 +390,22 @@ async def test_what_is_shown_of_bytes_ends_as_they_do(session: ToolSession, comm
         assert len("".join(pieces)) >= len(data) - 100
     else:
         assert "".join(pieces) == data
+
+
+@pytest.mark.parametrize("byte", ["x", "\\377"])
+@pytest.mark.parametrize("size", [999, 1000, 1001, 5000])
+async def test_each_byte_is_shown_once_whatever_it_is(session: ToolSession, size: int, byte: str) -> None:
+    """Around the limit of what a result holds, with time for the view to see the output before the end."""
+    pieces: list[str] = []
+    command = f"head -c {size} /dev/zero | tr '\\0' '{byte}'; sleep 0.3"
+    result = await session.call(
+        "bash", {"command": command, "output_bytes": 1000}, on_output=lambda _, text: pieces.append(text)
+    )
+    shown = "".join(pieces)
+    marks = [int(each) for each in re.findall(r"(\d+) bytes dropped", shown)]
+    assert len(re.findall("[x\ufffd]", shown)) + sum(marks) == size
+    assert len(re.findall("[x\ufffd]", result.stdout)) + result.stdout_dropped_bytes == size
+    assert result.content is None
 
 
 async def test_a_view_ends_with_its_command(session: ToolSession) -> None:

@@ -154,9 +154,9 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
         return _not_started(process.error, process.step, arguments)
     code = os.waitstatus_to_exitcode(process.status)
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
+    if arguments.binary:
+        return fields
     for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-        if name == "stdout" and arguments.binary:
-            continue
         if pipe is not None and pipe.kept.total_bytes:
             if pipe.kept.kept_bytes > LARGE_BYTES:
                 pieces, dropped = pipe.kept.pieces()
@@ -170,17 +170,18 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
 
 
 def binary_output(process: Process, fields: dict[str, Any]) -> Content:
-    """The reply to a call with ``binary``; what is missing of stdout is counted in ``fields``."""
-    if process.stdout is None:
+    """The reply to a call with ``binary``; what is missing of its output is counted in ``fields``."""
+    if process.stdout is None or process.stderr is None:
         return _as_json(BashReply())
-    kept = process.stdout.kept
-    if dropped := kept.total_bytes - kept.kept_bytes:
-        fields["stdout_dropped_bytes"] = dropped
-        fields["truncated"] = True
-    parts = kept.parts()
-    if kept.kept_bytes <= LARGE_BYTES:
-        return _as_json(BashReply(data=b"".join(parts)))
-    return replace(_as_json(BashReply()), raw={"content.data": parts})
+    parts = (*process.stdout.kept.parts(), *process.stderr.kept.parts())
+    for name, kept in (("stdout", process.stdout.kept), ("stderr", process.stderr.kept)):
+        if dropped := kept.total_bytes - kept.kept_bytes:
+            fields |= {f"{name}_dropped_bytes": dropped, "truncated": True}
+    out_head, out_tail, err_head, err_tail = map(len, parts)
+    lengths = (out_head, out_tail, err_head, err_tail)
+    if sum(lengths) <= LARGE_BYTES:
+        return _as_json(BashReply(data=b"".join(parts), parts=lengths))
+    return replace(_as_json(BashReply(parts=lengths)), raw={"content.data": parts})
 
 
 def _as_json(reply: BashReply) -> Content:
