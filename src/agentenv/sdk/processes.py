@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 from agentenv.containers.live_output import kept_of
 from agentenv.errors import SessionBusyError
 from agentenv.wire.calls import CallResult
-from agentenv.wire.sessions import ProcessReply, ProcessState
+from agentenv.wire.sessions import ProcessReply, ProcessState, Signal
 
-Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"]
 _READ_BYTES: Final = 200_000
 _WAIT_S: Final = 240.0
 """The longest wait of one call; a longer one is made of several."""

@@ -29,14 +29,15 @@ from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.forwards import as_socket
 from agentenv.sdk.loop_thread import LoopThread
-from agentenv.sdk.processes import ExecResult, Signal, SlotProcess
+from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
+from agentenv.sdk.streamed import StreamedProcess
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.sessions import ProcessState
+from agentenv.wire.sessions import ProcessState, Signal
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
 
@@ -236,6 +237,7 @@ class Sandbox(_Opened):
         with self._loop.held(self._box.forward(port, local_port=local_port)) as url:
             yield url
 
+    @overload
     def start(
         self,
         command: str | Sequence[str],
@@ -244,9 +246,26 @@ class Sandbox(_Opened):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         pty: bool = False,
-    ) -> Process:
+        output: Literal["tail"] = "tail",
+    ) -> Process: ...
+    @overload
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        output: Literal["stream"],
+        timeout_s: float | None = None,
+    ) -> StreamedProcess: ...
+    def start(
+        self, command: str | Sequence[str], *, output: Literal["tail", "stream"] = "tail", **given: Any
+    ) -> Process | StreamedProcess:
         """Start a program in the background; see :meth:`agentenv.AsyncSandbox.start`."""
-        return Process(self._loop.run(self._box.start(command, cwd=cwd, env=env, user=user, pty=pty)), self._loop)
+        if output == "stream":
+            return StreamedProcess(self._loop.run(self._box.start(command, output="stream", **given)), self._loop)
+        return Process(self._loop.run(self._box.start(command, **given)), self._loop)
 
     def terminal(
         self,

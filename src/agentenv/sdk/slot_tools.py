@@ -18,6 +18,7 @@ from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
 from agentenv.containers.live_output import OnOutput
+from agentenv.containers.programs import StreamedProgram, checked_order, start_program
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.executor.session import Checkpoint, ToolSession
@@ -190,6 +191,7 @@ class SlotTools(ABC):
         async with forwarded(lambda: self.connect(port), local_port) as (host, chosen):
             yield f"http://{host}:{chosen}"
 
+    @overload
     async def start(
         self,
         command: str | Sequence[str],
@@ -198,11 +200,50 @@ class SlotTools(ABC):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         pty: bool = False,
-    ) -> SlotProcess:
-        """Start a program in the background: bash text, or a list of a program and its arguments. ``pty``: on a
-        terminal of its own. For the rest see :meth:`exec`. A program that cannot be started has ended with 126."""
+        output: Literal["tail"] = "tail",
+    ) -> SlotProcess: ...
+    @overload
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        output: Literal["stream"],
+        timeout_s: float | None = None,
+    ) -> StreamedProgram: ...
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+        output: Literal["tail", "stream"] = "tail",
+        timeout_s: float | None = None,
+    ) -> SlotProcess | StreamedProgram:
+        """Start a program in the background: bash text, or a list of a program and its arguments. For the rest see
+        :meth:`exec`. A program that cannot be started has ended with 126.
+
+        ``output="tail"``: it prints whether anybody reads or not, the slot keeps the last 200 kB, and the ``process``
+        tool has it, too. ``pty``: on a terminal of its own. ``output="stream"``: nothing is lost, stdout and stderr are
+        apart, and it waits for whoever does not read; up to 64 at once. It is killed after ``timeout_s``, by default
+        never, and ends with its handle.
+
+        Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
+        """
         argv = None if isinstance(command, str) else list(command)
         text = command if isinstance(command, str) else shlex.join(command)
+        if output == "stream":
+            if pty:
+                raise InvalidArgumentsError("start: a terminal has one output", next_step="leave pty or output out")
+            order = checked_order(command=text, argv=argv, workdir=cwd, env=env, user=user, timeout_s=timeout_s)
+            async with self.lease_for_transfer() as lease:
+                return await start_program(lease, order, self.slot_session)
+        if timeout_s is not None:
+            raise InvalidArgumentsError("start: timeout_s is of output='stream'", next_step="wait(timeout_s) and kill")
         given: dict[str, Any] = {
             "action": "start",
             "command": text,

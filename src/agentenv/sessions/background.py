@@ -34,6 +34,28 @@ class Order:
     """The program to start, instead of a shell with the command."""
     user: str | None = None
 
+    def program(self, env: Mapping[str, str], stdin: int | None) -> Program:
+        """The program that the host starts for it, in this environment and with this standard input."""
+        script = self.command.encode("utf-8", "surrogateescape")
+        literal = self.argv is not None or len(script) <= _MAX_ARGV_BYTES
+        return Program(
+            argv=self.argv or (("bash", "-c", self.command) if literal else ("bash", "/dev/fd/9")),
+            env=env,
+            given=self.env,
+            user=self.user,
+            cwd=self.cwd,
+            stdin=stdin,
+            script=None if literal else script + b"\n",
+            terminal=self.size if self.pty else None,
+        )
+
+    def why_not_started(self, error: int, *, cwd: bool) -> tuple[int, bytes]:
+        """The exit code and the message of one that could not be started, as from a shell; ``cwd``: because its
+        directory could not be entered."""
+        what = "bash" if self.argv is None else self.argv[0]
+        text = f"{what}: {not_started(error, cwd=self.cwd if cwd else None)}\n"
+        return 1 if cwd else CANNOT_START, text.encode()
+
 
 class Background:
     """From its start to :meth:`close`. Nothing here waits."""
@@ -126,27 +148,13 @@ class Background:
 
     def _start(self) -> None:
         order = self.order
-        script = order.command.encode("utf-8", "surrogateescape")
-        literal = order.argv is not None or len(script) <= _MAX_ARGV_BYTES
         theirs = -1
         env = terminal_env(self._host.env) if order.pty else self._host.env
         if not order.pty:
             self._input, theirs = self._host.input()
             os.set_blocking(self._input, False)
         try:
-            self._started = self._host.start(
-                Program(
-                    argv=order.argv or (("bash", "-c", order.command) if literal else ("bash", "/dev/fd/9")),
-                    env=env,
-                    given=order.env,
-                    user=order.user,
-                    cwd=order.cwd,
-                    stdin=None if theirs < 0 else theirs,
-                    script=None if literal else script + b"\n",
-                    terminal=order.size if order.pty else None,
-                ),
-                self,
-            )
+            self._started = self._host.start(order.program(env, None if theirs < 0 else theirs), self)
         except ValueError as error:
             self._release()
             raise InvalidArgumentsError(f"process: {error}") from error
@@ -175,9 +183,9 @@ class Background:
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: an ordinary result, as from a shell."""
         self.failed = True
-        what = "bash" if self.order.argv is None else self.order.argv[0]
-        self.output.feed(f"{what}: {not_started(error, cwd=self.order.cwd if cwd else None)}\n".encode())
-        self._end(1 if cwd else CANNOT_START)
+        code, message = self.order.why_not_started(error, cwd=cwd)
+        self.output.feed(message)
+        self._end(code)
 
     def on_ended(self, exit_code: int) -> None:
         """ProgramEvents."""

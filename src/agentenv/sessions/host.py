@@ -54,6 +54,10 @@ class Started(Protocol):
     def input_inode(self) -> int:
         """Inode of the pipe that is its standard input; 0 before it runs, or if it is not a pipe."""
 
+    @property
+    def pid(self) -> int:
+        """Its first process, as the slot sees it; 0 before it runs."""
+
     def kill(self) -> None:
         """Kill its whole tree; ``on_ended`` follows. No effect when it has ended."""
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import MAX_ARGUMENTS, MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
-from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool, UserName
+from agentenv.wire.base import MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
+from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, SlotTool, UserName
 
 MAX_WAIT_S = 3600.0
 MAX_INPUT_BYTES = 8 * 1024 * 1024
@@ -67,6 +67,7 @@ def _as_capture(given: dict[str, Any]) -> dict[str, Any]:
 SessionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
 CommandText = Annotated[str, AfterValidator(_command)]
 InputText = Annotated[str, AfterValidator(_input)]
+Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"]
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
@@ -210,7 +211,7 @@ class ProcessArguments(WireModel):
         validation_alias=AliasChoices("timeout_s", "timeout"),
         description="For wait: maximum number of seconds to wait.",
     )
-    signal: Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = Field(
+    signal: Signal = Field(
         default="KILL",
         description="For kill: the signal to send. KILL ends the process and everything it started; other signals go "
         "to its process group, which may handle them.",
@@ -221,7 +222,7 @@ class ProcessArguments(WireModel):
     limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")
     user: ForCode[UserName | None] = None
     """For start, in an image slot: whose process it is."""
-    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS)] | None] = None
+    argv: ForCode[Argv | None] = None
     """For start: the program and its arguments, instead of a shell; ``command`` is then only what is shown of it."""
     input_data: ForCode[Base64 | None] = None
     """For write: bytes, instead of ``input``."""

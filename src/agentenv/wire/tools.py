@@ -47,6 +47,16 @@ UserName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_n
 """A user of an image slot: a name or number of its /etc/passwd, with ``:GROUP`` or without."""
 
 
+def _argv(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value[0]:
+        raise ValueError("must begin with a program")
+    return tuple(map(_no_nul, value))
+
+
+Argv = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS), AfterValidator(_argv)]
+"""A program, found by PATH, and its arguments."""
+
+
 class BashArguments(WireModel):
     """Run a command in a new shell in the workspace. No state of the shell is kept.
 
@@ -60,7 +70,7 @@ class BashArguments(WireModel):
     env: dict[str, str] | None = Field(default=None, description="Additional environment variables.")
     stdin: str | None = Field(default=None, description="Text passed to the command on standard input.")
     stdin_data: ForCode[Base64 | None] = None
-    argv: ForCode[Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS)] | None] = None
+    argv: ForCode[Argv | None] = None
     user: ForCode[UserName | None] = None
     output_bytes: ForCode[Annotated[int, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
     binary: ForCode[bool] = False
@@ -70,13 +80,6 @@ class BashArguments(WireModel):
         if self.stdin is not None and self.stdin_data is not None:
             raise ValueError("give either stdin or stdin_data")
         return self
-
-    @field_validator("argv")
-    @classmethod
-    def _argv(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is not None and not value[0]:
-            raise ValueError("must begin with a program")
-        return value if value is None else tuple(map(_no_nul, value))
 
     @field_validator("command")
     @classmethod

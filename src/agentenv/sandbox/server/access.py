@@ -64,6 +64,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/connect": Who.run,
+        "GET /v1/slots/{slot}/program": Who.run,
     }
 )
 

@@ -59,10 +59,10 @@ _PTMX = os.makedev(5, 2)
 class RunEvents(Protocol):
     """Events of one run. ``on_spawn_failed``, ``on_exit`` or ``on_lost`` comes last."""
 
-    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:
         """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are sockets, or with
         TERMINAL our side of its terminal; the receiver closes them. ``input_inode``: the pipe that is its standard
-        input (0: none)."""
+        input (0: none). ``pid``: its first process, as the slot sees it."""
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """The run could not be started; ``error`` is an errno, ``step`` the step that failed."""
@@ -301,7 +301,7 @@ class AgentLink:
             _close_all(message.fds)
             return
         run.spawned = True
-        run.events.on_spawned(message.fds, inode)
+        run.events.on_spawned(message.fds, inode, message.arg)
 
     def _known(self, message: Message, *, spawned: bool) -> _Run | None:
         """The run a message is about; None for a former server's (ignored)."""

@@ -24,6 +24,7 @@ from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.tools.connect_route import ConnectRoute
+from agentenv.sandbox.server.tools.program_route import ProgramRoute
 from agentenv.sandbox.server.tools.tar_routes import TarRoutes
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
@@ -103,6 +104,7 @@ class SandboxApp:
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)
+        ProgramRoute(self.container).add_to(router)
         TarRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)

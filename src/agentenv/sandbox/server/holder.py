@@ -15,6 +15,7 @@ from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.inbox import Inbox, close_all
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import Raw
+from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
 from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
@@ -60,6 +61,10 @@ class Holder:
     def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
         """Slot agent and environment for a transfer. Raises StaleLeaseError, SandboxUnavailableError."""
         return self._container.slot(key.slot).beside(self._own(key)), self._context.env
+
+    def host(self, key: LeaseKey) -> SlotHost:
+        """Starts programs in the slot. Raises StaleLeaseError, SandboxUnavailableError."""
+        return self._container.slot(key.slot).host(self._own(key))
 
     def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
         """Cancel these calls: each running one gets its (cancelled) answer, over ``outlet`` too; answers of the

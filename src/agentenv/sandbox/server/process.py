@@ -164,7 +164,7 @@ class Process:
         if self.outcome is Outcome.running:
             self._io.link.kill(self._run)
 
-    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents: its output can be read."""
         self.stdout = OutputReader(self._io.poller, fds[0], self._cap_bytes)
         self.stderr = OutputReader(self._io.poller, fds[1], self._cap_bytes)

@@ -73,6 +73,10 @@ class SlotHost:
                 os.close(script)
         return started
 
+    def killed_by_own_limit(self) -> bool:
+        """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.killed_by_own_limit`."""
+        return self._io.limits.killed_by_own_limit()
+
     def input(self) -> tuple[int, int]:
         """Host: a socket that the agent turns into a pipe for the program."""
         return _socket_pair()
@@ -114,6 +118,8 @@ class SlotProgram:
         self._events: ProgramEvents | None = events
         self.input_inode = 0
         """Started."""
+        self.pid = 0
+        """Started."""
         self.run = 0
         """Its number while it is running. Numbers are reused: it must not be used after the end."""
 
@@ -131,9 +137,10 @@ class SlotProgram:
             began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
         self._link.signal(self.run, number, began_s)
 
-    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:
         """RunEvents."""
         assert self._events is not None
+        self.pid = pid
         self.input_inode = input_inode
         if self._size is not None:
             set_size(fds[0], *self._size)
@@ -177,7 +184,8 @@ class SessionCalls:
         self._waiting: deque[CallInFlight] = deque()
         self._running: set[CallInFlight] = set()
         self._sessions: SlotSessions | None = None
-        self._host: SlotHost | None = None
+        self.host: SlotHost | None = None
+        """Starts programs in the slot; None while it is not usable."""
         self._limits: LimitWatch | None = None
 
     def __len__(self) -> int:
@@ -196,17 +204,17 @@ class SessionCalls:
     def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
         """The slot is usable (again), with this environment and without sessions."""
         self._limits = io.limits
-        self._host = SlotHost(io, env)
-        self._sessions = SlotSessions(self._host, self._context.output_bytes)
+        self.host = SlotHost(io, env)
+        self._sessions = SlotSessions(self.host, self._context.output_bytes)
 
     def change_env(self, env: Mapping[str, str]) -> None:
         """Sessions and processes started from now on have this environment."""
-        if self._host is not None:
-            self._host.env = env
+        if self.host is not None:
+            self.host.env = env
 
     def close(self) -> None:
         """The slot's agent is released; every session ends with it. Repeatable."""
-        sessions, self._sessions = self._sessions, None
+        sessions, self._sessions, self.host = self._sessions, None, None
         if sessions is not None:
             sessions.close()
 

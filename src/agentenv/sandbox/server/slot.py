@@ -28,6 +28,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
+from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.server.slot_calls import SlotCalls
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
@@ -393,6 +394,12 @@ class Slot:
         if self.calls.io is None:
             raise SandboxUnavailableError(f"slot {self.index} is being reset", next_step="ask again")
         return self.calls.io
+
+    def host(self, key: LeaseKey) -> SlotHost:
+        """For programs beside its calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        self.beside(key)
+        assert self.calls.host is not None  # it comes and goes with the agent
+        return self.calls.host
 
     # -- inside ------------------------------------------------------------------------------------
 

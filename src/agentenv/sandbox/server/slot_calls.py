@@ -19,7 +19,7 @@ from agentenv.sandbox.server.inbox import Attached, Inbox
 from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
-from agentenv.sandbox.server.session_calls import SessionCalls
+from agentenv.sandbox.server.session_calls import SessionCalls, SlotHost
 from agentenv.sandbox.slot_env import SEALED_ENV, image_env
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
@@ -87,6 +87,11 @@ class SlotCalls:
     def io(self) -> SlotIo | None:
         """The slot's agent; None while there is none."""
         return None if self._runner is None else self._runner.io
+
+    @property
+    def host(self) -> SlotHost | None:
+        """Starts programs beside the calls; None while there is no agent."""
+        return self._session_calls.host
 
     def take_above(self) -> str:
         """What ran short above the slot since the last look, as far as it is known."""

@@ -50,7 +50,7 @@ class Events:
     def answered(self) -> bool:
         return bool(self.heard)
 
-    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:
         for fd in fds:
             os.close(fd)
         self.heard.append(("spawned", len(fds)))

@@ -19,7 +19,7 @@ from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
-from agentenv.sandbox.server.tools.transfer_routes import lease_key
+from agentenv.sandbox.server.tools.transfer_routes import slot_key
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
 from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
@@ -111,9 +111,7 @@ async def _send(socket: web.WebSocketResponse, run: TransferRun, piece: bytes) -
 
 def _key_and_port(request: web.Request) -> tuple[LeaseKey, int]:
     """Raises ProtocolError."""
-    key = lease_key(request)
-    if str(key.slot) != request.match_info["slot"]:
-        raise ProtocolError("the lease key is for another slot")
+    key = slot_key(request)
     text = request.query.get("port", "")
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 2**16):
         raise ProtocolError("port: must be a number from 1 to 65535")

@@ -94,11 +94,17 @@ def lease_key(request: web.Request) -> LeaseKey:
         raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
 
 
-def key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
-    """Raises ProtocolError when the request cannot be passed to slotfiles."""
+def slot_key(request: web.Request) -> LeaseKey:
+    """The key in the header, of the slot that the path names. Raises ProtocolError."""
     key = lease_key(request)
     if str(key.slot) != request.match_info["slot"]:
         raise ProtocolError("the lease key is for another slot")
+    return key
+
+
+def key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
+    """Raises ProtocolError when the request cannot be passed to slotfiles."""
+    key = slot_key(request)
     path = request.query.get("path", "")
     if not path or len(path) > _MAX_PATH or "\0" in path:
         raise ProtocolError(f"path: 1 to {_MAX_PATH} characters, none of them NUL")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from agentenv.errors import LeaseLostError
 from agentenv.sandbox.server.process import Command, SlotIo
 from agentenv.sandbox.slotagent.protocol import STDIN, SpawnStep, Usage
+from agentenv.sessions.ends import ReadEnd, Watcher, WriteEnd
 
 _READ_BYTES = 256 * 1024
 
@@ -20,11 +21,11 @@ class TransferRun:
 
     def __init__(self, io: SlotIo) -> None:
         self._io = io
-        self._loop = io.poller.loop
         self._run = 0
-        self._stdin = self._stdout = -1
+        self._stdin: WriteEnd | None = None
+        self._stdout: ReadEnd | None = None
         self._lost = False
-        self._changed = asyncio.Event()
+        self._begun = asyncio.Event()
         self._over = asyncio.Event()
         self.exit_code = 0
         """Set once it is over, as in a shell; an errno when it could not be started."""
@@ -38,48 +39,29 @@ class TransferRun:
             return
         ours, theirs = socket.socketpair()
         with theirs:
-            self._stdin = ours.detach()
-            os.set_blocking(self._stdin, False)
+            self._stdin = WriteEnd(self._io.poller.loop, ours.detach())
             try:
                 self._run = self._io.link.spawn(text, flags | int(STDIN), (theirs.fileno(),), self, keep_free=keep_free)
             except BaseException:
-                os.close(self._stdin)
-                self._stdin = -1
+                self.end_input()
                 raise
 
     async def write(self, data: bytes) -> bool:
         """Write all of ``data``. False when it no longer reads (it has failed)."""
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self._stdin, rest) :]
-            except BlockingIOError:
-                await self._writable()
-            except (BrokenPipeError, ConnectionResetError):
-                return False
-        return True
+        return self._stdin is not None and await self._stdin.write(data)
 
     def end_input(self) -> None:
         """Close its input. Repeatable."""
-        if self._stdin >= 0:
-            self._loop.remove_writer(self._stdin)
-            os.close(self._stdin)
-            self._stdin = -1
+        if self._stdin is not None:
+            self._stdin.close()
 
     async def read(self) -> bytes:
         """Its next output; empty at the end. Raises LeaseLostError when the slot was lost."""
-        while self._stdout < 0:
-            if self._over.is_set():
-                self._check()
-                return b""
-            await self._changed.wait()
-        while True:
-            try:
-                if not (piece := os.read(self._stdout, _READ_BYTES)):
-                    self._check()
-                return piece
-            except BlockingIOError:
-                await self._readable()
+        await self._begun.wait()
+        piece = b"" if self._stdout is None else await self._stdout.read(_READ_BYTES)
+        if not piece:
+            self._check()
+        return piece
 
     async def ended(self) -> int:
         """Wait for its end; returns its exit code. Raises LeaseLostError when the slot was lost."""
@@ -96,16 +78,13 @@ class TransferRun:
         self.end_input()
         if not self._over.is_set():
             self.kill()
-        if self._stdout >= 0:
-            self._io.poller.remove(self._stdout)
-            os.close(self._stdout)
-            self._stdout = -1
-        self._over.set()
-        self._changed.set()
+        if self._stdout is not None:
+            self._stdout.close()
+        self._finish()
 
     # -- RunEvents ---------------------------------------------------------------------------------
 
-    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents: its output can be read."""
         stdout, stderr = fds
         os.close(stderr)  # its exit code tells everything
@@ -113,9 +92,9 @@ class TransferRun:
             os.close(stdout)
             self._io.link.kill(self._run)
             return
-        os.set_blocking(stdout, False)
-        self._stdout = stdout
-        self._changed.set()
+        poller = self._io.poller
+        self._stdout = ReadEnd(Watcher(poller.loop, poller.add, poller.remove), stdout)
+        self._begun.set()
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents: it could not be started."""
@@ -137,25 +116,8 @@ class TransferRun:
 
     def _finish(self) -> None:
         self._over.set()
-        self._changed.set()
+        self._begun.set()
 
     def _check(self) -> None:
         if self._lost:
             raise LeaseLostError("the slot was lost while it was sent to or from")
-
-    async def _readable(self) -> None:
-        ready = self._loop.create_future()
-        self._io.poller.add(self._stdout, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await ready
-        finally:
-            self._io.poller.remove(self._stdout)
-
-    async def _writable(self) -> None:
-        ready = self._loop.create_future()
-        self._loop.add_writer(self._stdin, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await ready
-        finally:
-            if self._stdin >= 0:
-                self._loop.remove_writer(self._stdin)

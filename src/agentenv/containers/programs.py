@@ -1,0 +1,290 @@
+"""Programs whose input and output are streams: the client of ``GET /v1/slots/{slot}/program``
+(:mod:`agentenv.wire.programs`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.containers.byte_stream import ByteStream, Watched
+from agentenv.containers.http import headers_for, open_session, refusal
+from agentenv.containers.transfer import TransferLease
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    InvalidArgumentsError,
+    LeaseLostError,
+    ProtocolError,
+    from_wire,
+)
+from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.programs import (
+    MAX_PIECE_BYTES,
+    NUMBERS,
+    WINDOW_BYTES,
+    Ended,
+    EndOfInput,
+    Lost,
+    Over,
+    ProgramOrder,
+    Refused,
+    Room,
+    SendSignal,
+    Started,
+    StreamName,
+    Taken,
+    program_reply,
+)
+from agentenv.wire.sessions import Signal
+from agentenv.wire.transfers import LEASE_HEADER
+
+_START_S: Final = 60.0
+_NAMES: Final = {number: name for name, number in NUMBERS.items()}
+
+
+def checked_order(**given: Any) -> ProgramOrder:
+    """What to start; None is not given. Raises InvalidArgumentsError."""
+    try:
+        return ProgramOrder(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InvalidArgumentsError(f"start: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+
+
+async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watched = nullcontext) -> StreamedProgram:
+    """Start a program in the slot. Raises InvalidArgumentsError, TimeoutError, ConnectionLostError, LeaseLostError, and
+    what the container named."""
+    wanted = order.model_dump_json(exclude_defaults=True)
+    if len(wanted.encode()) > MAX_MESSAGE_BYTES:
+        raise InvalidArgumentsError(
+            f"start: command, arguments and environment take {len(wanted)} bytes", next_step="put them into a file"
+        )
+    http = open_session()
+    try:
+        async with asyncio.timeout(_START_S):
+            socket = await _connected(http, lease)
+            await socket.send_str(wanted)
+            reply = _parsed(lease, await socket.receive())
+        if isinstance(reply, Refused):
+            raise from_wire(reply.error, reply.message, reply.next_step)
+        if isinstance(reply, Lost):
+            raise LeaseLostError(reply.message)
+        if not isinstance(reply, Started):
+            raise ProtocolError("the container did not say whether the program started")
+    except aiohttp.ClientError as error:
+        await http.close()
+        raise ConnectionLostError(f"container {lease.container.id}: {error!r}") from error
+    except BaseException:
+        await http.close()
+        raise
+    return StreamedProgram(lease, http, socket, order.command, reply.pid, watched)
+
+
+async def _connected(http: aiohttp.ClientSession, lease: TransferLease) -> aiohttp.ClientWebSocketResponse:
+    handle, key = lease.container, lease.key
+    headers = headers_for(handle, **{LEASE_HEADER: key.model_dump_json()})
+    url = f"{handle.base_url}/v1/slots/{key.slot}/program"
+    try:
+        return await http.ws_connect(url, headers=headers, max_msg_size=MAX_PIECE_BYTES + 1024, compress=0)
+    except aiohttp.WSServerHandshakeError as error:
+        async with http.get(url, headers=headers) as response:  # a handshake that fails does not say why
+            raise refusal(handle, response.status, await response.read()) from error
+
+
+class StreamedProgram:
+    """A program that runs in a slot, with its input and output as streams: nothing is lost, and whoever does not read
+    makes the other side wait, as with pipes.
+
+    It ends with this object's connection: with its slot, when that is sealed or made anew, when this process ends. Then
+    the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), unless the end of it all had
+    come. ``async with`` kills it on leaving.
+    """
+
+    def __init__(
+        self,
+        lease: TransferLease,
+        http: aiohttp.ClientSession,
+        socket: aiohttp.ClientWebSocketResponse,
+        command: str,
+        pid: int,
+        watched: Watched,
+    ) -> None:
+        self.pid = pid
+        """Its first process, as the slot sees it; 0 when it could not be started (its errors say why)."""
+        self.exit_code: int | None = None
+        """Once it has ended; 128 + n when signal n ended it, 126 when it could not be started."""
+        self.timed_out = False
+        """Whether it was killed at its ``timeout_s``."""
+        self.oom_killed = False
+        """Whether the slot ran out of memory, and the kernel killed a process in it."""
+        self.stdout = self._stream("stdout", watched)
+        self.stderr = self._stream("stderr", watched)
+        self._lease = lease
+        self._command = command if len(command) <= 60 else f"{command[:60]}…"
+        self._http = http
+        self._socket = socket
+        self._watched = watched
+        self._writing = asyncio.Lock()
+        self._room_bytes = WINDOW_BYTES
+        self._input_closed = False
+        self._lost: AgentEnvError | None = None
+        self._changed = asyncio.Condition()
+        self._receiving = asyncio.create_task(self._receive_all(), name=f"program {pid}")
+
+    def __repr__(self) -> str:
+        state = "running" if self.exit_code is None else f"exited {self.exit_code}"
+        return f"<StreamedProgram {self._command!r} {state if self._lost is None else 'lost'}>"
+
+    async def write(self, data: bytes | str) -> None:
+        """Write to its standard input, as fast as it reads. Returns when all of it is on its way, up to 1 MiB of it
+        unread. Raises BrokenPipeError when the input is closed, or the program has ended."""
+        rest = memoryview(data.encode() if isinstance(data, str) else data)
+        async with self._watched(), self._writing:
+            while rest:
+                await self._until(lambda: self._room_bytes > 0 or self._input_closed or self.exit_code is not None)
+                if self._input_closed or self.exit_code is not None:
+                    raise BrokenPipeError(f"{self._command}: {len(rest)} bytes were not written: its input is closed")
+                piece = rest[: min(self._room_bytes, MAX_PIECE_BYTES)]
+                self._room_bytes -= len(piece)
+                await self._send(bytes(piece))
+                rest = rest[len(piece) :]
+
+    async def close_stdin(self) -> None:
+        """Close its standard input: it reads end of file after what was written. Repeatable."""
+        async with self._watched(), self._writing:
+            if not self._input_closed:
+                self._input_closed = True
+                await self._send(EndOfInput())
+
+    async def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on.
+
+        What it printed has to be read meanwhile, or fit into the streams (1 MiB each), as for
+        :meth:`asyncio.subprocess.Process.wait`.
+        """
+        async with self._watched():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._until(lambda: self.exit_code is not None)
+            except TimeoutError as error:
+                raise TimeoutError(f"{self._command} still runs after {timeout_s:g} s") from error
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def kill(self, signal: Signal = "KILL") -> None:
+        """KILL ends it and everything it started; another signal goes to its process group, which may handle it. What
+        it had printed can still be read. No effect when it has ended."""
+        async with self._watched():
+            if self.exit_code is None:
+                await self._send(SendSignal(signal=signal))
+
+    async def close(self) -> None:
+        """Kill it if it runs, and drop what was not read. Repeatable."""
+        self._lose(ConnectionLostError(f"{self._command} was closed"))
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _stream(self, name: StreamName, watched: Watched) -> ByteStream:
+        async def make_room(count: int) -> None:
+            with suppress(AgentEnvError):  # the stream itself ends with it
+                await self._send(Room(stream=name, bytes=count))
+
+        return ByteStream(make_room, watched)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        """Wait for it. Raises what the program was lost with."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: reached() or self._lost is not None)
+        if not reached() and self._lost is not None:
+            raise self._lost.copy()
+
+    async def _send(self, message: bytes | WireModel) -> None:
+        try:
+            if isinstance(message, bytes):
+                await self._socket.send_bytes(message)
+            else:
+                await self._socket.send_str(message.model_dump_json())
+        except (aiohttp.ClientError, OSError) as error:
+            if self.exit_code is None:
+                raise self._lost or self._cut() from error
+
+    async def _receive_all(self) -> None:
+        losing = asyncio.create_task(self._lease.wait_lost())
+        receiving = asyncio.create_task(self._receive())
+        error: AgentEnvError = self._cut()
+        try:
+            await asyncio.wait({losing, receiving}, return_when=asyncio.FIRST_COMPLETED)
+            error = losing.result() if losing.done() and not receiving.done() else receiving.result()
+        except AgentEnvError as raised:
+            error = raised
+        finally:
+            for task in (losing, receiving):
+                task.cancel()
+            await asyncio.gather(losing, receiving, return_exceptions=True)
+            self._lose(error)
+            async with self._changed:
+                self._changed.notify_all()
+            await self._socket.close()
+            await self._http.close()
+
+    async def _receive(self) -> AgentEnvError:
+        """What comes, until the connection ends; what it ended with."""
+        while True:
+            message = await self._socket.receive()
+            if message.type is aiohttp.WSMsgType.BINARY:
+                self._output(_NAMES.get(message.data[0]) if message.data else None).feed(message.data[1:])
+                continue
+            match _parsed(self._lease, message):
+                case Over(stream=name):
+                    self._output(name).feed_end()
+                case Taken(bytes=count, closed=closed):
+                    self._room_bytes += count
+                    self._input_closed = self._input_closed or closed
+                case Ended() as ended:
+                    self.timed_out, self.oom_killed = ended.timed_out, ended.oom_killed
+                    self.exit_code = ended.exit_code
+                case Lost(message=why):
+                    return LeaseLostError(why)
+                case _:
+                    return ProtocolError("the container sent something unexpected of a program")
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _output(self, name: StreamName | None) -> ByteStream:
+        if name is None:
+            raise ProtocolError("the container sent bytes of an unknown stream")
+        return self.stdout if name == "stdout" else self.stderr
+
+    def _cut(self) -> ConnectionLostError:
+        return ConnectionLostError(f"container {self._lease.container.id}: the connection to {self._command} was cut")
+
+    def _lose(self, error: AgentEnvError) -> None:
+        self._lost = self._lost or error
+        for stream in (self.stdout, self.stderr):
+            stream.lose(self._lost)
+
+
+def _parsed(lease: TransferLease, message: aiohttp.WSMessage) -> Started | Refused | Taken | Over | Ended | Lost:
+    """Raises ConnectionLostError when it is the end of the connection, ProtocolError."""
+    if message.type is not aiohttp.WSMsgType.TEXT:
+        raise ConnectionLostError(f"container {lease.container.id}: the connection to the program was cut")
+    try:
+        return program_reply.validate_json(message.data)
+    except ValidationError as error:
+        raise ProtocolError("the container sent something else than a program's state") from error
