@@ -8,6 +8,7 @@ import shlex
 import stat
 import sys
 import termios
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -56,10 +57,10 @@ from agentenv.cli.output import (
     run_to_end,
     verb,
 )
-from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.errors import AgentEnvError
 
 if TYPE_CHECKING:
-    from agentenv.containers.live_output import OnOutput
+    from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.wire.calls import CallResult
     from agentenv.wire.roots import RootSpec
@@ -103,8 +104,9 @@ def execute(
     Options come before the command: from its first word on, everything is the command's. It is given no standard
     input unless --stdin is.
 
-    Output is shown as it comes. Of output that comes faster than it can be shown, 1 MiB of each stream is kept (head
-    and tail; a note tells how much was cut).
+    Output is passed on byte for byte, as it comes and as fast as it is read; the command waits meanwhile. At a
+    terminal, bytes that are no UTF-8 are replaced. With --json it is in the result, 1 MiB of each stream (head and
+    tail) as text.
 
     \b
     Examples:
@@ -122,6 +124,7 @@ def execute(
       agentenv exec --backend nomad cat /etc/os-release
       agentenv exec --farm uname -a
       echo hello | agentenv exec --stdin tr a-z A-Z
+      agentenv exec --image python:3.13 tar cz -C /usr/local/lib . > lib.tgz
     """
     from agentenv.farm import open
 
@@ -129,19 +132,20 @@ def execute(
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     settings = asked.container(isolation=isolation.value)
-    arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
-    if with_stdin:
-        arguments["stdin"] = _standard_input()
+    text = command[0] if len(command) == 1 else shlex.join(command)
     alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     root = asked.root()
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
     opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
-    shown = None if as_json else _write
+    how = _collected if as_json else _piped
+
+    async def ran(session: ToolSession) -> CallResult:
+        return await how(session, text, timeout_s, with_stdin=with_stdin)
 
     async def rooted(executor: ToolExecutor) -> RootSpec | None:
         return await stored_there(root, executor, quiet=as_json) if root is not None and farm else spec
 
-    result, lost = run_to_end(_run(opened, rooted, arguments, timeout_s, upload or [], download or [], shown))
+    result, lost = run_to_end(_run(opened, rooted, ran, upload or [], download or []))
     if not with_stdin and waiting_bytes(sys.stdin):
         err().print("[yellow]agentenv:[/] standard input was not passed on (--stdin does that)", soft_wrap=True)
     told = result.model_dump(mode="json")
@@ -155,13 +159,6 @@ def execute(
         _show_notes(result)
         print_error(lost, as_json=False)
     raise typer.Exit(shell_exit_code(result) or exit_code_of(lost))
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError("--stdin", f"is not UTF-8: {error}", next_step="use --upload for binary input") from None
 
 
 def waiting_bytes(stream: TextIO) -> int:
@@ -181,11 +178,9 @@ def waiting_bytes(stream: TextIO) -> int:
 async def _run(
     opened: AbstractAsyncContextManager[ToolExecutor],
     rooted: Callable[[ToolExecutor], Awaitable[RootSpec | None]],
-    arguments: dict[str, object],
-    timeout_s: float,
+    ran: Callable[[ToolSession], Awaitable[CallResult]],
     upload: list[Path],
     download: list[str],
-    on_output: OnOutput | None,
 ) -> tuple[CallResult, AgentEnvError | None]:
     """The command's result, and the error if its files could not be fetched."""
     from agentenv.cli.upload import get_all, named, put_all, targets
@@ -195,7 +190,7 @@ async def _run(
         root = await rooted(executor)
         async with executor.open("agentenv-exec", kind="interactive", root=root) as session:
             await put_all(session.lease, sources)
-            result = await session.call("bash", arguments, timeout_s=timeout_s, on_output=on_output)
+            result = await ran(session)
             try:
                 if result.fault == "none":
                     await get_all(session.lease, sinks)
@@ -204,11 +199,33 @@ async def _run(
             return result, None
 
 
-def _write(stream: str, text: str) -> None:
-    """Output of the command, unchanged."""
-    to = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-    to.write(text.encode())
-    to.flush()
+async def _piped(session: ToolSession, command: str, timeout_s: float, *, with_stdin: bool) -> CallResult:
+    """Run the command with our own standard input and output; a result without its output."""
+    from agentenv.cli.piped import joined
+    from agentenv.containers.programs import checked_order, start_program
+    from agentenv.wire.calls import CallResult
+
+    order = checked_order(command=command, input=with_stdin, timeout_s=timeout_s)
+    began_s = time.monotonic()
+    async with await start_program(session.lease, order) as program:
+        code = await joined(program, with_stdin=with_stdin)
+        return CallResult(
+            id="exec",
+            exit_code=code,
+            timed_out=program.timed_out,
+            oom_killed=program.oom_killed,
+            duration_s=time.monotonic() - began_s,
+        )
+
+
+async def _collected(session: ToolSession, command: str, timeout_s: float, *, with_stdin: bool) -> CallResult:
+    """Run the command; its result with its output."""
+    import asyncio
+
+    arguments: dict[str, object] = {"command": command}
+    if with_stdin:
+        arguments["stdin_data"] = await asyncio.to_thread(sys.stdin.buffer.read)
+    return await session.call("bash", arguments, timeout_s=timeout_s)
 
 
 def _show_notes(result: CallResult) -> None:
