@@ -45,6 +45,8 @@ from agentenv.wire.sessions import Signal
 from agentenv.wire.transfers import LEASE_HEADER
 
 _START_S: Final = 60.0
+_MAX_MESSAGE_BYTES: Final = MAX_PIECE_BYTES + 16 * 1024
+_CLOSE: Final = aiohttp.ClientWSTimeout(ws_close=2.0)
 _NAMES: Final = {number: name for name, number in NUMBERS.items()}
 
 
@@ -91,7 +93,7 @@ async def _connected(http: aiohttp.ClientSession, lease: TransferLease) -> aioht
     headers = headers_for(handle, **{LEASE_HEADER: key.model_dump_json()})
     url = f"{handle.base_url}/v1/slots/{key.slot}/program"
     try:
-        return await http.ws_connect(url, headers=headers, max_msg_size=MAX_PIECE_BYTES + 1024, compress=0)
+        return await http.ws_connect(url, headers=headers, max_msg_size=_MAX_MESSAGE_BYTES, compress=0, timeout=_CLOSE)
     except aiohttp.WSServerHandshakeError as error:
         async with http.get(url, headers=headers) as response:  # a handshake that fails does not say why
             raise refusal(handle, response.status, await response.read()) from error
@@ -135,6 +137,7 @@ class StreamedProgram:
         self._input_closed = False
         self._lost: AgentEnvError | None = None
         self._changed = asyncio.Condition()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receiving = asyncio.create_task(self._receive_all(), name=f"program {pid}")
 
     def __repr__(self) -> str:
@@ -187,8 +190,9 @@ class StreamedProgram:
     async def close(self) -> None:
         """Kill it if it runs, and drop what was not read. Repeatable."""
         self._lose(ConnectionLostError(f"{self._command} was closed"))
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        await asyncio.wait({self._receiving})
 
     async def __aenter__(self) -> Self:
         return self
@@ -228,20 +232,21 @@ class StreamedProgram:
         losing = asyncio.create_task(self._lease.wait_lost())
         receiving = asyncio.create_task(self._receive())
         error: AgentEnvError = self._cut()
-        try:
-            await asyncio.wait({losing, receiving}, return_when=asyncio.FIRST_COMPLETED)
-            error = losing.result() if losing.done() and not receiving.done() else receiving.result()
-        except AgentEnvError as raised:
-            error = raised
-        finally:
-            for task in (losing, receiving):
-                task.cancel()
-            await asyncio.gather(losing, receiving, return_exceptions=True)
-            self._lose(error)
-            async with self._changed:
-                self._changed.notify_all()
-            await self._socket.close()
-            await self._http.close()
+        async with self._http, self._socket:  # closed however this ends: that ends the program, if it runs
+            try:
+                ends: tuple[asyncio.Future[Any], ...] = (losing, receiving, self._closed)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if receiving.done() or losing.done():
+                    error = (receiving if receiving.done() else losing).result()
+            except AgentEnvError as raised:
+                error = raised
+            finally:
+                for task in (losing, receiving):
+                    task.cancel()
+                self._lose(error)
+                await asyncio.gather(losing, receiving, return_exceptions=True)
+                async with self._changed:
+                    self._changed.notify_all()
 
     async def _receive(self) -> AgentEnvError:
         """What comes, until the connection ends; what it ended with."""
