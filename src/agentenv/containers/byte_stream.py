@@ -21,6 +21,7 @@ class ByteStream:
     """
 
     def __init__(self, make_room: Callable[[int], Awaitable[None]], watched: Watched) -> None:
+        """``make_room`` has told the sender, before it first suspends, that it may send so many bytes more."""
         self._make_room = make_room
         self._watched = watched
         self._come = bytearray()
@@ -118,12 +119,13 @@ class ByteStream:
         return len(self._come) > before
 
     async def _take(self, count: int) -> bytes:
-        taken = bytes(memoryview(self._come)[:count])
-        del self._come[:count]
-        free_bytes = self._owed_bytes - len(self._come)
+        free_bytes = self._owed_bytes - max(0, len(self._come) - count)
         if free_bytes >= _WORTH_TELLING_BYTES and not self._over and self._lost is None:
             self._owed_bytes -= free_bytes
             await self._make_room(free_bytes)
+        # Last: a reader that is cancelled has taken nothing.
+        taken = bytes(memoryview(self._come)[:count])
+        del self._come[:count]
         return taken
 
     def _check(self) -> None:
