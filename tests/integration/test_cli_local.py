@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -116,10 +118,33 @@ def test_shell_writes_a_result_for_each_line(machine: Machine) -> None:
 def test_upload_and_binary_output_pass_through(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a b.txt").write_text("content")
-    code, stdout, _ = machine.run(
-        "exec", *ISOLATION, "--upload", str(tmp_path / "up"), "cat 'up/a b.txt'; printf '\\377'"
-    )
-    assert (code, stdout) == (0, "content\ufffd")
+    command = ("exec", *ISOLATION, "--upload", str(tmp_path / "up"), "cat 'up/a b.txt'; printf '\\377\\0\\200'")
+    with machine.started(*command) as process:
+        assert printed(process) == b"content\xff\0\x80"
+    assert process.returncode == 0
+
+
+def test_bytes_of_any_length_go_in_and_come_out(machine: Machine, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40_000
+    (tmp_path / "in").write_bytes(data)
+    command = ("exec", *ISOLATION, "--stdin", "tee /dev/stderr | gzip -1n")
+    with (
+        (tmp_path / "in").open("rb") as given,
+        machine.started(*command, stdin=given.fileno()) as process,
+        ThreadPoolExecutor() as threads,
+    ):
+        stderr = threads.submit(printed, process, errors=True)
+        assert gzip.decompress(printed(process)) == data
+        assert stderr.result() == data
+    assert process.returncode == 0
+
+
+def printed(process: subprocess.Popen[str], *, errors: bool = False) -> bytes:
+    """All that it prints, unchanged."""
+    stream = process.stderr if errors else process.stdout
+    assert stream is not None
+    with os.fdopen(os.dup(stream.fileno()), "rb") as raw:
+        return raw.read()
 
 
 def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_path: Path) -> None:

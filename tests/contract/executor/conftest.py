@@ -38,7 +38,7 @@ PLAIN: Final = (*KINDS, "farm-local", "farm-nomad")
 OF_IMAGES: Final = {
     "image-local": (
         *("test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"),
-        *("test_executor_sizes", "test_executor_arguments"),
+        *("test_executor_streams", "test_executor_sizes", "test_executor_arguments"),
     ),
     "image-lean": ("test_executor_bash", "test_executor_process"),
     "image-nomad": ("test_executor_bash", "test_executor_process"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,25 @@ def fake_farm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
 
 
-def run(*arguments: str, stdin: str | None = None) -> Result:
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, ["exec", *arguments], input=stdin)
 
 
 def test_streams_and_exit_code_are_the_commands() -> None:
     result = run("echo out; echo err >&2; exit 7")
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_537, 262_145, 2**20 - 1, 2**20, 2**20 + 1, 5_000_003])
+def test_bytes_pass_through_as_through_bash(size: int, tmp_path: Path) -> None:
+    """Of any length, in both directions, the two outputs apart."""
+    data = random.Random(size).randbytes(size)
+    command = "tee >(tr '\\000-\\377' '\\377\\000-\\376' >&2; echo end >&2); printf '\\342'; wait $!; exit 3"
+    here = subprocess.run(["bash", "-c", command], input=data, capture_output=True, check=False)
+    result = run("--stdin", command, stdin=data)
+    assert result.stdout_bytes == here.stdout
+    assert result.stderr_bytes == here.stderr
+    assert result.exit_code == here.returncode == 3
 
 
 def test_several_arguments_are_one_quoted_command() -> None:
