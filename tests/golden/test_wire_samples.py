@@ -16,7 +16,19 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
-from agentenv.wire import calls, connections, leases, server, sessions, tails, tools, toolserver, transfers, watch
+from agentenv.wire import (
+    calls,
+    connections,
+    leases,
+    programs,
+    server,
+    sessions,
+    tails,
+    tools,
+    toolserver,
+    transfers,
+    watch,
+)
 from agentenv.wire.base import WireModel
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -186,6 +198,16 @@ MODELS: tuple[WireModel, ...] = (
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.BashReply(data=b"\xff", parts=(0, 0, 1, 0)),
     connections.ConnectionReply(error=111, lost="the slot was lost"),
+    programs.ProgramOrder(command="cat é", argv=("cat", "é"), workdir="sub", env={"A": "b"}, user="app", timeout_s=1.5),
+    programs.ProgramStarted(pid=12),
+    programs.ProgramRefused(error="stale_lease", message="m", next_step="n"),
+    programs.InputTaken(bytes=4096, closed=True),
+    programs.StreamOver(stream="stderr"),
+    programs.ProgramEnded(exit_code=137, timed_out=True, oom_killed=True),
+    programs.ProgramLost(message="the slot was lost"),
+    programs.StreamRoom(stream="stdout", bytes=4096),
+    programs.EndOfInput(),
+    programs.SendSignal(signal="TERM"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),
     tools.WriteFileArguments(path="a", data=b"\0\xff", mode=0o755),

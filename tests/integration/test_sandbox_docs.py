@@ -73,9 +73,14 @@ async def test_servers_without_asyncio(tmp_path: Path) -> None:
     assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == "from the sandbox\nHTTP/1.0 200 OK\n"
 
 
+async def test_streams(tmp_path: Path) -> None:
+    expected = '3000015\nasked: {"size": 3000000} 0\n'
+    assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == expected
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
 async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
     small_image(tmp_path / "layout")
     expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
-    assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected

@@ -28,17 +28,18 @@ from agentenv.wire.programs import (
     MAX_PIECE_BYTES,
     NUMBERS,
     WINDOW_BYTES,
-    Ended,
     EndOfInput,
-    Lost,
-    Over,
+    InputTaken,
+    ProgramEnded,
+    ProgramLost,
     ProgramOrder,
-    Refused,
-    Room,
+    ProgramRefused,
+    ProgramReply,
+    ProgramStarted,
     SendSignal,
-    Started,
     StreamName,
-    Taken,
+    StreamOver,
+    StreamRoom,
     program_reply,
 )
 from agentenv.wire.sessions import Signal
@@ -73,11 +74,11 @@ async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watc
             socket = await _connected(http, lease)
             await socket.send_str(wanted)
             reply = _parsed(lease, await socket.receive())
-        if isinstance(reply, Refused):
+        if isinstance(reply, ProgramRefused):
             raise from_wire(reply.error, reply.message, reply.next_step)
-        if isinstance(reply, Lost):
+        if isinstance(reply, ProgramLost):
             raise LeaseLostError(reply.message)
-        if not isinstance(reply, Started):
+        if not isinstance(reply, ProgramStarted):
             raise ProtocolError("the container did not say whether the program started")
     except aiohttp.ClientError as error:
         await http.close()
@@ -207,7 +208,7 @@ class StreamedProgram:
     def _stream(self, name: StreamName, watched: Watched) -> ByteStream:
         async def make_room(count: int) -> None:
             with suppress(AgentEnvError):  # the stream itself ends with it
-                await self._send(Room(stream=name, bytes=count))
+                await self._send(StreamRoom(stream=name, bytes=count))
 
         return ByteStream(make_room, watched)
 
@@ -256,15 +257,15 @@ class StreamedProgram:
                 self._output(_NAMES.get(message.data[0]) if message.data else None).feed(message.data[1:])
                 continue
             match _parsed(self._lease, message):
-                case Over(stream=name):
+                case StreamOver(stream=name):
                     self._output(name).feed_end()
-                case Taken(bytes=count, closed=closed):
+                case InputTaken(bytes=count, closed=closed):
                     self._room_bytes += count
                     self._input_closed = self._input_closed or closed
-                case Ended() as ended:
+                case ProgramEnded() as ended:
                     self.timed_out, self.oom_killed = ended.timed_out, ended.oom_killed
                     self.exit_code = ended.exit_code
-                case Lost(message=why):
+                case ProgramLost(message=why):
                     return LeaseLostError(why)
                 case _:
                     return ProtocolError("the container sent something unexpected of a program")
@@ -285,7 +286,7 @@ class StreamedProgram:
             stream.lose(self._lost)
 
 
-def _parsed(lease: TransferLease, message: aiohttp.WSMessage) -> Started | Refused | Taken | Over | Ended | Lost:
+def _parsed(lease: TransferLease, message: aiohttp.WSMessage) -> ProgramReply:
     """Raises ConnectionLostError when it is the end of the connection, ProtocolError."""
     if message.type is not aiohttp.WSMsgType.TEXT:
         raise ConnectionLostError(f"container {lease.container.id}: the connection to the program was cut")

@@ -1,14 +1,14 @@
 """Programs whose input and output are streams: ``GET /v1/slots/{slot}/program``, a WebSocket, with the lease's key in
 the header :data:`agentenv.wire.transfers.LEASE_HEADER`. The program lives no longer than the connection.
 
-The client's first message is a :class:`ProgramOrder`, the server's a :class:`Started` or a :class:`Refused`. From then
-on binary messages carry the bytes: to the server those of the program's input; to the client those of one stream, whose
-number (1 stdout, 2 stderr) is the first byte. Texts are the other models.
+The client's first message is a :class:`ProgramOrder`, the server's a :class:`ProgramStarted` or a
+:class:`ProgramRefused`. From then on binary messages carry the bytes: to the server those of the program's input; to
+the client those of one stream, whose number (1 stdout, 2 stderr) is the first byte. Texts are the other models.
 
 Nothing is dropped. Each of the three streams has a window: its sender sends at most :data:`WINDOW_BYTES` more than the
-receiver has reported as taken (:class:`Taken` of the input, :class:`Room` of the others), and then does not read its
-source, so that the writer there waits. No stream, and no message, waits for another stream. Once the program is killed,
-the rest of its output is sent whether there is room or not: it is at most what its pipes held.
+receiver has reported as taken (:class:`InputTaken` of the input, :class:`StreamRoom` of the others), and then does not
+read its source, so that the writer there waits. No stream, and no message, waits for another stream. Once the program
+is killed, the rest of its output is sent whether there is room or not: it is at most what its pipes held.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class ProgramOrder(WireModel):
         return self
 
 
-class Started(WireModel):
+class ProgramStarted(WireModel):
     """Server → client: it runs; ``pid`` as its slot sees it. 0: it could not be started, and has ended."""
 
     type: Literal["started"] = "started"
     pid: int
 
 
-class Refused(WireModel):
+class ProgramRefused(WireModel):
     """Server → client: nothing was started. ``error`` is the ``code`` of a class in :mod:`agentenv.errors`."""
 
     type: Literal["refused"] = "refused"
@@ -64,7 +64,7 @@ class Refused(WireModel):
     next_step: str = ""
 
 
-class Taken(WireModel):
+class InputTaken(WireModel):
     """Server → client: the program's input took so many bytes more. ``closed``: it takes no more of them."""
 
     type: Literal["taken"] = "taken"
@@ -72,14 +72,14 @@ class Taken(WireModel):
     closed: bool = False
 
 
-class Over(WireModel):
+class StreamOver(WireModel):
     """Server → client: all of this stream was sent."""
 
     type: Literal["over"] = "over"
     stream: StreamName
 
 
-class Ended(WireModel):
+class ProgramEnded(WireModel):
     """Server → client: the program has ended; ``exit_code`` is 128 + n when signal n ended it."""
 
     type: Literal["ended"] = "ended"
@@ -88,14 +88,14 @@ class Ended(WireModel):
     oom_killed: bool = False
 
 
-class Lost(WireModel):
+class ProgramLost(WireModel):
     """Server → client: the slot was lost, and the program with it."""
 
     type: Literal["lost"] = "lost"
     message: str
 
 
-class Room(WireModel):
+class StreamRoom(WireModel):
     """Client → server: so many bytes more of this stream may be sent."""
 
     type: Literal["room"] = "room"
@@ -116,7 +116,7 @@ class SendSignal(WireModel):
     signal: Signal
 
 
-ProgramReply = Annotated[Started | Refused | Taken | Over | Ended | Lost, Field(discriminator="type")]
-ProgramRequest = Annotated[Room | EndOfInput | SendSignal, Field(discriminator="type")]
-program_reply: TypeAdapter[Started | Refused | Taken | Over | Ended | Lost] = TypeAdapter(ProgramReply)
-program_request: TypeAdapter[Room | EndOfInput | SendSignal] = TypeAdapter(ProgramRequest)
+ProgramReply = ProgramStarted | ProgramRefused | InputTaken | StreamOver | ProgramEnded | ProgramLost
+ProgramRequest = StreamRoom | EndOfInput | SendSignal
+program_reply: TypeAdapter[ProgramReply] = TypeAdapter(Annotated[ProgramReply, Field(discriminator="type")])
+program_request: TypeAdapter[ProgramRequest] = TypeAdapter(Annotated[ProgramRequest, Field(discriminator="type")])

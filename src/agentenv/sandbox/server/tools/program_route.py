@@ -31,17 +31,17 @@ from agentenv.wire.programs import (
     MAX_PROGRAMS,
     NUMBERS,
     WINDOW_BYTES,
-    Ended,
     EndOfInput,
-    Lost,
-    Over,
+    InputTaken,
+    ProgramEnded,
+    ProgramLost,
     ProgramOrder,
-    Refused,
-    Room,
+    ProgramRefused,
+    ProgramStarted,
     SendSignal,
-    Started,
     StreamName,
-    Taken,
+    StreamOver,
+    StreamRoom,
     program_request,
 )
 
@@ -84,13 +84,13 @@ class ProgramRoute:
                 )
             program = _started(host, order)
         except AgentEnvError as error:
-            await _say(socket, Refused(error=error.code, message=error.message, next_step=error.next_step))
+            await _say(socket, ProgramRefused(error=error.code, message=error.message, next_step=error.next_step))
             return
         with closing(program):
             try:
                 await _Connection(socket, program, host).run(order.timeout_s)
             except LeaseLostError as error:
-                await _say(socket, Lost(message=error.message))
+                await _say(socket, ProgramLost(message=error.message))
             except ProtocolError as error:
                 await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.message[:100].encode())
 
@@ -132,7 +132,7 @@ class _Connection:
         """Raises LeaseLostError, ConnectionError when the client has gone, ProtocolError when it breaks the rules."""
         timer = None if timeout_s is None else self._host.loop.call_later(timeout_s, self._time_out)
         await self._program.begun()
-        await _say(self._socket, Started(pid=self._program.pid))
+        await _say(self._socket, ProgramStarted(pid=self._program.pid))
         receiving, feeding = asyncio.create_task(self._receive()), asyncio.create_task(self._feed())
         sending = [asyncio.create_task(self._send_stream(name)) for name in NUMBERS]
         sending.append(asyncio.create_task(self._send_end()))
@@ -161,12 +161,12 @@ class _Connection:
                 break
             self._room[name] -= len(piece)
             await self._socket.send_bytes(mark + piece)
-        await _say(self._socket, Over(stream=name))
+        await _say(self._socket, StreamOver(stream=name))
 
     async def _send_end(self) -> None:
         code = await self._program.ended()
         oom_killed = code != 0 and self._host.killed_by_own_limit()
-        await _say(self._socket, Ended(exit_code=code, timed_out=self._timed_out, oom_killed=oom_killed))
+        await _say(self._socket, ProgramEnded(exit_code=code, timed_out=self._timed_out, oom_killed=oom_killed))
 
     async def _receive(self) -> None:
         async for message in self._socket:
@@ -189,7 +189,7 @@ class _Connection:
         except ValidationError as error:
             raise ProtocolError(f"the client sent something else than a request: {error}") from error
         match request:
-            case Room(stream=name, bytes=count):
+            case StreamRoom(stream=name, bytes=count):
                 self._add_room(name, count)
             case EndOfInput():
                 self._input.append(b"")
@@ -208,10 +208,10 @@ class _Connection:
                 self._program.end_input()
                 return
             if not await self._program.write(data):
-                await _say(self._socket, Taken(closed=True))
+                await _say(self._socket, InputTaken(closed=True))
                 return
             self._untaken_bytes -= len(data)
-            await _say(self._socket, Taken(bytes=len(data)))
+            await _say(self._socket, InputTaken(bytes=len(data)))
 
     def _add_room(self, name: StreamName, count: float) -> None:
         self._room[name] += count
