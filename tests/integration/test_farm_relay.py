@@ -23,6 +23,7 @@ from agentenv.api.farm_server.relay import serve_relay
 from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.programs import checked_order, start_program
 from agentenv.containers.transfer import download, upload
 from agentenv.errors import ConnectionLostError, PolicyRefusalError, StaleLeaseError
 from agentenv.executor.session import ToolSession
@@ -150,6 +151,16 @@ async def test_output_is_shown_as_it_comes(session: ToolSession) -> None:
     assert not call.done()
     await session.call("terminal", {"command": "touch go"})
     assert (await call).stdout == "".join(shown) == "first\nlast\n"
+
+
+async def test_a_streamed_program(session: ToolSession) -> None:
+    order = checked_order(command="head -c 3000000 >&2; seq 100000 500000; exit 3")
+    async with await start_program(session.lease, order) as program:
+        writing = program.write(bytes(range(256)) * 15_000)
+        stdout, stderr, _ = await asyncio.gather(program.stdout.read(), program.stderr.read(), writing)
+        assert stdout == b"".join(b"%d\n" % number for number in range(100_000, 500_001))
+        assert stderr == (bytes(range(256)) * 15_000)[:3_000_000]
+        assert await program.wait() == 3
 
 
 async def test_a_batch_is_answered_line_by_line(container: ContainerHandle, relayed: ContainerHandle) -> None:

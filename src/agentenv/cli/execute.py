@@ -106,7 +106,7 @@ def execute(
 
     Output is passed on byte for byte, as it comes and as fast as it is read; the command waits meanwhile. At a
     terminal, bytes that are no UTF-8 are replaced. With --json it is in the result, 1 MiB of each stream (head and
-    tail) as text.
+    tail) as text, and where bytes were replaced as they were, too (base64, content.data).
 
     \b
     Examples:
@@ -219,13 +219,18 @@ async def _piped(session: ToolSession, command: str, timeout_s: float, *, with_s
 
 
 async def _collected(session: ToolSession, command: str, timeout_s: float, *, with_stdin: bool) -> CallResult:
-    """Run the command; its result with its output."""
+    """Run the command; its result with its output as text, and where that is not all, also as bytes (BashReply)."""
     import asyncio
 
-    arguments: dict[str, object] = {"command": command}
+    from agentenv.containers.live_output import as_text
+
+    arguments: dict[str, object] = {"command": command, "binary": True}
     if with_stdin:
         arguments["stdin_data"] = await asyncio.to_thread(sys.stdin.buffer.read)
-    return await session.call("bash", arguments, timeout_s=timeout_s)
+    result = await session.call("bash", arguments, timeout_s=timeout_s)
+    text = await as_text(result)
+    replaced = "\ufffd" in text.stdout or "\ufffd" in text.stderr
+    return text.model_copy(update={"content": result.content}) if replaced else text
 
 
 def _show_notes(result: CallResult) -> None:

@@ -260,9 +260,18 @@ class Sandbox(_Opened):
         timeout_s: float | None = None,
     ) -> StreamedProcess: ...
     def start(
-        self, command: str | Sequence[str], *, output: Literal["tail", "stream"] = "tail", **given: Any
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+        output: Literal["tail", "stream"] = "tail",
+        timeout_s: float | None = None,
     ) -> Process | StreamedProcess:
         """Start a program in the background; see :meth:`agentenv.AsyncSandbox.start`."""
+        given: dict[str, Any] = {"cwd": cwd, "env": env, "user": user, "pty": pty, "timeout_s": timeout_s}
         if output == "stream":
             return StreamedProcess(self._loop.run(self._box.start(command, output="stream", **given)), self._loop)
         return Process(self._loop.run(self._box.start(command, **given)), self._loop)

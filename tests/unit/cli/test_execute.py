@@ -7,6 +7,7 @@ import json
 import os
 import random
 import subprocess
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_json_is_the_whole_result() -> None:
     result = run("--json", "echo hi; exit 3")
     told = json.loads(result.stdout)
     assert (told["stdout"], told["exit_code"], told["fault"], result.exit_code) == ("hi\n", 3, "none", 3)
+
+
+def test_json_has_the_bytes_that_are_no_text(tmp_path: Path) -> None:
+    told = json.loads(run("--json", "printf 'a\\377'; printf 'b\\376' >&2").stdout)
+    assert (told["stdout"], told["stderr"]) == ("a\ufffd", "b\ufffd")
+    assert (b64decode(told["content"]["data"]), told["content"]["parts"]) == (b"a\xffb\xfe", [2, 0, 2, 0])
+    assert json.loads(run("--json", "--stdin", "cat", stdin=b"\xc3\xa9").stdout)["content"] is None
 
 
 def test_uploads_are_in_the_workspace(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import pytest
 from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
 from agentenv.config import ContainerFields
 from agentenv.containers.connect import Streams
+from agentenv.containers.programs import StreamedProgram
 from agentenv.errors import (
     AcquireTimeoutError,
     CheckpointError,
@@ -34,6 +35,7 @@ from agentenv.errors import (
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
 from agentenv.sdk.sandbox import Process
+from agentenv.sdk.streamed import StreamedProcess
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.spec import Bind
 
@@ -42,6 +44,7 @@ AWAITED: dict[object, object] = {
     list[Self]: list[Sandbox],  # type: ignore[misc]  # what a fork is
     AsyncFarm | None: Farm | None,
     SlotProcess: Process,
+    SlotProcess | StreamedProgram: Process | StreamedProcess,
     AsyncIterator[bytes]: Iterator[bytes],
     AsyncIterator[str]: Iterator[str],
     AsyncIterator[Streams]: Iterator[socket.socket],
@@ -64,13 +67,14 @@ def parameters(of: Callable[..., object]) -> list[tuple[str, object, object]]:
         (Sandbox, AsyncSandbox, {"lease_for_transfer", "slot_session"}),
         (Farm, AsyncFarm, {"session"}),
         (Process, SlotProcess, set()),
+        (StreamedProcess, StreamedProgram, set()),
     ],
 )
 def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: type, without: set[str]) -> None:
     attributes = {name for name, found in public(plain).items() if isinstance(found, property)} - {"is_open"}
     assert public(plain).keys() - attributes == public(awaited).keys() - without
     methods = {name for name, found in public(plain).items() if inspect.isfunction(found)}
-    for name in (*methods, "__init__") if plain is not Process else methods:
+    for name in (*methods, "__init__") if plain in (Farm, Sandbox) else methods:
         here, there = getattr(plain, name), getattr(awaited, name)
         hints = {hint: AWAITED.get(found, found) for hint, found in typing.get_type_hints(there).items()}
         assert typing.get_type_hints(here) == hints, name
