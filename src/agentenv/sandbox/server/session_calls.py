@@ -73,6 +73,10 @@ class SlotHost:
                 os.close(script)
         return started
 
+    def take_above(self) -> str:
+        """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
+        return self._io.limits.take_above()
+
     def killed_by_own_limit(self) -> bool:
         """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.killed_by_own_limit`."""
         return self._io.limits.killed_by_own_limit()

@@ -16,7 +16,14 @@ from typing import Any, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 from pydantic import ValidationError
 
-from agentenv.errors import AgentEnvError, InvalidArgumentsError, LeaseLostError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    InfraError,
+    InvalidArgumentsError,
+    LeaseLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+)
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
@@ -84,13 +91,15 @@ class ProgramRoute:
                 )
             program = _started(host, order)
         except AgentEnvError as error:
-            await _say(socket, ProgramRefused(error=error.code, message=error.message, next_step=error.next_step))
+            await _refuse(socket, error)
             return
         with closing(program):
             try:
                 await _Connection(socket, program, host).run(order.timeout_s)
             except LeaseLostError as error:
                 await _say(socket, ProgramLost(message=error.message))
+            except _AboveError as error:
+                await _refuse(socket, InfraError(str(error)))
             except ProtocolError as error:
                 await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.message[:100].encode())
 
@@ -113,6 +122,10 @@ def _started(host: SlotHost, order: ProgramOrder) -> Streamed:
         raise InvalidArgumentsError(f"start: {error}") from error
 
 
+class _AboveError(Exception):
+    """The program could not be started because of a limit above the slot."""
+
+
 class _Connection:
     """One program and its client, until both streams and the end were sent, or the client has gone."""
 
@@ -129,10 +142,13 @@ class _Connection:
         self._timed_out = False
 
     async def run(self, timeout_s: float | None) -> None:
-        """Raises LeaseLostError, ConnectionError when the client has gone, ProtocolError when it breaks the rules."""
-        timer = None if timeout_s is None else self._host.loop.call_later(timeout_s, self._time_out)
+        """Raises LeaseLostError, ConnectionError when the client has gone, ProtocolError when it breaks the rules,
+        _AboveError."""
         await self._program.begun()
+        if not self._program.pid and (above := self._host.take_above()):
+            raise _AboveError(above)
         await _say(self._socket, ProgramStarted(pid=self._program.pid))
+        timer = None if timeout_s is None else self._host.loop.call_later(timeout_s, self._time_out)
         receiving, feeding = asyncio.create_task(self._receive()), asyncio.create_task(self._feed())
         sending = [asyncio.create_task(self._send_stream(name)) for name in NUMBERS]
         sending.append(asyncio.create_task(self._send_end()))
@@ -226,6 +242,10 @@ class _Connection:
         self._program.kill()
         for name in self._room:
             self._add_room(name, math.inf)
+
+
+async def _refuse(socket: web.WebSocketResponse, error: AgentEnvError) -> None:
+    await _say(socket, ProgramRefused(error=error.code, message=error.message, next_step=error.next_step))
 
 
 async def _say(socket: web.WebSocketResponse, message: WireModel) -> None:
