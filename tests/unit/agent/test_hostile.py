@@ -96,7 +96,7 @@ async def test_what_a_model_writes_is_data(name: str, tmp_path: Path) -> None:
     assert (transcript.fault, transcript.attempt, transcript.score) == ("none", 1, 1.0), transcript.error
     for asked in model.asked:
         check_sendable(asked)
-    assert await RolloutLog(str(tmp_path / "r.jsonl")).add("g", {"id": "x"}, 1, [transcript])
+    assert await RolloutLog(str(tmp_path / "r.jsonl")).add("g", {"id": "x"}, 1, [transcript]) == ""
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
     assert GroupRecord.model_validate_json(line).trajectories[0].score == 1.0
 
@@ -122,7 +122,7 @@ async def test_an_error_that_quotes_half_a_pair_loses_no_group(caplog: pytest.Lo
 async def test_a_record_that_cannot_be_made_costs_no_rollout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     transcript = await Rollout(farm(StubSessions()), StubHooks(), "it", "i").run("t")
     transcript.finish_reason = Unwritable("x")  # type: ignore[assignment]
-    assert not await RolloutLog(str(tmp_path / "r.jsonl")).add("g", {"id": "x"}, 1, [transcript])
+    assert await RolloutLog(str(tmp_path / "r.jsonl")).add("g", {"id": "x"}, 1, [transcript])
     assert "could not be written" in caplog.text
 
 

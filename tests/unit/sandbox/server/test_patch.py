@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
+from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError
 from agentenv.sandbox.server.tools.files import FileOutcome
 from agentenv.wire.tools import PatchReply
 from tests.unit.sandbox.server.file_tools_box import Box, box_fixture
@@ -128,7 +128,7 @@ async def test_outside_is_refused_and_leaves_nothing(box: Box) -> None:
 async def test_text_that_is_no_diff_is_the_models_fault(box: Box) -> None:
     with pytest.raises(InvalidArgumentsError, match="no file names"):
         await box.call("patch", patch="please change it")
-    with pytest.raises(InvalidArgumentsError, match="fuzz"):
+    with pytest.raises(ProtocolError, match="fuzz"):
         await box.call("patch", patch=EDIT, fuzz=9)
 
 
