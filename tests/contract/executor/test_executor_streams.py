@@ -175,9 +175,11 @@ async def test_it_starts_as_it_is_told(session: ToolSession) -> None:
         assert stderr.startswith(b"nonsense: cannot start")
     with pytest.raises(InvalidArgumentsError, match="argv"):
         checked_order(command="x", argv=[])
-    with pytest.raises(InvalidArgumentsError, match="fit in a packet"):
-        async with started(session, ["true", *["x" * 1000] * 100]):
-            pass
+    async with started(session, ["echo", *["x" * 1000] * 1000]) as program:
+        assert await all_of(program) == (" ".join(["x" * 1000] * 1000).encode() + b"\n", b"", 0)
+    async with started(session, ["echo", "x" * 131_072]) as program:
+        stdout, stderr, code = await all_of(program)
+        assert (stdout, stderr, code) == (b"", b"echo: cannot start: Argument list too long\n", 126)
 
 
 async def test_it_ends_with_its_handle(session: ToolSession) -> None:
