@@ -162,7 +162,6 @@ FRAGMENTS = (
     "printf '{octal}' | od -An -tx1",
     "{{ echo a; echo b >&2; }} 2>&1",
     "exit {code}",
-    "kill -{signal} $$",
     "if",
     "yes {word} | head -n {count}",
     "mkdir -p d && cd d && pwd | sed 's,.*/,,'",
@@ -178,11 +177,12 @@ def some_command(random: Random) -> str:
             octal="".join(f"\\\\{random.randrange(1, 256):03o}" for _ in range(random.randrange(6))) or "x",
             count=random.choice([0, 1, 2, 5000, random.randrange(70_000)]),
             code=random.randrange(256),
-            signal=random.choice(["TERM", "KILL", "HUP", "USR1"]),
         )
 
     separators = random.choices(["\n", "; ", " && ", " || ", " | ", " & wait\n"], k=4)
-    return "".join(part for separator in separators for part in (fragment(), separator)) + fragment()
+    text = "".join(part for separator in separators for part in (fragment(), separator)) + fragment()
+    # At the end, when nothing runs beside it any more.
+    return text if random.random() < 0.8 else f"{text}\nkill -{random.choice(['TERM', 'KILL', 'HUP', 'USR1'])} $$"
 
 
 def by_bash(command: str, stdin: bytes, cwd: Path) -> tuple[int, bytes, bytes]:
