@@ -40,6 +40,11 @@ class Sweep:
                 return
             self._number += 1
 
+    def seeds(self) -> Iterator[int]:
+        """A number for each case."""
+        for random in self.cases():
+            yield random.randrange(2**32)
+
     def __str__(self) -> str:
         return f"case {self._number} of seed {self.seed}; alone: SWEEP_SEED={self.seed} SWEEP_CASE={self._number}"
 

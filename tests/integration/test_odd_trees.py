@@ -15,8 +15,8 @@ import pytest
 from agentenv import AsyncSandbox
 from tests.odd_trees import described, make
 from tests.small_image import small_image
+from tests.sweeps import Sweep
 
-SEEDS: Final = range(6)
 REFUSED: Final = ("pipes", "sockets", "devices")
 NOT_KEPT: Final = ("owners", "set-id", "attributes", "links", "holes")
 FOREIGN: Final = ("outward", "unreadable")
@@ -57,8 +57,8 @@ def grown(place: Path, seed: int) -> dict[str, dict[str, Any]]:
     return seen(place)
 
 
-async def test_a_tree_comes_back_by_transfers(box: AsyncSandbox, tmp_path: Path) -> None:
-    for seed in SEEDS:
+async def test_a_tree_comes_back_by_transfers(box: AsyncSandbox, tmp_path: Path, sweep: Sweep) -> None:
+    for seed in sweep.seeds():
         tree = grown(tmp_path / f"tree-{seed}", seed)
         sent = await box.upload(tmp_path / f"tree-{seed}", f"tree-{seed}")
         for attempt in ("once", "again"):  # over what is there, read-only directories among it
@@ -67,8 +67,8 @@ async def test_a_tree_comes_back_by_transfers(box: AsyncSandbox, tmp_path: Path)
             assert sent == got
 
 
-async def test_a_tree_comes_back_as_an_archive(box: AsyncSandbox, tmp_path: Path) -> None:
-    for seed in SEEDS:
+async def test_a_tree_comes_back_as_an_archive(box: AsyncSandbox, tmp_path: Path, sweep: Sweep) -> None:
+    for seed in sweep.seeds():
         tree = grown(tmp_path / f"tree-{seed}", seed)
         await box.upload(tmp_path / f"tree-{seed}", f"tree-{seed}")
         archive = await box.archive(f"tree-{seed}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.slotagent.build import ensure_built
+from tests.sweeps import Sweep
 
 ENDS = ("\n", "\n", "\n", "\r\n", "\r\r\n", "\r")
 WORDS = (
@@ -184,6 +185,12 @@ def test_what_git_diff_writes_gives_the_tree_that_git_apply_gives(tmp_path: Path
         top.mkdir()
         applied += git_case(top, seed)
     assert applied > 12, "git can apply most of what it writes"
+
+
+def test_any_diff_of_git_gives_its_tree(tmp_path: Path, sweep: Sweep) -> None:
+    for seed in sweep.seeds():
+        (top := tmp_path / str(seed)).mkdir()
+        git_case(top, seed)
 
 
 def test_what_diff_writes_gives_the_file_that_gnu_patch_gives(tmp_path: Path) -> None:

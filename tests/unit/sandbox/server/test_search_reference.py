@@ -20,6 +20,7 @@ import pytest
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.file_names import readable_name
 from agentenv.wire.tools import SearchReply
+from tests.sweeps import Sweep
 from tests.unit.sandbox.server.file_tools_box import UID, Box, box_fixture
 from tests.unit.sandbox.slotagent.agent_box import sanitized
 
@@ -204,6 +205,19 @@ def glob_of(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_files_lines_and_texts_are_ripgrep_s(checked_box: Box, copy_of: str, seed: int) -> None:
+    assert await searched(checked_box, copy_of, seed) > 100, "the cases are about something"
+
+
+async def test_any_search_is_ripgrep_s(checked_box: Box, tmp_path: Path, sweep: Sweep) -> None:
+    for seed in sweep.seeds():
+        (top := tmp_path / str(seed)).mkdir()
+        await searched(checked_box, str(top), seed)
+        for planted in Path(checked_box.path).iterdir():
+            shutil.rmtree(planted) if planted.is_dir() else planted.unlink()
+
+
+async def searched(checked_box: Box, copy_of: str, seed: int) -> int:
+    """How many lines twenty searches of a random tree have found, all of them as ripgrep does."""
     rng = random.Random(seed)
     planted = plant(rng, os.fsencode(checked_box.path))
     reference = Reference(copy_of, planted)
@@ -227,4 +241,4 @@ async def test_files_lines_and_texts_are_ripgrep_s(checked_box: Box, copy_of: st
         binary = reference.binary.intersection(files)
         assert (reply.binary_skipped, reply.files_searched) == (len(binary), len(files) - len(binary)), asked
         told += len(reply.matches)
-    assert told > 100, "the cases are about something"
+    return told

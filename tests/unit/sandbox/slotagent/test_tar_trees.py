@@ -13,6 +13,7 @@ import pytest
 
 from agentenv.sandbox.slotagent.build import ensure_built
 from tests.odd_trees import described, make
+from tests.sweeps import Sweep
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and devices are root's")
 
@@ -48,23 +49,25 @@ def grown(place: Path, seed: int, *without: str) -> dict[str, dict[str, Any]]:
     return described(place)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_gnu_tar_unpacks_what_slottar_has_packed(slottar: str, tmp_path: Path, seed: int) -> None:
-    tree = grown(tmp_path / "tree", seed, "sockets")
-    packed = subprocess.run([slottar, "pack", str(tmp_path / "tree")], capture_output=True, check=True).stdout
-    assert unpacked_by_gnu_tar(packed, tmp_path / "copy") == tree
-    assert described(tmp_path / "tree") == tree
+def test_gnu_tar_unpacks_what_slottar_has_packed(slottar: str, tmp_path: Path, sweep: Sweep) -> None:
+    for seed in sweep.seeds():
+        (top := tmp_path / str(seed)).mkdir()
+        tree = grown(top / "tree", seed, "sockets")
+        packed = subprocess.run([slottar, "pack", str(top / "tree")], capture_output=True, check=True).stdout
+        assert unpacked_by_gnu_tar(packed, top / "copy") == tree
+        assert described(top / "tree") == tree
 
 
 @pytest.mark.parametrize("form", ["pax", "gnu"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_slottar_unpacks_what_gnu_tar_has_packed(slottar: str, tmp_path: Path, seed: int, form: str) -> None:
-    tree = grown(tmp_path / "tree", seed, "sockets", "devices", *(() if form == "pax" else ("attributes",)))
-    xattrs = XATTRS if form == "pax" else ()
-    packed = gnu_tar("-cf", "-", f"--format={form}", *xattrs, "-C", str(tmp_path / "tree"), ".")
-    copy = unpacked_by_slottar(slottar, packed, tmp_path / "copy")
-    assert copy == unpacked_by_gnu_tar(packed, tmp_path / "by-gnu")
-    assert form == "gnu" or copy == tree
+def test_slottar_unpacks_what_gnu_tar_has_packed(slottar: str, tmp_path: Path, sweep: Sweep, form: str) -> None:
+    for seed in sweep.seeds():
+        (top := tmp_path / str(seed)).mkdir()
+        tree = grown(top / "tree", seed, "sockets", "devices", *(() if form == "pax" else ("attributes",)))
+        xattrs = XATTRS if form == "pax" else ()
+        packed = gnu_tar("-cf", "-", f"--format={form}", *xattrs, "-C", str(top / "tree"), ".")
+        copy = unpacked_by_slottar(slottar, packed, top / "copy")
+        assert copy == unpacked_by_gnu_tar(packed, top / "by-gnu")
+        assert form == "gnu" or copy == tree
 
 
 @pytest.mark.parametrize("order", ["without directories", "directories last", "backwards"])
