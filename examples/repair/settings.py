@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentenv.cli.output import err
 from agentenv.errors import ConfigError
+from agentenv.subordinate_ids import refusal
 from examples.repair.packages import package_names
 
 
@@ -37,12 +38,15 @@ class DemoSettings:
 
     @property
     def isolation_in_use(self) -> str:
-        """``full`` or ``user``, whatever ``auto`` means here."""
+        """What ``auto`` means here: ``full`` for root, ``user`` for a user who has one id. For a user with subordinate
+        ids it stays ``auto``: each slot has an id of its own, and the limits that the user's cgroups allow."""
         if self.isolation != "auto":
             return self.isolation
         if self.backend == "nomad":
             return "full"  # the supervisor in the container is root, whoever asks
-        return "full" if os.geteuid() == 0 else "user"
+        if os.geteuid() == 0:
+            return "full"
+        return "user" if refusal() else "auto"
 
 
 def check(settings: DemoSettings) -> None:
@@ -53,8 +57,12 @@ def check(settings: DemoSettings) -> None:
         err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
     if settings.isolation_in_use == "user":
         err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
-    if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0:
-        raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
+    if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0 and (why := refusal()):
+        raise ConfigError(
+            "isolation",
+            f"full needs root or subordinate ids: {why.problem}",
+            next_step="run as root, or use --isolation user",
+        )
     known = package_names()
     if unknown := sorted(set(settings.packages) - set(known)):
         raise ConfigError("package", f"there is no {unknown[0]!r}", next_step=f"known: {', '.join(known)}")

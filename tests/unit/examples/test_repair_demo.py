@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from typer.testing import CliRunner
 
 from agentenv.agent.results import Results
 from agentenv.agent.transcript import GroupRecord, Transcript
-from agentenv.errors import Fault
+from agentenv.errors import ConfigError, Fault
+from agentenv.subordinate_ids import Refusal
 from examples.repair import demo
 from examples.repair.__main__ import app
-from examples.repair.settings import DemoSettings
+from examples.repair.settings import DemoSettings, check
 
 
 def rollout(score: float | None, fault: Fault = "none", error: str = "") -> Transcript:
@@ -69,3 +71,21 @@ def test_its_exit_code_is_1_when_it_failed(
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "out")], env={"COLUMNS": "200"})
     assert result.exit_code == status
     assert last in [*result.stderr.splitlines(), ""][-2 if last else -1]
+
+
+@pytest.mark.parametrize(
+    ("uid", "refusal", "isolation"),
+    [(0, Refusal("no ids"), "full"), (1000, Refusal("no ids"), "user"), (1000, None, "auto")],
+)
+def test_who_has_ids_of_his_own_plays_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, refusal: Refusal | None, isolation: str
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("examples.repair.settings.refusal", lambda: refusal)
+    settings = DemoSettings(1, 1, 1, 1, "auto", "", "", 1, tmp_path)
+    assert settings.isolation_in_use == isolation
+    if refusal and uid:
+        with pytest.raises(ConfigError, match="full needs root or subordinate ids: no ids"):
+            check(replace(settings, isolation="full"))
+    else:
+        check(replace(settings, isolation="full"))
