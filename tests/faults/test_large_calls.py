@@ -132,7 +132,7 @@ async def test_a_call_whose_answer_was_lost_is_asked_about_again(farm: Farm, mon
     assert_each_ran_once(farm, 1)
 
 
-def test_the_catalog_keeps_large_bytes_as_they_are() -> None:
+def test_the_catalog_keeps_bytes_as_they_are() -> None:
     checked = ToolCatalog.builtin().validate("write_file", {"path": "f", "data": b"\xff" * 300_000})
     assert checked["data"] == b"\xff" * 300_000
-    assert ToolCatalog.builtin().validate("write_file", {"path": "f", "data": b"\xff"})["data"] == "/w=="
+    assert ToolCatalog.builtin().validate("write_file", {"path": "f", "data": b"\xff"})["data"] == b"\xff"

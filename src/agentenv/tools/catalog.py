@@ -119,7 +119,11 @@ class ToolCatalog:
             self._refuse(tool, f"must be a JSON object, got {shown(given)}")
         if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(given)):
             self._refuse(tool, f"unknown argument '{min(hidden)}'")
-        if (problem := unencodable(given)) is not None:
+        try:
+            problem = unencodable(given)
+        except RecursionError as error:
+            self._refuse(tool, "are nested too deeply", cause=error)
+        if problem is not None:
             self._refuse(tool, problem)
         try:
             return _values(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
