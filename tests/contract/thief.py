@@ -14,6 +14,7 @@ from agentenv.sandbox.server.access import ROUTES, Who
 from agentenv.wire.calls import Batch, CallResult, Result, server_message
 from agentenv.wire.leases import LeaseKey, RenewRequest
 from agentenv.wire.network import NO_NETWORK
+from agentenv.wire.programs import ProgramOrder
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.contract.conftest import Client
@@ -60,6 +61,13 @@ async def _ask(method: str, path: str, thief: Client, key: LeaseKey) -> None:
         assert ErrorReply.model_validate_json(await answer.read()).error == "stale_lease", path
 
 
+async def _program(thief: Client, key: LeaseKey) -> None:
+    url = f"{thief.handle.base_url}/v1/slots/{key.slot}/program"
+    async with thief.session.ws_connect(url, headers={LEASE_HEADER: key.model_dump_json()}) as stream:
+        await stream.send_str(ProgramOrder(command="touch stolen").model_dump_json())
+        assert "stale_lease" in await stream.receive_str(timeout=60)
+
+
 _NO_CHECKPOINT: Final = "0" * 32
 _OF_NO_LEASE: Final = {"GET /v1/info", "GET /v1/checkpoints/{checkpoint}/layers/{layer}"}
 """A checkpoint's name is a secret of its own: who knows it may read it."""
@@ -81,5 +89,5 @@ _ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = 
     "PUT /v1/slots/{slot}/tar": partial(_ask, "PUT", "/v1/slots/{slot}/tar?path=stolen"),
     "GET /v1/slots/{slot}/tar": partial(_ask, "GET", "/v1/slots/{slot}/tar?path=."),
     "GET /v1/slots/{slot}/connect": partial(_ask, "GET", "/v1/slots/{slot}/connect?port=80"),
-    "GET /v1/slots/{slot}/program": partial(_ask, "GET", "/v1/slots/{slot}/program"),
+    "GET /v1/slots/{slot}/program": _program,
 }

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from agentenv.containers.byte_stream import ByteStream
 from agentenv.containers.programs import StreamedProgram
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.wire.sessions import Signal
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _BUFFER_BYTES: Final = 64 * 1024
 
@@ -89,7 +86,7 @@ class _Output(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         room = memoryview(buffer).cast("B")
         data = self._loop.run(self._stream.read(len(room)))
         room[: len(data)] = data
