@@ -86,7 +86,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
                 samples = parse(reply.read().decode())
             return samples if samples.one("agentenv_pool_containers", state="ready") == 2 else None
 
-        samples = wait_for(of_both)
+        wait_for(of_both)
         serving.send_signal(signal.SIGINT)
         assert serving.wait(timeout=START_S) == 0
 
