@@ -86,6 +86,8 @@ def test_every_verb_finds_the_farm_another_process_keeps(farm: Farm) -> None:
         assert samples.one("agentenv_pool_containers", state="ready") == 2
         assert samples.one("agentenv_pool_slots", state="free") == 4
         if farm.backend == "local":
+            assert sum(samples.by("agentenv_sandbox_calls_total", "container").values()) == 1
+            assert sum(samples.by("agentenv_sandbox_call_seconds_count", "container").values()) == 1
             first = status["containers"][0]["id"]
             _, log, _ = farm.run("logs", "0")
             assert first in log

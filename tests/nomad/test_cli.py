@@ -86,9 +86,10 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
                 samples = parse(reply.read().decode())
             return samples if samples.one("agentenv_pool_containers", state="ready") == 2 else None
 
-        wait_for(of_both)
+        samples = wait_for(of_both)
         serving.send_signal(signal.SIGINT)
         assert serving.wait(timeout=START_S) == 0
+    assert sum(samples.by("agentenv_sandbox_calls_total", "container").values()) == 1
 
     code, log, _ = command.run("logs", *job, first[:8], "--tail", "5000")
     assert "serving" in log

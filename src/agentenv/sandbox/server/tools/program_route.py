@@ -10,7 +10,8 @@ import asyncio
 import math
 import signal
 from collections import Counter, deque
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -93,7 +94,7 @@ class ProgramRoute:
         except AgentEnvError as error:
             await _refuse(socket, error)
             return
-        with closing(program):
+        with self._counted(host), closing(program):
             try:
                 await _Connection(socket, program, host).run(order.timeout_s)
             except LeaseLostError as error:
@@ -102,6 +103,16 @@ class ProgramRoute:
                 await _refuse(socket, InfraError(str(error)))
             except ProtocolError as error:
                 await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.message[:100].encode())
+
+    @contextmanager
+    def _counted(self, host: SlotHost) -> Iterator[None]:
+        """A program that was started counts as a call, and how long it ran with it."""
+        began_s = host.loop.time()
+        try:
+            yield
+        finally:
+            self._container.counted.calls += 1
+            self._container.counted.ran(host.loop.time() - began_s)
 
 
 async def _order(socket: web.WebSocketResponse) -> ProgramOrder:
