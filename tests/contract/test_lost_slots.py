@@ -11,6 +11,7 @@ import pytest
 
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.programs import checked_order, start_program
 from agentenv.errors import SlotDestroyedError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
@@ -112,3 +113,17 @@ async def test_a_session_whose_slot_was_destroyed_says_so(make: Maker) -> None:
         with pytest.raises(SlotDestroyedError):
             await session.seal()
         assert (executor.tally.infra_faults, executor.tally.policy_faults) == (0, 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have cgroups to find a slot's agent by")
+async def test_a_streamed_program_whose_slot_was_destroyed_says_so(make: Maker) -> None:
+    pool, backend = await make.pool(slots=1)
+    async with ToolExecutor(pool, ToolCatalog.builtin()) as executor, executor.open("destroyer") as session:
+        # Nothing else has run in the slot: a streamed program is the policy's doing as much as a call.
+        order = checked_order(command="echo begun; sleep 1000")
+        async with asyncio.timeout(100), await start_program(session.lease, order) as program:
+            assert await program.stdout.readline() == b"begun\n"
+            await destroy(backend, session.lease.container, session.lease.key.slot)
+            for use in (program.stdout.read, program.stderr.readline, program.wait):
+                with pytest.raises(SlotDestroyedError):
+                    await use()

@@ -100,7 +100,7 @@ _REPORT = leases.SlotReport(
     in_state_s=61.5,
 )
 _PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
-_MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True)
+_MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True, lossy=True)
 _FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
 
 _SCOPE = toolserver.CallScope(trajectory="t-0", group="t", item="item")
@@ -204,7 +204,7 @@ MODELS: tuple[WireModel, ...] = (
     programs.InputTaken(bytes=4096, closed=True),
     programs.StreamOver(stream="stderr"),
     programs.ProgramEnded(exit_code=137, timed_out=True, oom_killed=True),
-    programs.ProgramLost(message="the slot was lost"),
+    programs.ProgramLost(error="slot_destroyed", message="the slot was lost"),
     programs.StreamRoom(stream="stdout", bytes=4096),
     programs.EndOfInput(),
     programs.SendSignal(signal="TERM"),

@@ -17,6 +17,8 @@ from agentenv.wire.sessions import SESSION_TOOLS
 LONGEST_BASE64 = 4096
 """Longest base64 data shown, in characters; longer data is of no use to a model."""
 
+_NOT_UTF8 = "not valid UTF-8; invalid bytes are shown as \ufffd"
+
 
 def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
     """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept, plus one line with the number of bytes
@@ -115,6 +117,9 @@ def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
     notes = ["[more matches were omitted; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
+    cut = sum(bool(one.get("cut")) for one in content["matches"])
+    notes += [f"[{cut} of the lines are long: shown is what is around their match]"] if cut else []
+    notes += [f"[{_NOT_UTF8}]"] if any(one.get("lossy") for one in content["matches"]) else []
     return "\n".join([text, *notes])
 
 
@@ -149,7 +154,7 @@ def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
         note
         for flag, note in (
             (content.get("truncated"), _goes_on(content)),
-            (content.get("lossy"), "not valid UTF-8; invalid bytes are shown as \ufffd"),
+            (content.get("lossy"), _NOT_UTF8),
         )
         if flag
     ]

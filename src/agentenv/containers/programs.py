@@ -19,7 +19,6 @@ from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
     InvalidArgumentsError,
-    LeaseLostError,
     ProtocolError,
     from_wire,
 )
@@ -61,8 +60,8 @@ def checked_order(**given: Any) -> ProgramOrder:
 
 
 async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watched = nullcontext) -> StreamedProgram:
-    """Start a program in the slot. Raises InvalidArgumentsError, TimeoutError, ConnectionLostError, LeaseLostError, and
-    what the container named."""
+    """Start a program in the slot. Raises InvalidArgumentsError, TimeoutError, ConnectionLostError, and what the
+    container named."""
     wanted = order.model_dump_json(exclude_defaults=True)
     if len(wanted.encode()) > MAX_MESSAGE_BYTES:
         raise InvalidArgumentsError(
@@ -74,10 +73,8 @@ async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watc
             socket = await _connected(http, lease)
             await socket.send_str(wanted)
             reply = _parsed(lease, await socket.receive())
-        if isinstance(reply, ProgramRefused):
+        if isinstance(reply, ProgramRefused | ProgramLost):
             raise from_wire(reply.error, reply.message, reply.next_step)
-        if isinstance(reply, ProgramLost):
-            raise LeaseLostError(reply.message)
         if not isinstance(reply, ProgramStarted):
             raise ProtocolError("the container did not say whether the program started")
     except aiohttp.ClientError as error:
@@ -105,8 +102,8 @@ class StreamedProgram:
     makes the other side wait, as with pipes.
 
     It ends with this object's connection: with its slot, when that is sealed or made anew, when this process ends. Then
-    the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), unless the end of it all had
-    come. ``async with`` kills it on leaving.
+    the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), or SlotDestroyedError when what
+    ran in the slot has ended it, unless the end of it all had come. ``async with`` kills it on leaving.
     """
 
     def __init__(
@@ -265,8 +262,8 @@ class StreamedProgram:
                 case ProgramEnded() as ended:
                     self.timed_out, self.oom_killed = ended.timed_out, ended.oom_killed
                     self.exit_code = ended.exit_code
-                case ProgramLost(message=why):
-                    return LeaseLostError(why)
+                case ProgramLost() as lost:
+                    return from_wire(lost.error, lost.message, lost.next_step)
                 case _:
                     return ProtocolError("the container sent something unexpected of a program")
             async with self._changed:

@@ -89,10 +89,12 @@ class ProgramEnded(WireModel):
 
 
 class ProgramLost(WireModel):
-    """Server → client: the slot was lost, and the program with it."""
+    """Server → client: the slot was lost, and the program with it; ``error`` names what the lease has ended with."""
 
     type: Literal["lost"] = "lost"
+    error: str = "lease_lost"
     message: str
+    next_step: str = ""
 
 
 class StreamRoom(WireModel):

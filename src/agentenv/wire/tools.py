@@ -275,12 +275,14 @@ class SearchArguments(WireModel):
 
 
 class SearchMatch(WireModel):
-    """One matching line. ``cut``: the line is long, and ``text`` is the 400 bytes around the match."""
+    """One matching line. ``cut``: the line is long, and ``text`` is 400 bytes around the match. ``lossy``: some bytes
+    are not UTF-8, and stand in ``text`` as U+FFFD."""
 
     path: str
     line: int
     text: str
     cut: bool = False
+    lossy: bool = False
 
 
 class SearchReply(WireModel):

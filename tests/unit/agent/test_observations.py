@@ -190,6 +190,11 @@ def test_matches_are_shown_as_grep_prints_them() -> None:
     text = shown("search", CallResult(id="c", content=content), 1000)
     assert text == "a.py:3:x = 1\n[more matches were omitted; narrow the search]\n[2 binary files were skipped]"
     assert shown("search", CallResult(id="c", content={"matches": [], "files_searched": 3}), 1000) == "(no match)"
+    partly = {"matches": [{"path": "a", "line": 1, "text": "\ufffd", "cut": True, "lossy": True}]}
+    assert shown("search", CallResult(id="c", content=partly), 1000) == (
+        "a:1:\ufffd\n[1 of the lines are long: shown is what is around their match]"
+        "\n[not valid UTF-8; invalid bytes are shown as \ufffd]"
+    )
     nothing = CallResult(id="c", content={"matches": [], "files_searched": 0, "binary_skipped": 2})
     assert shown("search", nothing, 1000) == "(no match: no file was searched)\n[2 binary files were skipped]"
 

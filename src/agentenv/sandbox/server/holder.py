@@ -66,6 +66,10 @@ class Holder:
         """Starts programs in the slot. Raises StaleLeaseError, SandboxUnavailableError."""
         return self._container.slot(key.slot).host(self._own(key))
 
+    async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
+        """Why the lease was lost, once that is known; None if it was not."""
+        return await self._container.slot(key.slot).lost_with(self._own(key))
+
     def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
         """Cancel these calls: each running one gets its (cancelled) answer, over ``outlet`` too; answers of the
         others are forgotten. Calls that are unknown, or of another lease, are ignored."""

@@ -78,6 +78,8 @@ class Slot:
         """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may report why the agent ended."""
+        self._over = asyncio.Event()
+        """Set when the current lease ends."""
         self.calls = SlotCalls(index, context, self._agent_lost, lambda: bool(self._freezing))
 
     def __repr__(self) -> str:
@@ -144,6 +146,12 @@ class Slot:
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
         return self._ended[1] if self._ended is not None and self._ended[0].admits(key) else None
+
+    async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
+        """As :meth:`why_lost`, for programs: these end before the supervisor has reported how their slot did."""
+        if self._unheard is not None and self.lease is not None and self.lease.admits(key):
+            await self._over.wait()
+        return self.why_lost(key)
 
     def run_of(self, epoch: int) -> str | None:
         """The run whose lease of this epoch lasts or was lost last; None if there is no such lease."""
@@ -399,6 +407,7 @@ class Slot:
         """For programs beside its calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.beside(key)
         assert self.calls.host is not None  # it comes and goes with the agent
+        self.calls.any_ran = True
         return self.calls.host
 
     # -- inside ------------------------------------------------------------------------------------
@@ -411,6 +420,7 @@ class Slot:
 
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
+        self._over = asyncio.Event()
         self.calls.begin_lease()
         self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()
@@ -489,6 +499,7 @@ class Slot:
             return
         self._ended_requests.append(self.lease.request_id)
         self.lease = None
+        self._over.set()
         self._cancel_unheard()
         if self._expiry is not None:
             self._expiry.cancel()

@@ -141,13 +141,23 @@ async def test_the_limit_and_long_lines(box: Box) -> None:
     box.make("long", "a" * 5000 + "needle" + "b" * 5000 + "\n")
     (match,) = (await search(box, "needle")).matches
     assert match.cut
-    assert match.text == "a" * 100 + "needle" + "b" * 294
+    assert (match.text, match.lossy) == ("a" * 100 + "needle" + "b" * 294, False)
+
+
+@pytest.mark.parametrize("shift", range(4))
+async def test_a_long_line_is_cut_between_characters(box: Box, shift: int) -> None:
+    for character in ("é", "€", "😀"):
+        box.make("long", "a" * shift + character * 1000 + "needle" + character * 1000 + "\n")
+        (match,) = (await search(box, "needle")).matches
+        assert match.cut
+        assert set(match.text.replace("needle", "")) == {character}
+        assert not match.lossy
 
 
 async def test_bytes_that_are_no_text_do_no_harm(box: Box) -> None:
     box.make("latin").write_bytes(b"caf\xe9 au lait\nend needle \xff\n")
     (match,) = (await search(box, "needle")).matches
-    assert (match.line, match.text) == (2, "end needle �")
+    assert (match.line, match.text, match.lossy) == (2, "end needle �", True)
     assert [match.line for match in (await search(box, "caf. au")).matches] in ([], [1])
 
 

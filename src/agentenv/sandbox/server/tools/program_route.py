@@ -28,6 +28,7 @@ from agentenv.errors import (
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.server.tools.transfer_routes import slot_key
 from agentenv.sessions.background import Order
@@ -94,22 +95,25 @@ class ProgramRoute:
         except AgentEnvError as error:
             await _refuse(socket, error)
             return
-        with self._counted(host), closing(program):
+        with self._counted(host) as counted, closing(program):
             try:
-                await _Connection(socket, program, host).run(order.timeout_s)
+                await _Connection(socket, program, host, counted).run(order.timeout_s)
             except LeaseLostError as error:
-                await _say(socket, ProgramLost(message=error.message))
+                lost = await holder.lost_with(key) or error
+                counted.calls_faulted += 1
+                await _say(socket, ProgramLost(error=lost.code, message=lost.message, next_step=lost.next_step))
             except _AboveError as error:
+                counted.calls_faulted += 1
                 await _refuse(socket, InfraError(str(error)))
             except ProtocolError as error:
                 await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.message[:100].encode())
 
     @contextmanager
-    def _counted(self, host: SlotHost) -> Iterator[None]:
+    def _counted(self, host: SlotHost) -> Iterator[Statistics]:
         """A program that was started counts as a call, and how long it ran with it."""
         began_s = host.loop.time()
         try:
-            yield
+            yield self._container.counted
         finally:
             self._container.counted.calls += 1
             self._container.counted.ran(host.loop.time() - began_s)
@@ -140,10 +144,11 @@ class _AboveError(Exception):
 class _Connection:
     """One program and its client, until both streams and the end were sent, or the client has gone."""
 
-    def __init__(self, socket: web.WebSocketResponse, program: Streamed, host: SlotHost) -> None:
+    def __init__(self, socket: web.WebSocketResponse, program: Streamed, host: SlotHost, counted: Statistics) -> None:
         self._socket = socket
         self._program = program
         self._host = host
+        self._counted = counted
         self._room: dict[StreamName, float] = {"stdout": WINDOW_BYTES, "stderr": WINDOW_BYTES}
         self._more_room = {name: asyncio.Event() for name in self._room}
         self._input: deque[bytes] = deque()
@@ -193,6 +198,8 @@ class _Connection:
     async def _send_end(self) -> None:
         code = await self._program.ended()
         oom_killed = code != 0 and self._host.killed_by_own_limit()
+        self._counted.calls_timed_out += self._timed_out
+        self._counted.calls_oom_killed += oom_killed
         await _say(self._socket, ProgramEnded(exit_code=code, timed_out=self._timed_out, oom_killed=oom_killed))
 
     async def _receive(self) -> None:

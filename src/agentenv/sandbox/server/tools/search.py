@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import getincrementaldecoder
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.file_names import readable_name
@@ -59,8 +60,8 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
     base = os.fsencode(_base(paths.named(asked.path), paths.workspace))
     while (record := reader.record()).kind == "h":
         path = readable_name(b"/".join(part for part in (base, record.path) if part))
-        text = record.link.decode("utf-8", "replace")
-        matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated))
+        text, lossy = _text(record.link, cut=record.truncated)
+        matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated, lossy=lossy))
         if len(matches) > asked.limit:
             raise ProtocolError("slotfiles found more than requested")
     counts = reader.numbers(4)
@@ -75,6 +76,15 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
         large_skipped=large,
         unreadable_skipped=unreadable,
     )
+
+
+def _text(line: bytes, *, cut: bool) -> tuple[str, bool]:
+    """A line's text, and whether some of it is not UTF-8. A cut line is shown without the pieces of characters that the
+    cut has left at its ends."""
+    if cut:
+        line = line[next((at for at, byte in enumerate(line[:4]) if byte & 0xC0 != 0x80), 0) :]
+    text = getincrementaldecoder("utf-8")("replace").decode(line, final=not cut)
+    return text, not line.startswith(text.encode())
 
 
 def _base(path: str, workspace: str) -> str:
