@@ -34,6 +34,8 @@ def _glob(glob: str) -> str:
         glob = glob[1:]
     directory = glob.rstrip("/")
     if directory != glob and not negated:
+        if directory.endswith("/**") or directory == "**":
+            directory += "/*"  # two stars may stand for no directory at all
         glob = f"{directory}/**" if "/" in directory else f"**/{directory}/**" if directory else "**"
     return "!" + glob if negated else "\\" + glob if glob.startswith("#") else glob
 
