@@ -170,7 +170,7 @@ class Everything:
 
     def token(self, run: str, scope: Scope) -> str:
         """A token of the farm, as `agentenv farm token` makes them."""
-        return TokenKeys.read([self.directory / "farm.key"]).mint(run, scope, expires_s=24 * 3600)
+        return TokenKeys.read([self.directory / "farm.key"], create=True).mint(run, scope, expires_s=24 * 3600)
 
     async def _model_answers(self) -> bool:
         return await reachable(f"http://127.0.0.1:{self._ports['model']}", 1.0)

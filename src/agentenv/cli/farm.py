@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -90,8 +91,8 @@ def token(
 ) -> None:
     """Make a token for a run; it is printed on stdout.
 
-    On the machine that has the farm's key it is made here. Elsewhere --url has the farm make it, by an admin's token:
-    it then allows no more than that one.
+    On the machine that has the farm's key (`agentenv farm serve` creates it) it is made here. Elsewhere --url has the
+    farm make it, by an admin's token: it then allows no more than that one.
 
     \b
     Examples:
@@ -173,7 +174,7 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
             await service.opening
             if notice is not None:
                 notice.publish(url=service.url, token=service.token)
-            _announce(service, as_json)
+            _announce(service, config, as_json)
             await service.run()
 
 
@@ -192,7 +193,7 @@ def _noticed(settings: FarmSettings) -> Iterator[FarmNotice | None]:
         yield notice
 
 
-def _announce(service: Service, as_json: bool) -> None:
+def _announce(service: Service, config: Path | None, as_json: bool) -> None:
     from agentenv.slots.farm_access import page_url
 
     farm = service.farm
@@ -203,4 +204,6 @@ def _announce(service: Service, as_json: bool) -> None:
     # A log would keep the token.
     address = page_url(service.url, service.page_token()) if err().is_terminal else "agentenv farm page"
     err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)
-    err().print("a token for a run: agentenv farm token --run NAME > NAME.token", highlight=False)
+    given = "" if config is None else f" --config {shlex.quote(str(config.absolute()))}"
+    made = f"(umask 077; agentenv farm token{given} --run NAME > NAME.token)"
+    err().print(f"a token for a run: {made}", soft_wrap=True, markup=False, highlight=False)

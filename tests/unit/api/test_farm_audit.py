@@ -86,3 +86,17 @@ def test_two_processes_append_to_the_same_file(tmp_path: Path) -> None:
         for audit in (first, second):
             audit.lease_ended(BY_FARM, "exp7", f"c1/{number}/1", "x" * os.sysconf("SC_PAGE_SIZE"))
     assert len(lines(path)) == 6
+
+
+def test_a_file_that_was_rotated_away_gets_no_more_lines(tmp_path: Path) -> None:
+    path, old = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    audit = AuditFile(path)
+    audit.write({"number": 1})
+    path.rename(old)
+    audit.write({"number": 2})
+    path.unlink()
+    audit.write({"number": 3})
+    audit.close()
+    assert (lines(old), lines(path)) == ([{"number": 1}], [{"number": 3}])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert audit.lost == 0

@@ -228,11 +228,14 @@ def test_two_keys_are_accepted_while_they_are_replaced() -> None:
 
 def test_the_first_key_file_is_made_for_its_owner(tmp_path: Path) -> None:
     path, second = tmp_path / "farm.key", tmp_path / "old.key"
-    token = TokenKeys.read([path]).mint("a", "run", expires_s=60)
+    with pytest.raises(ConfigError, match=r"no key in .*farm\.key.*\n?.*agentenv farm serve"):
+        TokenKeys.read([path])
+    assert not path.exists(), "a token of a new key would be refused by every farm"
+    token = TokenKeys.read([path], create=True).mint("a", "run", expires_s=60)
     assert path.stat().st_mode & 0o777 == 0o600
     assert TokenKeys.read([path]).verify(token).run == "a"
     assert [each.name for each in tmp_path.iterdir()] == ["farm.key"]
-    with pytest.raises(ConfigError, match=r"old\.key cannot be read"):
+    with pytest.raises(ConfigError, match=r"no key in .*old\.key"):
         TokenKeys.read([path, second])
     second.write_text(OTHER + "\n")
     second.chmod(0o600)
@@ -254,7 +257,7 @@ def test_a_key_that_others_may_read_or_guess_is_refused(tmp_path: Path) -> None:
             TokenKeys.read([path])
         assert "short" not in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be created"):
-        TokenKeys.read([tmp_path / "no" / "farm.key"])
+        TokenKeys.read([tmp_path / "no" / "farm.key"], create=True)
     for keys in ([], [KEY, "short"]):
         with pytest.raises(ConfigError, match="at least 32"):
             TokenKeys(keys)

@@ -109,7 +109,7 @@ async def farm_service(
     """
     file = config if isinstance(config, SettingsFile) else None
     settings = config.settings if isinstance(config, SettingsFile) else config
-    keys = TokenKeys.read(settings.tokens.key_files)
+    keys = TokenKeys.read(settings.tokens.key_files, create=True)
     audit = FarmAudit(settings.audit_log)
     access = Access(keys, denied=settings.tokens.denied, limits=settings.limits, public=settings.public)
     port = listen(listening.host, listening.port)

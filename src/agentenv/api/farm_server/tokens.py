@@ -90,13 +90,13 @@ class TokenKeys:
         self._signing = _key_id(keys[0])
 
     @classmethod
-    def read(cls, paths: Sequence[Path]) -> Self:
-        """The keys in these files. The first file is created with a new key if it does not exist, readable by its
-        owner only.
+    def read(cls, paths: Sequence[Path], *, create: bool = False) -> Self:
+        """The keys in these files. ``create``: the first file is created with a new key if it does not exist, readable
+        by its owner only. A farm does that; a token that is signed with a key of no farm would be refused by all.
 
         Raises ConfigError when a file cannot be read or created, is readable by others, or holds no usable key.
         """
-        if paths:
+        if paths and create:
             _create(paths[0])
         return cls([_read(path) for path in paths])
 
@@ -192,6 +192,9 @@ def _read(path: Path) -> str:
         with path.open(encoding="ascii") as file:
             mode = os.fstat(file.fileno()).st_mode
             key = file.read().strip()
+    except FileNotFoundError:
+        cure = "`agentenv farm serve` creates it; give the --config that the farm has, or --url for a farm elsewhere"
+        raise ConfigError("tokens.key_files", f"there is no key in {path}", next_step=cure) from None
     except (OSError, ValueError) as error:
         raise ConfigError("tokens.key_files", f"{path} cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
