@@ -166,6 +166,30 @@ async def test_a_token_of_one_run_shows_that_run_and_of_others_that_there_are_so
         assert await page.evaluate("document.getElementById('slot-tail').hidden")
 
 
+async def test_it_goes_to_the_service_that_leads_with_its_token(shown: Shown) -> None:
+    settings = PoolSettings(min_containers=1, max_containers=1)
+    async with served(FakeBackend(ContainerSettings(slots_per_container=1)), settings) as former, opened() as page:
+        await page.goto(f"{former.url}/#token={token('*', 'look')}")
+        await page.until("map.cells.length === 1")
+        former.farm.leads, former.farm.leader_url = False, shown.farm.url
+        await page.goto(f"{former.url}/")  # again, as after its connection was lost
+        await page.until(f"location.origin === {shown.farm.url!r}")
+        await page.until(f"map.cells.length === {CONTAINERS * SLOTS + 1}")
+        assert await page.evaluate("location.hash") == ""
+        await choose_mine(page)
+        assert not await page.evaluate("document.getElementById('slot-tail').hidden")
+
+
+async def test_without_a_connection_the_numbers_are_grey_and_dated(shown: Shown) -> None:
+    async with opened() as page:
+        await page.goto(shown.url())
+        await page.until("document.getElementById('status').innerText === 'live'")
+        assert not await page.evaluate("document.getElementById('farm').classList.contains('old')")
+        await page.evaluate("say('not connected', 'down')")
+        assert "not connected; what is shown is of " in await text(page, "#status")
+        assert await page.evaluate("document.getElementById('farm').classList.contains('old')")
+
+
 async def test_without_a_token_it_asks_for_one_and_says_what_is_wrong_with_it(shown: Shown) -> None:
     async with opened() as page:
         await page.goto(f"{shown.farm.url}/#token=wrong")

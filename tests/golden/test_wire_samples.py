@@ -165,7 +165,7 @@ MODELS: tuple[WireModel, ...] = (
         lost=(leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),),
     ),
     leases.ReleaseReply(slot=3, state=SlotState.free),
-    server.Health(status="ok", version="0.1.0", supervisor_silent_s=1.5),
+    server.Health(status="ok", version="0.1.0", supervisor_silent_s=1.5, leader_url="http://leader:8700"),
     server.Proof(name="uid", holds=True, required=True, detail="20003", cure=""),
     server.ServerInfo(
         container="c",

@@ -80,7 +80,11 @@ def serve(
 def token(
     run: Annotated[str, typer.Option(help="The run: exp7, team/exp7, team/* (every run of the team), * (every run).")],
     scope: Annotated[
-        str, typer.Option(help="read: look. run: lease, too. admin: everything.", metavar="read|run|admin")
+        str,
+        typer.Option(
+            help="read: see. look: what slots print, too. run: lease, too. admin: everything.",
+            metavar="read|look|run|admin",
+        ),
     ] = "run",
     cap: Annotated[int | None, typer.Option(min=1, help="Most slots at once by this token.")] = None,
     days: Annotated[float, typer.Option(min=0.001, max=3650, help="How long it is valid.")] = 30.0,
@@ -100,9 +104,9 @@ def token(
       agentenv farm token --run 'vision/*' --days 7 --config farm.toml
       agentenv farm token --run vision/exp7 --url https://farm:8700
     """
-    scopes: dict[str, Scope] = {"read": "read", "run": "run", "admin": "admin"}
+    scopes: dict[str, Scope] = {"read": "read", "look": "look", "run": "run", "admin": "admin"}
     if scope not in scopes:
-        raise ConfigError("--scope", f"got {scope!r}", next_step="allowed: read, run, admin")
+        raise ConfigError("--scope", f"got {scope!r}", next_step=f"allowed: {', '.join(scopes)}")
     if url is None:
         made = _mint(config, run, scopes[scope], cap, days)
     elif config is not None:

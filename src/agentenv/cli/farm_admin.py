@@ -147,7 +147,7 @@ def page(
     """Print the address of the farm's page, with the token it needs: open it in a browser.
 
     The token is in the part of the address that browsers keep to themselves. It is the one given; of an admin of every
-    run, one that allows less, for a day. Whoever gets the address can do what it allows.
+    run, one that only allows to look, for a day. Whoever gets the address can do what it allows.
 
     \b
     Examples:
@@ -166,5 +166,5 @@ async def _page_url(url: str | None, bearer: str | None) -> str:
     token = access.token
     async with FarmClient(access.urls, token) as client:
         with suppress(ForbiddenError):  # then it is shown as far as the token given allows
-            token = (await client.mint(TokenRequest(run="*", scope="run", expires_s=PAGE_TOKEN_S))).token
+            token = (await client.mint(TokenRequest(run="*", scope="look", expires_s=PAGE_TOKEN_S))).token
         return page_url(client.url, token)

@@ -32,8 +32,9 @@ RunName = Annotated[str, Field(max_length=128, pattern=rf"^({RUN_PATTERN})?$")]
 """Name of a run, possibly with its team in front (``team/run``); empty: the one that the token is for."""
 TokenRun = Annotated[str, Field(max_length=130, pattern=rf"^(\*|{RUN_PATTERN}(/\*)?)$")]
 """The runs of a token: one (``team/run``), every run of a team (``team/*``), or every run (``*``)."""
-Scope = Literal["admin", "run", "read"]
-"""``read``: look at the runs covered. ``run``: lease for them as well. ``admin``: everything, of every run covered."""
+Scope = Literal["admin", "run", "look", "read"]
+"""``read``: see the runs covered. ``look``: what their slots print, too. ``run``: lease for them as well. ``admin``:
+everything, of every run covered."""
 LONGEST_TOKEN_S: Final = 10 * 365 * 86_400.0
 """Longest life of a token."""
 PAGE_TOKEN_S: Final = 86_400.0

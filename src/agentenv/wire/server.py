@@ -17,6 +17,8 @@ class Health(WireModel):
     protocol: int = PROTOCOL_VERSION
     supervisor_silent_s: float = 0.0
     """Seconds for which the container's supervisor has not answered; a few seconds mean a busy machine."""
+    leader_url: str = ""
+    """Of a farm service that stands by: the address of the one that leads, if it is known."""
 
 
 class Proof(WireModel):

@@ -78,7 +78,7 @@ async def test_data_needs_a_token(http: httpx.AsyncClient, path: str) -> None:
 
 
 async def test_every_scope_may_look_and_only_some_may_read_outputs(http: httpx.AsyncClient) -> None:
-    assert ROUTES["GET /v1/leases/{container}/{slot}/{epoch}/tail"] == "run"
+    assert ROUTES["GET /v1/leases/{container}/{slot}/{epoch}/tail"] == "look"
     path = "/v1/leases/crowd-100/0/3/tail"
     assert (await http.get("/v1/sight", headers=bearer(scope="read"))).status_code == 200
     assert (await http.get(path, headers=bearer(scope="read"))).status_code == 403
@@ -114,7 +114,10 @@ async def test_a_standby_answers_for_itself_only_with_metrics(farm: Farm) -> Non
     farm.leads, farm.leader_url = False, "http://leader"
     async with client(farm) as http:
         assert "agentenv_farm_leader 0.0" in (await http.get("/metrics", headers=bearer())).text
-        assert (await http.get("/")).headers["Location"] == "http://leader/"
+        assert (await http.get("/health")).json()["leader_url"] == "http://leader"
+        assert (await http.get("/v1/sight")).headers["Location"] == "http://leader/v1/sight"
+        for page in ("/", "/page.js", "/page.css"):  # the page takes its token along, which a redirection would lose
+            assert (await http.get(page)).status_code == 200
 
 
 class Lines:

@@ -16,7 +16,7 @@ from agentenv.api.farm_server.tokens import Right, TokenKeys, bearer_token
 from agentenv.errors import ForbiddenError, TooManyRequestsError
 from agentenv.wire import farm as wire
 
-Needs = Literal["nothing", "read", "run", "admin", "operate"]
+Needs = Literal["nothing", "read", "look", "run", "admin", "operate"]
 ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
     {
         "GET /health": "nothing",
@@ -28,7 +28,7 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /metrics": "read",
         "GET /v1/sight": "read",
         "GET /v1/sight/changes": "read",
-        "GET /v1/leases/{container}/{slot}/{epoch}/tail": "run",
+        "GET /v1/leases/{container}/{slot}/{epoch}/tail": "look",
         "GET /v1/farm": "read",
         "POST /v1/asks": "run",
         "GET /v1/asks/{request_id}": "run",
@@ -58,8 +58,9 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
 for the runs it covers. ``operate`` concerns the runs of everybody: admin of all (``*``)."""
 _ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
     "read": {"read"},
-    "run": {"read", "run"},
-    "admin": {"read", "run", "admin"},
+    "look": {"read", "look"},
+    "run": {"read", "look", "run"},
+    "admin": {"read", "look", "run", "admin"},
 }
 
 

@@ -64,7 +64,8 @@ def _health_routes(app: FastAPI, farm: Farm) -> None:
     @app.get("/health")
     async def health() -> Health:
         """The process is alive."""
-        return Health(status="draining" if farm.ended.is_set() else "ok", version=__version__)
+        leader_url = "" if farm.leads else farm.leader_url
+        return Health(status="draining" if farm.ended.is_set() else "ok", version=__version__, leader_url=leader_url)
 
     @app.get("/ready", responses={503: {"model": ErrorReply}})
     async def ready() -> Health:

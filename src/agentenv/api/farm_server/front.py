@@ -21,8 +21,9 @@ BODY_S: Final = 30.0
 REQUEST_ID: Final = "X-Request-ID"
 """A client's name for its request, echoed in the answer; without a usable one the farm makes one."""
 _USABLE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-OF_EACH_PROCESS: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Pages that a standby answers itself."""
+OF_EACH_PROCESS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/page.css", "/page.js"})
+"""What a standby answers itself. The page is among it: it takes its token along to the leader, which a redirection
+would lose."""
 
 
 class Front:

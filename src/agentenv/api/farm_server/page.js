@@ -10,8 +10,9 @@ const WHY = {
   no_capacity: "no container can be started", starting: "containers are starting", image: "its image is being fetched",
 };
 const FAULT_NAMES = {
-  calls_timed_out: "calls timed out", calls_oom_killed: "calls out of memory", calls_faulted: "calls with a fault",
-  leases_expired: "leases expired", slots_lost: "slots died", start_failed: "container did not start",
+  calls_timed_out: ["call timed out", "calls timed out"], calls_oom_killed: ["call out of memory", "calls out of memory"],
+  calls_faulted: ["call with a fault", "calls with a fault"], leases_expired: ["lease expired", "leases expired"],
+  slots_lost: ["slot died", "slots died"], start_failed: ["container did not start", "containers did not start"],
 };
 
 const containers = new Map();
@@ -53,9 +54,15 @@ function askForToken(why) {
   ready();
 }
 
+let liveAt = null;
+
+// What was drawn before the connection was lost is grey, and says of when it is.
 function say(text, state) {
-  byId("status").textContent = text;
+  if (state === "live") liveAt = new Date();
+  const since = state === "down" && liveAt ? `; what is shown is of ${liveAt.toLocaleTimeString("en-GB")}` : "";
+  byId("status").textContent = text + since;
   byId("status").dataset.state = state;
+  byId("farm").classList.toggle("old", since !== "");
 }
 
 const ready = () => { document.documentElement.dataset.ready = "yes"; };
@@ -69,7 +76,8 @@ class Refused extends Error {}
 async function* linesOf(path, controller) {
   let alarm = setTimeout(() => controller.abort(), SILENT_MS);
   try {
-    const response = await fetch(path, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", signal: controller.signal });
+    const response = await fetch(path, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", redirect: "manual", signal: controller.signal });
+    if (response.type === "opaqueredirect") throw new Error("this service stands by");
     if (!response.ok) {
       const told = await response.json().catch(() => ({}));
       const why = [told.message, told.next_step].filter(Boolean).join("; ") || `HTTP ${response.status}`;
@@ -105,8 +113,18 @@ async function follow() {
       if (error instanceof Refused) return askForToken(error.message);
       say(`not connected (${error.name === "AbortError" ? "nothing came" : error.message}); asking again`, "down");
     }
+    if (await goneToLeader()) return;
     await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
   }
+}
+
+// The service that leads may be another by now: it gets the page, and the token.
+async function goneToLeader() {
+  const health = await fetch("health", { cache: "no-store" }).then((response) => response.json()).catch(() => ({}));
+  if (!health.leader_url) return false;
+  say("another service leads; going there", "down");
+  location.replace(`${health.leader_url}/#${new URLSearchParams({ token })}`);
+  return true;
 }
 
 function take(line) {
@@ -243,7 +261,7 @@ function drawNumbers() {
 function drawFaults() {
   const kinds = {};
   for (const one of rates) for (const [kind, count] of Object.entries(one.faults || {})) kinds[kind] = (kinds[kind] || 0) + count;
-  const listed = Object.entries(kinds).sort((a, b) => b[1] - a[1]).map(([kind, count]) => `${whole(count)} ${FAULT_NAMES[kind] || kind.replaceAll("_", " ")}`);
+  const listed = Object.entries(kinds).sort((a, b) => b[1] - a[1]).map(([kind, count]) => `${whole(count)} ${FAULT_NAMES[kind]?.[count === 1 ? 0 : 1] || kind.replaceAll("_", " ")}`);
   tile("faults", whole(sum(kinds)), "faults in 5 minutes", listed.join(", ") || "none", { values: rates.map((one) => sum(one.faults || {})), kind: "bad" });
 }
 
@@ -316,7 +334,7 @@ function drawRun(run, top) {
   cells.share.lastChild.textContent = `${whole(held)} held${kinds.length > 1 ? ` (${kinds.join(", ")})` : ""}, fair share ${whole(run.fair_share)}`;
   cells.waiting.textContent = run.waiting ? whole(run.waiting) : "";
   cells.oldest.textContent = run.oldest_wait_s !== null && run.oldest_wait_s !== undefined ? duration(run.oldest_wait_s) : "";
-  cells.why.textContent = waits.map((one) => whyText(one, waits.length > 1)).join("; ");
+  cells.why.textContent = !run.waiting ? "" : waits.map((one) => whyText(one, waits.length > 1)).join("; ");
   cells.weight.textContent = String(share.weight);
   cells.guaranteed.textContent = share.guaranteed ? whole(share.guaranteed) : "";
   cells.cap.textContent = share.paused ? "paused" : share.cap !== null && share.cap !== undefined ? whole(share.cap) : "";

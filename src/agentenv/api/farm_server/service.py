@@ -54,7 +54,7 @@ class Service:
 
     def page_token(self) -> str:
         """A token for the page: to look at every run, and at the output of their slots."""
-        return self.keys.mint("*", "run", expires_s=PAGE_TOKEN_S)
+        return self.keys.mint("*", "look", expires_s=PAGE_TOKEN_S)
 
     async def run(self) -> None:
         """Until the farm has to end. Raises what ended it."""
