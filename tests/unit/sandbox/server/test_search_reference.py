@@ -137,8 +137,10 @@ def is_binary(content: bytes) -> bool:
 
 
 def plain(content: bytes) -> bytes:
-    """As lines are matched: without their ends' ``\\r`` and without a byte order mark."""
-    return re.sub(rb"\r(\n|\Z)", rb"\1", content.removeprefix(b"\xef\xbb\xbf"))
+    """As lines are matched: without their ends' ``\\r`` and without a byte order mark. A last line that is nothing but
+    such an end is an empty line."""
+    content = re.sub(rb"(\A|\n)\r\Z", rb"\1\n", content.removeprefix(b"\xef\xbb\xbf"))
+    return re.sub(rb"\r(\n|\Z)", rb"\1", content)
 
 
 def data(value: dict[str, str]) -> bytes:
@@ -148,7 +150,10 @@ def data(value: dict[str, str]) -> bytes:
 def shown(path: bytes, number: int, text: bytes, begin: int) -> Hit:
     at = begin - 100 if len(text) > 400 and begin > 100 else 0
     part = text[at : at + 400]
-    return Hit(readable_name(path), number, part.decode("utf-8", "replace"), len(part) < len(text))
+    if cut := len(part) < len(text):  # what it leaves of characters is not shown
+        part = re.sub(rb"\A[\x80-\xbf]{1,3}(?![\x80-\xbf])", b"", part)
+        part = re.sub(rb"([\xc2-\xf4]|[\xe0-\xf4][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{2})\Z", b"", part)
+    return Hit(readable_name(path), number, part.decode("utf-8", "replace"), cut)
 
 
 class Reference:
@@ -199,8 +204,9 @@ def copy_of_fixture() -> Iterator[str]:
 def glob_of(rng: random.Random) -> str:
     if rng.random() < 0.3:
         return rng.choice(["**", "*", "!*.md", "src/", "*.{py,ts}"])
-    glob = "".join(rng.choice(GLOB_PIECES) for _ in range(rng.randint(1, 3)))
-    return rng.choice(["", "", "", "!"]) + re.sub("//+", "/", glob).removesuffix("/" if glob == "/" else "")
+    glob = re.sub("//+", "/", "".join(rng.choice(GLOB_PIECES) for _ in range(rng.randint(1, 3))))
+    # The workspace itself ("/", as "./") means everything in it; to ripgrep it means nothing.
+    return rng.choice(["", "", "", "!"]) + ("*" if glob == "/" else glob)
 
 
 @pytest.mark.parametrize("seed", range(3))
