@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.api.farm_server import desk
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.errors import TooManyRequestsError
+from agentenv.errors import ConfigError, TooManyRequestsError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
@@ -108,6 +108,25 @@ async def test_a_group_that_leaves_at_any_step_leaks_nothing() -> None:
                     await lease.release()
             await until(lambda: not list(pool.held()))
         await _all_free(farm)
+
+
+async def test_containers_that_cannot_be_reached_from_here_are_a_wrong_setting(
+    farm: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not lost containers one after the other, which the trainer would try again for ever."""
+
+    async def unreachable(base_url: str, within_s: float) -> bool:
+        return False
+
+    async with farm.pool(settings=PATIENT) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr("agentenv.slots.farm_pool.reachable", unreachable)
+            with pytest.raises(ConfigError, match=r"farm_route.*cannot be reached from here") as refused:
+                await pool.lease_group(["g-0", "g-1"])
+            assert "farm relay" in refused.value.next_step
+            await _all_free(farm)
+        async with farm.pool(settings=PATIENT) as other, await other.lease("t"):
+            assert other.statistics().faults == {}
 
 
 async def test_an_ask_that_arrives_after_its_cancellation_is_granted_nothing(farm: Served) -> None:

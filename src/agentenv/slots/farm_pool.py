@@ -90,6 +90,8 @@ class FarmPool:
         self._limits = RequestLimits()
         self._containers: dict[str, _Container] = {}
         self._routes: dict[str, asyncio.Task[bool]] = {}
+        self._reached = False
+        """Whether a container was reached without a relay."""
         self._numbers = itertools.count(1)
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskSet()
@@ -206,7 +208,7 @@ class FarmPool:
         try:
             for grant in await wanted.granted:
                 leases.append(await self._hold(grant))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConfigError):
             for lease in leases:
                 self._give_back(lease)
             self._asks.withdraw(wanted)
@@ -250,13 +252,26 @@ class FarmPool:
 
     async def _base_url(self, grant: wire.Grant) -> str:
         if not grant.relay_url or self._route == "direct":
+            # The farm has just leased it. Once one container was reached, another that cannot be is a lost one.
+            if not self._reached and not await self._reaches(grant.base_url):
+                raise ConfigError(
+                    "farm_route",
+                    f"containers of the farm cannot be reached from here (tried {grant.base_url})",
+                    next_step="route auto or relay, with a relay at the farm (agentenv farm relay)"
+                    if not grant.relay_url
+                    else "route auto, or relay",
+                )
+            self._reached = True
             return grant.base_url
         if self._route == "relay":
             return grant.relay_url
-        probe = self._routes.get(grant.base_url)
+        return grant.base_url if await self._reaches(grant.base_url) else grant.relay_url
+
+    async def _reaches(self, base_url: str) -> bool:
+        probe = self._routes.get(base_url)
         if probe is None:
-            probe = self._routes[grant.base_url] = asyncio.create_task(reachable(grant.base_url, _PROBE_S))
-        return grant.base_url if await asyncio.shield(probe) else grant.relay_url
+            probe = self._routes[base_url] = asyncio.create_task(reachable(base_url, _PROBE_S))
+        return await asyncio.shield(probe)
 
     async def _keep(self, name: str, held: _Container) -> None:
         """Renew the leases in a container until it is lost or none is left."""
