@@ -541,7 +541,7 @@ def _check_written(arguments: Mapping[str, Any], result: CallResult) -> None:
     changed the content, and neither a model nor its score may suffer from that."""
     if result.fault != "none" or result.content is None:
         return
-    sent_bytes = size_of(arguments["data"] if "data" in arguments else arguments["text"])
+    sent_bytes = size_of(arguments["text"] if arguments.get("data") is None else arguments["data"])
     written_bytes = WriteFileReply.model_validate(result.content).size_bytes
     if written_bytes != sent_bytes:
         raise ProtocolError(f"write_file was given {sent_bytes} bytes and wrote {written_bytes}")

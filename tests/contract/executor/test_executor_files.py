@@ -50,6 +50,13 @@ async def bash(session: ToolSession, command: str) -> CallResult:
     return await session.call("bash", {"command": command}, timeout_s=30)
 
 
+async def test_the_other_kind_of_content_may_be_null(session: ToolSession) -> None:
+    """As models write arguments that they leave out."""
+    assert (await write(session, path="null", text="é", data=None, mode=None)).size_bytes == 2
+    assert (await write(session, path="null", text=None, data=b"\xff\0")).size_bytes == 2
+    assert (await read(session, path="null", binary=True)).data == b"\xff\0"
+
+
 async def test_text_there_and_back(session: ToolSession) -> None:
     text = "first\nzwölf \N{SNOWMAN}\r\n\ttab\0nul\n"
     wrote = await write(session, path="a/b/c.txt", text=text)
