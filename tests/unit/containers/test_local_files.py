@@ -50,6 +50,7 @@ def make_tree(top: Path) -> Path:
     (top / "empty").touch()
     (top / os.fsdecode(b"caf\xe9")).write_bytes(b"latin")
     (top / "link").symlink_to("sub/run.sh")
+    (top / "dotted").symlink_to("./sub//deep/")
     (top / "sub/deep").chmod(0o700)
     return top
 
@@ -70,7 +71,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path, piece_bytes: int) -> None:
     for path in source.rglob("*"):
         twin = target / path.relative_to(source)
         if path.is_symlink():
-            assert twin.readlink() == path.readlink()
+            assert os.readlink(twin) == os.readlink(path)  # noqa: PTH115 (pathlib shows "./a" as "a")
         elif path.is_file():
             assert twin.read_bytes() == path.read_bytes()
             assert twin.stat().st_mtime_ns == path.stat().st_mtime_ns
