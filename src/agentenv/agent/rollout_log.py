@@ -27,35 +27,53 @@ def append_record(path: Path, record: GroupRecord) -> None:
 
 def append_line(path: Path, document: Any) -> None:
     """Append a JSON document as one line. Safe with other writers of the same file; a partly written line is removed
-    again, also that of a writer who was killed. Raises: OSError (disk full, no permission), TypeError, ValueError,
-    RecursionError (the document is not JSON); the file is then unchanged."""
+    again, also that of a writer who was killed. A last line that lacks nothing but its line feed gets one. Raises:
+    OSError (disk full, no permission), TypeError, ValueError, RecursionError (the document is not JSON, or the file
+    does not end with JSON); the file is then unchanged."""
     line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
     with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
+        missing = b""
         with suppress(OSError):  # it cannot be read
-            _cut_unfinished_line(path, file)
+            missing = _missing_end(path, file)
         size_before = os.fstat(file).st_size
         try:
-            _write_all(file, line)
+            _write_all(file, missing + line)
         except OSError:
             with suppress(OSError):  # not a regular file
                 os.ftruncate(file, size_before)
             raise
 
 
-def _cut_unfinished_line(path: Path, file: int) -> None:
-    """Whoever was writing the last line is dead, since the file is locked."""
+def _missing_end(path: Path, file: int) -> bytes:
+    """What the last line lacks: its line feed, or nothing. Whoever was writing it is dead, since the file is locked, so
+    half a line is cut. Raises: ValueError when it is no part of a JSON document."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
-        return
+        return b""
     with path.open("rb") as written:
-        end = kept = written.seek(0, os.SEEK_END)
+        kept = written.seek(0, os.SEEK_END)
         complete = 0
         while kept and not complete:
             begin = max(0, kept - _BLOCK_BYTES)
             written.seek(begin)
             complete = written.read(kept - begin).rfind(b"\n") + 1
             kept = begin + complete
-    if kept < end:
+        written.seek(kept)
+        last = written.read()
+    if _is_document(last):
+        return b"\n"
+    if last.startswith((b"{", b"[")):
         os.ftruncate(file, kept)
+    elif last:
+        raise ValueError(f"{path} does not end with a line of JSON")
+    return b""
+
+
+def _is_document(line: bytes) -> bool:
+    """Whether it is a JSON object or array, of which no beginning is one."""
+    try:
+        return isinstance(json.loads(line), (dict, list))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _write_all(file: int, data: bytes) -> None:

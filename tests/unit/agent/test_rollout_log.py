@@ -67,11 +67,29 @@ def test_the_line_of_a_killed_writer_is_removed(tmp_path: Path, finished: int, l
     for _ in range(finished):
         append_record(path, record("finished"))
     with path.open("ab") as file:
-        file.write(b"x" * left_bytes)
+        file.write((b'{"' + b"x" * left_bytes)[:left_bytes])
     append_record(path, record("later"))
     groups = [GroupRecord.model_validate_json(line) for line in path.read_text().splitlines()]
     texts = [group.trajectories[0].messages[0]["content"] for group in groups]
     assert texts == ["finished"] * finished + ["later"]
+
+
+def test_a_whole_last_line_without_its_line_feed_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    append_record(path, record("x" * 100_000))
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))  # as a script or an editor leaves it
+    append_record(path, record("later"))
+    groups = [GroupRecord.model_validate_json(line) for line in path.read_text().splitlines()]
+    assert [len(group.trajectories[0].messages[0]["content"]) for group in groups] == [100_000, 5]
+
+
+@pytest.mark.parametrize("text", ["notes", "{}\nnotes", '"text"', "17"])
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="does not end with a line of JSON"):
+        append_record(path, record())
+    assert path.read_text() == text
 
 
 GROUPS: list[dict[str, Any]] = [
