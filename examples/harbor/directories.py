@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -46,4 +47,4 @@ def _below(place: Path) -> Iterable[Path]:
 
 
 def _reader(directory: Path) -> Reader | None:
-    return next((reader for file, reader in READERS.items() if (directory / file).is_file()), None)
+    return next((reader for file, reader in READERS.items() if os.path.lexists(directory / file)), None)

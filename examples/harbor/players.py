@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from agentenv.errors import ConfigError
 from agentenv.testing import Call, Reply
-from examples.harbor.task import HarborTask, wrong
+from examples.harbor.task import HarborTask, inside, text_of, wrong
 
 SOLUTION: Final = "/solution"
 """Where the oracle's slot has it."""
@@ -40,9 +40,9 @@ def oracle(task: HarborTask) -> list[Reply]:
     """Does what the task's own solution says: must score 1. Its script is expected in the slot
     (:mod:`examples.harbor.checked`). Raises ConfigError when there is none."""
     found = task.solution / SOLVE if task.solution.is_dir() else task.solution
-    if not found.is_file():
-        name = found.relative_to(task.directory)
-        raise ConfigError(str(name), f"task {task.name}: is missing", next_step="play it by --agent empty only")
+    name = str(found.relative_to(task.directory))
+    if inside(task.directory, name) is None:
+        raise ConfigError(name, f"task {task.name}: is missing", next_step="play it by --agent empty only")
     script = script_of(task)
     calls = (_run(task, script),) if script else typed(task)
     return [Reply("I do what the known solution says.", calls), Reply("Done.")]
@@ -64,8 +64,9 @@ def _run(task: HarborTask, script: str) -> Call:
 
 def typed(task: HarborTask) -> tuple[Call, ...]:
     """The commands of a ``solution.yaml``, typed into a terminal as Terminal-Bench 1 does. Raises ConfigError."""
+    text = text_of(task.directory, str(task.solution.relative_to(task.directory)))
     try:
-        commands = _KEYS.validate_python(yaml.safe_load(task.solution.read_text(encoding="utf-8")))
+        commands = _KEYS.validate_python(yaml.safe_load(text))
     except (ValueError, yaml.YAMLError) as error:
         raise wrong(task.directory, task.solution.name, f"is not valid: {error}") from error
     start = Call("tmux", {"action": "start"})

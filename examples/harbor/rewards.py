@@ -13,12 +13,13 @@ Results = Literal["reward", "pytest", "swebench"]
 REWARD: Final = "reward"
 """The reward that is the score, where there are several."""
 MAX_REWARD_CHARS: Final = 64 * 1024
-_SUMMARY: Final = re.compile(r"=+\s*short test summary info\s*=+", re.IGNORECASE)
+_SUMMARY: Final = re.compile(r"(?<!=)=++\s*+short test summary info\s*+=++", re.IGNORECASE)
+"""It never backtracks: what a verifier prints may be the policy's."""
 _GOOD: Final[Mapping[str, bool]] = {
     "PASSED": True, "XFAIL": True, "SKIPPED": True, "FAILED": False, "XPASS": False, "ERROR": False,
 }  # fmt: skip
 """What pytest says of a test, and whether Terminal-Bench counts it as passed."""
-_SWEBENCH: Final = re.compile(r"SWEBench results starts here(.*)SWEBench results ends here", re.DOTALL)
+_SWEBENCH: Final = ("SWEBench results starts here", "SWEBench results ends here")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -64,10 +65,11 @@ def parse_pytest(text: str) -> dict[str, float]:
 def parse_swebench(text: str) -> dict[str, float]:
     """1 when PASSED stands between the marks of SWE-bench's tasks of Terminal-Bench. Raises NoRewardError without
     them."""
-    found = _SWEBENCH.search(text)
-    if found is None:
+    first, last = _SWEBENCH
+    found, ends, _ = text.partition(first)[2].rpartition(last)
+    if not ends:
         raise NoRewardError("the marks of SWE-bench's results are missing: the tests did not run")
-    return {REWARD: float(found[1].strip() == "PASSED")}
+    return {REWARD: float(found.strip() == "PASSED")}
 
 
 PRINTED: Final[Mapping[str, Callable[[str], dict[str, float]]]] = {"pytest": parse_pytest, "swebench": parse_swebench}

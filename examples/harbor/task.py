@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from agentenv.errors import ConfigError
+from agentenv.rooted import LeadsOutError, RootedDirectory, read_beneath
+from agentenv.store.reference import is_of_this_machine
 from agentenv.store.reference import parse as parse_reference
 from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import Results
@@ -19,6 +22,9 @@ PUBLIC: Final = NetworkPolicy("public")
 """Harbor's default."""
 TESTS: Final = "/tests"
 """Where slots get the verifier's files."""
+MAX_FILE_BYTES: Final = 1024 * 1024
+"""Of a task's file that is read here: its settings, its instruction, its Dockerfile."""
+_OURS: Final = "a task has only what lies in its directory"
 _NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
 
@@ -118,12 +124,50 @@ def wrong(directory: Path, name: str, problem: str, next_step: str = "") -> Conf
     return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
 
 
-def image_reference(directory: Path, name: str, text: str) -> str:
-    """The value of a field that names an image. Raises ConfigError when it cannot be one."""
+def inside(directory: Path, name: str) -> Path | None:
+    """The file or directory of a task by that name, as a path without links; None if there is none. Raises ConfigError
+    for a link that leads out of the task's directory, and for a pipe, a device or a socket."""
     try:
-        parse_reference(text)
+        with RootedDirectory(directory) as tree:
+            found = tree.followed(name)
+            mode = tree.status(found).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (LeadsOutError, OSError) as error:
+        raise _unread(directory, name, error) from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise wrong(directory, name, "is not a regular file", _OURS)
+    return directory / found
+
+
+def text_of(directory: Path, name: str) -> str:
+    """The text of a task's file. Raises ConfigError, also for a link that leads out of the task's directory, for what
+    is no regular file, and for more than MAX_FILE_BYTES."""
+    try:
+        return read_beneath(directory, name, MAX_FILE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise wrong(directory, name, f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    except (LeadsOutError, OSError) as error:
+        raise _unread(directory, name, error) from error
+
+
+def _unread(directory: Path, name: str, error: LeadsOutError | OSError) -> ConfigError:
+    if isinstance(error, LeadsOutError):
+        return wrong(directory, name, f"leads out of the task: {error}", _OURS)
+    return wrong(directory, name, f"cannot be read: {error.strerror or error}")
+
+
+def image_reference(directory: Path, name: str, text: str) -> str:
+    """The value of a field that names an image. Raises ConfigError when it cannot be one, or names files or an engine
+    of this machine: a task has only what lies in its directory."""
+    try:
+        reference = parse_reference(text)
     except ConfigError as error:
         raise wrong(directory, name, error.message, error.next_step) from error
+    if is_of_this_machine(reference):
+        raise wrong(
+            directory, name, f"{text} is an image of this machine", "name a registry's, or a stored one (sha256:…)"
+        )
     return text
 
 

@@ -25,8 +25,10 @@ from examples.harbor.task import (
     Separate,
     absolute,
     image_reference,
+    inside,
     named,
     not_offered,
+    text_of,
     wrong,
 )
 
@@ -65,7 +67,6 @@ _LACKING: Final = (
     ("verifier", "collect", "there are no other services to collect from"),
 )
 """Table, field, and why slots cannot do what it asks for."""
-_CANARY: Final = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -74,10 +75,11 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
     """The task of a directory with a ``task.toml``. ``host_env``: what templates may name. Raises ConfigError naming
     the task and the field."""
     named(directory)
+    text = text_of(directory, FILE)
     try:
-        raw = tomllib.loads((directory / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(directory, FILE, error) from error
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong(directory, FILE, f"is not valid: {error}") from error
     return _Reader(directory, raw, host_env).task()
 
 
@@ -85,14 +87,17 @@ def instruction_of(text: str) -> str:
     """An instruction without its first lines that mark it as a benchmark's, which nobody may be trained on, and without
     blank lines before it; as Harbor gives it to an agent. Pure."""
     lines = text.split("\n")
-    marks = next((number for number, line in enumerate(lines) if not _CANARY.fullmatch(line.strip())), len(lines))
+    marks = next((number for number, line in enumerate(lines) if not _is_canary(line.strip().lower())), len(lines))
     begin = next((number for number in range(marks, len(lines)) if lines[number].strip()), len(lines))
     return "\n".join(lines[begin:])
 
 
-def _unreadable(directory: Path, name: str, error: Exception) -> ConfigError:
-    said = "cannot be read" if isinstance(error, OSError) else "is not valid"
-    return wrong(directory, name, f"{said}: {error}")
+def _is_canary(line: str) -> bool:
+    """``<!-- … canary … -->``, ``# … canary …``."""
+    inside = (
+        line[1:] if line.startswith("#") else line[4:-3] if line.startswith("<!--") and line.endswith("-->") else ""
+    )
+    return "canary" in inside
 
 
 class _Reader:
@@ -106,16 +111,17 @@ class _Reader:
     def task(self) -> HarborTask:
         self._refuse_what_slots_lack()
         separate = self._separate()
-        if not (separate and separate.has_tests) and not (self._directory / "tests" / SCRIPT).is_file():
+        tests = self._found("tests")
+        if not (separate and separate.has_tests) and not self._found(f"tests/{SCRIPT}"):
             raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
         return HarborTask(
             name=self._directory.name,
             directory=self._directory,
             instruction=self._instruction(),
             image=self._image(),
-            tests=(self._directory / "tests",),
+            tests=(tests or self._directory / "tests",),
             script=SCRIPT,
-            solution=self._directory / "solution",
+            solution=self._found("solution") or self._directory / "solution",
             agent=self._phase("agent", "environment", math.inf, math.inf),
             verifier=self._phase("verifier", self._verifiers_environment(), DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S),
             verifier_env=self._env("verifier"),
@@ -128,10 +134,7 @@ class _Reader:
 
     def _instruction(self) -> str:
         name = "instruction.md"
-        try:
-            instruction = instruction_of((self._directory / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise _unreadable(self._directory, name, error) from error
+        instruction = instruction_of(text_of(self._directory, name))
         if not instruction.strip():
             raise self._error(name, "is empty")
         return instruction
@@ -159,10 +162,8 @@ class _Reader:
         if mode != "separate":
             allowed = "allowed: separate" + ("" if own else ", shared")
             raise self._error("verifier.environment_mode", f"got {mode!r}", allowed)
-        section, tests = self._verifiers_environment(), self._directory / "tests"
-        image = self._named_image("verifier.environment")
-        if not image and (tests / "Dockerfile").is_file():
-            image = f"dockerfile:{tests}"
+        section = self._verifiers_environment()
+        image = self._named_image("verifier.environment") or self._built("tests")
         return Separate(
             image=image or self._image(),
             has_tests=bool(image),
@@ -211,7 +212,7 @@ class _Reader:
             raise self._error("steps", "tasks of several steps are not supported")
         apart = self._has_verifiers_environment() or self._text("verifier", "environment_mode") == "separate"
         for place in ("environment", "tests") if apart else ("environment",):
-            if (self._directory / place / COMPOSE).exists():
+            if self._found(f"{place}/{COMPOSE}"):
                 raise self._error(f"{place}/{COMPOSE}", "compose files are not supported: a machine is one container")
 
     def _section(self, name: str) -> Mapping[str, Any]:
@@ -228,9 +229,16 @@ class _Reader:
     def _image(self) -> str:
         if given := self._named_image("environment"):
             return given
-        if not (self._directory / "environment/Dockerfile").is_file():
-            raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
-        return f"dockerfile:{self._directory / 'environment'}"
+        if built := self._built("environment"):
+            return built
+        raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
+
+    def _built(self, context: str) -> str:
+        """The image of a directory's Dockerfile; empty if it has none."""
+        return f"dockerfile:{self._found(context)}" if self._found(f"{context}/Dockerfile") else ""
+
+    def _found(self, name: str) -> Path | None:
+        return inside(self._directory, name)
 
     def _named_image(self, section: str) -> str:
         given = self._text(section, "docker_image")

@@ -20,7 +20,19 @@ from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.network import NetworkPolicy
 from examples.harbor.rewards import PRINTED, Results
-from examples.harbor.task import PUBLIC, TESTS, HarborTask, Phase, absolute, image_reference, named, not_offered, wrong
+from examples.harbor.task import (
+    PUBLIC,
+    TESTS,
+    HarborTask,
+    Phase,
+    absolute,
+    image_reference,
+    inside,
+    named,
+    not_offered,
+    text_of,
+    wrong,
+)
 
 FILE: Final = "task.yaml"
 SCRIPT: Final = "run-tests.sh"
@@ -67,10 +79,11 @@ _LACKING: Final[Mapping[str, str]] = {
 """Fields of a service that mean something a slot cannot do, and why."""
 _LOGS: Final = re.compile(r"\$\{T_BENCH_\w+\}:\$\{T_BENCH_\w+\}(:rw)?")
 _IDLE: Final = re.compile(r"((exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /dev/null)|(/bin/)?(ba)?sh);?")
+_MOST_COMMAND_CHARS: Final = 1000
 _SHELLS: Final = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg])?b?", re.IGNORECASE)
 _MIB_OF: Final = {"b": 1 / 2**20, "k": 1 / 1024, "m": 1, "g": 1024}
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]{0,1024}))?\}")
 _NETWORKS: Final[Mapping[str, NetworkPolicy]] = {"none": NetworkPolicy("none"), "bridge": PUBLIC, "default": PUBLIC}
 
 
@@ -90,20 +103,20 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
     """The task of a directory with a ``task.yaml``. ``host_env``: what templates may name. Raises ConfigError naming
     the task and the field."""
     task = _task_yaml(directory)
-    if not (directory / SCRIPT).is_file():
+    script, tests, keys = (inside(directory, name) for name in (SCRIPT, "tests", "solution.yaml"))
+    if script is None:
         raise wrong(directory, SCRIPT, "is missing", "a task is scored by it")
     service = _Service(directory, *_service(directory), {**VARIABLES, **host_env})
-    tests = directory / "tests"
-    keys = directory / "solution.yaml"
+    solution = inside(directory, "solution.sh") or keys or directory / "solution.sh"
     network, user = service.network(), service.text("user")
     return HarborTask(
         name=named(directory),
         directory=directory,
         instruction=task.instruction,
         image=service.image(),
-        tests=(tests, directory / SCRIPT) if tests.is_dir() else (directory / SCRIPT,),
+        tests=(tests, script) if tests is not None and tests.is_dir() else (script,),
         script=SCRIPT,
-        solution=keys if keys.is_file() and not (directory / "solution.sh").is_file() else directory / "solution.sh",
+        solution=solution,
         results=_results(directory, task),
         agent=Phase(task.max_agent_timeout_sec, user, network),
         verifier=Phase(task.max_test_timeout_sec, user, network),
@@ -118,11 +131,12 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
 
 
 def _loaded(directory: Path, name: str) -> Any:
+    text = text_of(directory, name)
     try:
-        return yaml.safe_load((directory / name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise wrong(directory, name, f"cannot be read: {error}") from error
-    except (ValueError, yaml.YAMLError) as error:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise wrong(directory, name, "has aliases (*NAME), which are not read", "write what they stand for")
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise wrong(directory, name, f"is not valid: {' '.join(str(error).split())}") from error
 
 
@@ -146,7 +160,7 @@ def _results(directory: Path, task: TaskYaml) -> Results:
 
 def _service(directory: Path) -> tuple[str, Mapping[str, Any]]:
     """The one service of the compose file, with its name. Without a file: what a Dockerfile needs."""
-    name = next((name for name in (COMPOSE, "docker-compose.yml") if (directory / name).is_file()), "")
+    name = next((name for name in (COMPOSE, "docker-compose.yml") if inside(directory, name)), "")
     if not name:
         return "client", {"build": "."}
     compose = _loaded(directory, name)
@@ -193,10 +207,11 @@ class _Service:
                 raise self._error(f"build.{name}", "is not supported", "write it into the Dockerfile")
         if str(given.get("dockerfile", "Dockerfile")).removeprefix("./") != "Dockerfile":
             raise self._error("build.dockerfile", f"got {given['dockerfile']!r}", "allowed: Dockerfile, in the context")
-        context = self._directory / self._filled("build.context", str(given.get("context", ".")))
-        if not (context / "Dockerfile").is_file():
-            raise self._error("build", f"there is no Dockerfile in {context}")
-        return f"dockerfile:{context.resolve()}"
+        named = self._filled("build.context", str(given.get("context", ".")))
+        context = inside(self._directory, named)
+        if context is None or inside(self._directory, f"{named}/Dockerfile") is None:
+            raise self._error("build", f"there is no Dockerfile in {named}")
+        return f"dockerfile:{context}"
 
     def _named_image(self) -> str:
         given = str(self._raw.get("image", ""))
@@ -209,7 +224,7 @@ class _Service:
         given = self._raw.get("command")
         words = [given] if isinstance(given, str) else [str(word) for word in given or ()]
         try:
-            parts = shlex.split(given) if isinstance(given, str) else words
+            parts = shlex.split(given) if isinstance(given, str) and len(given) <= _MOST_COMMAND_CHARS else words
         except ValueError:
             parts = words
         if len(parts) == 3 and parts[0] in _SHELLS and parts[1] in ("-c", "-lc"):

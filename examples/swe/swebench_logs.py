@@ -15,7 +15,6 @@ from examples.swe.records import TestLog
 
 _STATUSES: Final = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL")
 _COUNT: Final = re.compile(r"\[\d+\]")
-_OPTION: Final = re.compile(r"(.*?)\[(.*)\]")
 _COLOUR: Final = re.compile(r"\[\d+m")
 _CONTROLS: Final = dict.fromkeys(range(1, 32))
 _DJANGO_OK: Final = (" ... ok", " ... OK", " ...  OK")
@@ -23,15 +22,15 @@ _DJANGO_VERSION: Final = "--version is equivalent to version"
 """The docstring of a test that prints between its name and its result."""
 _DJANGO_MIGRATION: Final = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 _DJANGO_BETWEEN: Final = tuple(
-    re.compile(rf"^(.*?)\s\.\.\.\s{noise}\nok$", re.MULTILINE)
-    for noise in (
-        r"Testing against Django installed in (?s:.*?) silenced\)\.",
-        r"Internal Server Error: /.*/",
-        r"System check identified no issues \(0 silenced\)",
+    (end, re.compile(rf"^{ahead}(.*?)\s\.\.\.\s{noise}\nok$", re.MULTILINE))
+    for end, ahead, noise in (
+        (" silenced).\nok", "", r"Testing against Django installed in (?s:.*?) silenced\)\."),
+        ("/\nok", r"(?=(?:.*\n)?.*/\nok$)", r"Internal Server Error: /.*/"),
+        ("\nok", "", r"System check identified no issues \(0 silenced\)"),
     )
 )
-"""What Django prints between a test and its result."""
-_SYMPY_HEADING: Final = re.compile(r"_* (.*)\.py:(.*) _*")
+"""What Django prints between a test and its result, and how that ends. Where the end is missing, all that is before it
+would be tried again and again: nothing is looked for behind the last one."""
 _SYMPY_ENDS: Final = {" E": "ERROR", " F": "FAILED", " ok": "PASSED"}
 
 LOGS: Final[Mapping[str, TestLog]] = {
@@ -112,8 +111,9 @@ def django(text: str) -> dict[str, str]:
         found |= _django_line(line)
         if line.startswith("ok") and before is not None:
             found[before] = "PASSED"
-    for pattern in _DJANGO_BETWEEN:
-        found |= {between[1]: "PASSED" for between in pattern.finditer(text)}
+    for end, pattern in _DJANGO_BETWEEN:
+        until = f"{text}\n".rfind(f"{end}\n") + len(end)
+        found |= {between[1]: "PASSED" for between in pattern.finditer(text[:until])} if until >= len(end) else {}
     return found
 
 
@@ -134,11 +134,17 @@ def _django_line(line: str) -> Iterator[tuple[str, str]]:
 
 def sympy(text: str) -> dict[str, str]:
     """The lines of SymPy's ``bin/test --verbose``: tests by the names of their functions, without files."""
-    found = {f"{file}.py:{test}": "FAILED" for file, test in _SYMPY_HEADING.findall(text)}
+    found = {heading: "FAILED" for heading in map(_sympy_heading, text.split("\n")) if heading}
     for line in map(str.strip, text.split("\n")):
         if line.startswith("test_"):
             found |= {line.split()[0]: status for end, status in _SYMPY_ENDS.items() if line.endswith(end)}
     return found
+
+
+def _sympy_heading(line: str) -> str:
+    """The failed test that a line names: between its first and its last blank is ``FILE.py:TEST``; else empty."""
+    begin, end = line.find(" ") + 1, line.rfind(" ")
+    return line[begin:end] if 0 < begin <= line.find(".py:", begin, end) else ""
 
 
 def _words(text: str) -> Iterator[tuple[str, str]]:
@@ -155,10 +161,10 @@ def _is_count(status: str, name: str) -> bool:
 
 
 def _without_directories(name: str) -> str:
-    found = _OPTION.search(name)
-    if found is None:
+    test, _, rest = name.partition("[")
+    option, bracket, _ = rest.rpartition("]")
+    if not bracket:
         return name
-    test, option = found.groups()
     if option.startswith("/") and not option.startswith("//") and "*" not in option:
         option = f"/{option.rpartition('/')[2]}"
     return f"{test}[{option}]"

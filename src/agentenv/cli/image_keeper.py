@@ -47,7 +47,11 @@ def serve(
     ] = None,
     registry: Annotated[
         list[str] | None,
-        typer.Option("--registry", metavar="HOST", help="Ask only this registry (docker.io for debian); repeatable."),
+        typer.Option(
+            "--registry",
+            metavar="HOST",
+            help="Ask only this registry (docker.io for debian), which need not be public; repeatable.",
+        ),
     ] = None,
     allow_path: Annotated[
         list[Path] | None,
@@ -110,9 +114,15 @@ async def _serve(
     from agentenv.api.image_keeper.app import served
     from agentenv.api.image_keeper.keeper import Keeper
     from agentenv.api.image_keeper.peers import Peers, peers_of
+    from agentenv.api.image_keeper.reach import Reach, guarded
 
     asked = Peers(peers_of(*peers), token)
-    async with Keeper(store, settings, peers=asked) as keeper, served(keeper, token, host=host, port=port) as url:
+    named = {*settings.registries, *(mirror.partition("/")[0] for mirror in store.mirrors)}
+    async with (
+        guarded(store, Reach(named)) as reaching,
+        Keeper(reaching, settings, peers=asked) as keeper,
+        served(keeper, token, host=host, port=port) as url,
+    ):
         if as_json:
             print_json_line({"event": "ready", "url": url, "store": str(store.layout.directory)})
         else:

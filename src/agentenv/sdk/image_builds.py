@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,7 +53,7 @@ async def build_image(
     Raises DockerfileError (with file and line), BuildStepError when a command fails; SandboxUnavailableError when this
     machine cannot have image slots.
     """
-    dockerfile = load(file or directory / "Dockerfile", "" if file else "Dockerfile")
+    dockerfile = await asyncio.to_thread(load, directory, file)
     memory_bytes = limits.memory_mib * MIB
     slots = SlotLimits(memory_bytes=memory_bytes, workspace_bytes=_TMP_BYTES, tmp_bytes=_TMP_BYTES, processes=4000)
     settings = ContainerSettings(
@@ -62,7 +64,8 @@ async def build_image(
     farm = AsyncFarm("local", slots=_STAGES_AT_ONCE, settings=settings, timeout_s=limits.timeout_s)
     machines = SlotMachines(farm, store, root)
     try:
-        with BuildContext(directory) as context:
+        with ExitStack() as stack:
+            context = await asyncio.to_thread(stack.enter_context, BuildContext(directory))
             return await build(
                 dockerfile, context, machines, cache, options, listeners=listeners, timeout_s=limits.timeout_s
             )

@@ -12,6 +12,7 @@ from typing import Any
 from agentenv.errors import ConfigError, ImageUnavailableError, missing_extra
 from agentenv.image.progress import BuildStep, Report
 from agentenv.store.layers import Blob
+from agentenv.store.layout import check_room
 from agentenv.store.reference import is_digest
 from agentenv.store.sources import SourceImage
 
@@ -68,6 +69,7 @@ def save(image: Any, name: str, directory: Path, report: Report) -> Path:
     done = 0
     with path.open("wb") as target:
         for chunk in image.save():
+            check_room(target.fileno(), len(chunk))
             target.write(chunk)
             done += len(chunk)
             report(BuildStep("export", name, done=done))

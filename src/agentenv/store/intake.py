@@ -113,6 +113,7 @@ class Intake:
         with written(self._layout.layer(diff_id), lambda: self._progress(waiting)) as tar:
             if tar is None:
                 return
+            files.check_room(tar.fileno(), blob.size_bytes)
             write_tar(blob, diff_id, tar, limit_bytes=room_bytes, done=done)
             if blob.digest:  # noted only here, where it has been verified; and before the layer, or a kill loses it
                 held = {"diff_id": diff_id, "size_bytes": blob.size_bytes}

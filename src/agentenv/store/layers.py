@@ -17,13 +17,15 @@ from itertools import chain
 from typing import IO, BinaryIO, Final
 
 from agentenv.errors import BadImageError, ImageUnavailableError
-from agentenv.store.layout import begin_to_disk
+from agentenv.store.layout import begin_to_disk, check_room
 
 CHUNK_BYTES: Final = 1024 * 1024
 _AHEAD: Final = 4
 """Chunks that one step may be ahead of the next."""
 _BEGIN_BYTES: Final = 16 * CHUNK_BYTES
 """So much of a tar is written before the disk begins with it."""
+_MOST_SWELLING: Final = 100
+_SWELLS_FROM_BYTES: Final = 1024**3
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
 _END_S: Final = 30.0
@@ -41,12 +43,18 @@ class Blob:
     """``sha256:…`` of it; empty where the source does not say it."""
 
 
+def swells(packed_bytes: int, unpacked_bytes: int) -> bool:
+    """Whether it is a bomb: more than 1 GiB, and more than 100 times what it is packed to."""
+    return unpacked_bytes > max(_SWELLS_FROM_BYTES, _MOST_SWELLING * packed_bytes)
+
+
 def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, done: Callable[[int], None]) -> int:
     """Write a blob's uncompressed tar, which is ``diff_id``. Returns its size; ``done`` is told how many bytes of the
     blob have been read.
 
     Raises BadImageError when the blob is not what its digest says, its tar not what ``diff_id`` says, the compression
-    broken, or the tar larger than ``limit_bytes``; ImageUnavailableError when the zstd program is needed and missing.
+    broken, or the tar larger than ``limit_bytes`` or than :func:`swells` allows; ImageUnavailableError when the zstd
+    program is needed and missing; OSError, also when the disk has too little room (``check_room``).
     """
     hashed = hashlib.sha256()
     size = read = begun = 0
@@ -60,9 +68,14 @@ def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, d
             size += len(chunk)
             if size > limit_bytes:
                 raise BadImageError(f"the image's layers have more than {limit_bytes} bytes uncompressed")
+            if swells(read, size):
+                raise BadImageError(
+                    f"a layer unpacks to more than {_MOST_SWELLING} times its size: {size} bytes of {read}"
+                )
             hashed.update(chunk)
             target.write(chunk)
             if size - begun >= _BEGIN_BYTES:
+                check_room(target.fileno())
                 begin_to_disk(target, begun, size - begun)
                 begun = size
             done(read)

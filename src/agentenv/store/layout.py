@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -37,6 +38,8 @@ from agentenv.store.erofs import index_of
 from agentenv.store.tree import Tree
 
 PART: Final = ".part"
+RESERVE_BYTES: Final = 1024**3
+"""What images, and what builds copy, leave free on a disk: others work there too."""
 _BEGIN_TO_WRITE: Final = 2  # SYNC_FILE_RANGE_WRITE
 RANGES: Final = 4096
 """As many ranges of ids as a node has (agentenv.sandbox.supervisor.user_namespace)."""
@@ -160,6 +163,18 @@ def written(final: Path, waiting: Callable[[], None] | None = None) -> Iterator[
                 part_of(final).rename(final)
                 return
     yield None
+
+
+def check_room(place: Path | int, wanted_bytes: int = 0) -> None:
+    """Raise OSError (ENOSPC) when so many bytes more would leave less than RESERVE_BYTES, or a twentieth of a small
+    disk, on the disk of a path or a descriptor."""
+    disk = os.statvfs(place)
+    reserve_bytes = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // 20)
+    if disk.f_bavail * disk.f_frsize - wanted_bytes < reserve_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{wanted_bytes} bytes more would leave less than {reserve_bytes} on the disk, which stay free",
+        )
 
 
 def begin_to_disk(file: BinaryIO, offset: int, length: int) -> None:

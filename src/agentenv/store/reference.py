@@ -8,6 +8,7 @@
 ``docker-daemon:NAME``                of this machine's Docker engine
 ``dockerfile:DIR``                    to be built from a Dockerfile
 ``committed:NAME[:TAG]``              made of a slot's files by ``commit("NAME:TAG")``
+``sha256:…``                          the one of a store that has this digest; no registry is asked for it
 ====================================  ==============================================================
 """
 
@@ -20,7 +21,7 @@ from typing import Final, Literal
 
 from agentenv.errors import ConfigError
 
-Kind = Literal["docker", "oci", "docker-archive", "docker-daemon", "dockerfile", "committed"]
+Kind = Literal["docker", "oci", "docker-archive", "docker-daemon", "dockerfile", "committed", "sha256"]
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG: Final = re.compile(r"[\w][\w.-]{0,127}", re.ASCII)
@@ -30,8 +31,10 @@ _LONGEST_NAME: Final = 255
 _HUB, _OFFICIAL = "docker.io", "library"
 _SCHEMES: Final[tuple[Kind, ...]] = ("oci", "docker-archive", "docker-daemon", "dockerfile")
 _COMMITTED: Final[Kind] = "committed"
+_STORED: Final[Kind] = "sha256"
 _ALLOWED: Final = (
-    "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME, committed:NAME"
+    "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME, committed:NAME, "
+    "sha256:DIGEST"
 )
 
 
@@ -68,6 +71,10 @@ def parse(text: str) -> Reference:
             return _of_scheme(kind, rest, text)
     if scheme == _COMMITTED:
         return committed(rest)
+    if scheme == _STORED:
+        if not is_digest(text):
+            raise _wrong(text, "it is not sha256: and 64 hexadecimal digits")
+        return Reference(_STORED, rest)
     return _of_registry(text.removeprefix("docker://"), text)
 
 
@@ -88,7 +95,12 @@ def is_committed(text: str) -> bool:
 def has_source(text: str) -> bool:
     """Whether a reference says where its image comes from. Digests and names of ``commit`` do not: only nodes that have
     the image know them."""
-    return not text.startswith("sha256:") and not is_committed(text)
+    return not text.startswith(f"{_STORED}:") and not is_committed(text)
+
+
+def is_of_this_machine(reference: Reference) -> bool:
+    """Whether it names files or an engine of the machine that reads it: who names such an image reads what is there."""
+    return reference.kind in _SCHEMES
 
 
 def located(reference: Reference) -> Reference:

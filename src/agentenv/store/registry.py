@@ -13,16 +13,19 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report
+from agentenv.store.layout import check_room
 from agentenv.store.manifest import machine_architecture
 from agentenv.store.reference import Reference
+from agentenv.store.route import Route
 
 _POLICIES: Final = (Path("/etc/containers/policy.json"), Path("~/.config/containers/policy.json"))
 _LOOK_S: Final = 0.25
@@ -49,6 +52,12 @@ class RegistrySettings:
     """Of a failed request, with growing pauses."""
     stall_s: float = 120.0
     """Longest time without a byte; a slow registry that goes on sending is waited for."""
+    route: Route | None = None
+    """The only way to them; None: as the environment says."""
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program that asks them. Raises OSError."""
+        return (self.route.popen if self.route is not None else subprocess.Popen)(argv, **options)
 
 
 class BusyRegistryError(ImageUnavailableError):
@@ -119,19 +128,19 @@ def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
         argv += ["--authfile", str(settings.auth_file)]
     if not settings.tls_verify:
         argv.append("--tls-verify=false")
-    try:
-        done = subprocess.run(
-            [*argv, _asked(reference, settings)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=settings.stall_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BusyRegistryError(f"nothing came of {reference} for {settings.stall_s:g} s", next_step=_CURE) from None
-    if done.returncode:
-        raise failure(reference, done.stderr.decode("utf-8", "replace").strip())
-    digest = f"sha256:{hashlib.sha256(done.stdout).hexdigest()}"
+    pipe = subprocess.PIPE
+    argv.append(_asked(reference, settings))
+    with settings.popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as program:
+        try:
+            manifest, words = program.communicate(timeout=settings.stall_s)
+        except subprocess.TimeoutExpired:
+            told = f"nothing came of {reference} for {settings.stall_s:g} s"
+            raise BusyRegistryError(told, next_step=_CURE) from None
+        finally:
+            program.kill()
+    if program.returncode:
+        raise failure(reference, words.decode("utf-8", "replace").strip())
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     return dataclasses.replace(reference, tag="", digest=digest)
 
 
@@ -149,11 +158,14 @@ def download(
     stored: Mapping[str, int],
     lock: int,
     report: Report,
+    *,
+    limit_bytes: int = sys.maxsize,
 ) -> Path:
     """Copy an image into an OCI layout below ``directory``, and return the layout.
 
     ``stored``: blobs that are not needed, with their sizes. The program inherits the descriptor ``lock``. Raises
-    ConfigError when skopeo is not installed, ImageUnavailableError when it fails.
+    ConfigError when skopeo is not installed, ImageUnavailableError when it fails, BadImageError for more than
+    ``limit_bytes``, OSError when the disk has too little room.
     """
     _need_skopeo(reference)
     layout = directory / "layout"
@@ -164,7 +176,7 @@ def download(
     for digest, size_bytes in stored.items():
         with (blobs / digest.removeprefix("sha256:")).open("wb") as file:
             file.truncate(size_bytes)
-    _run(skopeo_argv(reference, settings, layout), layout, settings.stall_s, lock, reference, report)
+    _run(skopeo_argv(reference, settings, layout), layout, settings, limit_bytes, lock, reference, report)
     return layout
 
 
@@ -175,15 +187,27 @@ def _clear(blobs: Path) -> None:
             blob.unlink()
 
 
-def _run(argv: Sequence[str], layout: Path, stall_s: float, lock: int, reference: Reference, report: Report) -> None:
+def _run(
+    argv: Sequence[str],
+    layout: Path,
+    settings: RegistrySettings,
+    limit_bytes: int,
+    lock: int,
+    reference: Reference,
+    report: Report,
+) -> None:
+    stall_s = settings.stall_s
     before_bytes = last_bytes = _bytes_in(layout)
     moved_s = time.monotonic()
     with (layout.parent / "said").open("w+b") as said:  # no pipe: nobody reads one while it works
-        program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(lock,))
+        program = settings.popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(lock,))
         with program:
             try:
                 while program.poll() is None:
                     now_bytes, now_s = _bytes_in(layout), time.monotonic()
+                    check_room(layout)
+                    if now_bytes > limit_bytes:
+                        raise BadImageError(f"{reference} has more than {limit_bytes} bytes")
                     if now_bytes != last_bytes:
                         last_bytes, moved_s = now_bytes, now_s
                     elif now_s - moved_s > stall_s:

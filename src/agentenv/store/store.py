@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ from agentenv.store.manifest import StoredImage, read_manifest
 from agentenv.store.names import Name
 from agentenv.store.reference import Reference, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
+from agentenv.store.route import Route
 from agentenv.store.sources import DirectoryFiles, SourceImage, files_of, image_of_archive, image_of_layout
 
 DEFAULT_KEEP_S: Final = 3600.0
@@ -53,6 +55,20 @@ class Store:
                 "store", f"cannot be made: {error}", next_step="name a directory that can be written to"
             ) from error
         return store
+
+    def by(self, route: Route) -> Store:
+        """The same store, whose registries are asked by that route only."""
+        registries = replace(self._registries, route=route)
+        return Store(self.layout.directory, registries=registries, limits=self._limits)
+
+    @property
+    def mirrors(self) -> Collection[str]:
+        """Where registries' images are asked for in their place, as it was configured."""
+        return self._registries.mirrors.values()
+
+    def is_mirrored(self, reference: Reference) -> bool:
+        """Whether a mirror is asked for an image, and not the registry that it names."""
+        return registry.mirrored(reference.name, self._registries.mirrors) != reference.name
 
     def ensure(self, reference: str | Reference, *, refresh: bool = False, progress: Report = silent) -> StoredImage:
         """The image that a reference means, fetched if the store does not have it.
@@ -220,6 +236,8 @@ class Store:
 
     def _known(self, wanted: Reference, *, refresh: bool) -> StoredImage | None:
         """The image that a reference meant, unless it has to be asked for again."""
+        if wanted.kind == "sha256":
+            return self.used(str(wanted))
         if wanted.kind not in ("docker", "docker-daemon", "committed"):
             return None
         if refresh and wanted.moves and wanted.kind != "committed":
@@ -234,7 +252,10 @@ class Store:
         match wanted.kind:
             case "docker":
                 stored = intake.stored_blobs()
-                layout = registry.download(wanted, self._registries, directory, stored, lock, progress)
+                limit_bytes = self._limits.image_bytes  # compressed it is no larger
+                layout = registry.download(
+                    wanted, self._registries, directory, stored, lock, progress, limit_bytes=limit_bytes
+                )
                 return intake.take(image_of_layout(DirectoryFiles(layout), registry.TAG), absent=stored)
             case "docker-daemon":
                 with engine.engine_image(wanted.name) as image:
@@ -251,6 +272,10 @@ class Store:
             case "committed":
                 raise ImageUnavailableError(
                     f"no image in this store is named {wanted} (any more)", next_step="commit it again"
+                )
+            case "sha256":
+                raise ImageUnavailableError(
+                    f"no image in this store has the digest {wanted} (any more)", next_step="pull or build it again"
                 )
             case "dockerfile":
                 raise ConfigError(

@@ -32,7 +32,7 @@ from agentenv import subordinate_ids
 from agentenv.errors import AgentEnvError
 from agentenv.locks import hold
 from agentenv.store.changes import Change, changes, seen
-from agentenv.store.layout import PART, Layout, digest_of, downloading, part_of
+from agentenv.store.layout import PART, Layout, check_room, digest_of, downloading, part_of
 from agentenv.store.manifest import read_manifest
 from agentenv.store.tree import CAPABILITY, Node, Tree, layer_entries
 from agentenv.tar_headers import mapped
@@ -103,6 +103,7 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
             raise OSError(errno.EPERM, f"{part} is somebody else's")
         remove(*part.iterdir())  # of a writer that was killed
         try:
+            check_room(part, os.fstat(tars[-1]).st_size)
             made, links = part / "made", part / "links"
             (made / "root").mkdir(parents=True)
             links.mkdir()

@@ -48,7 +48,8 @@ def unwrapped(address: Address) -> Address:
 def is_public(address: Address) -> bool:
     """Whether it belongs to the Internet: neither private, nor this machine's, nor reserved, nor for many."""
     real = unwrapped(address)
-    return real.is_global and not real.is_multicast and not real.is_reserved
+    site_local = isinstance(real, ipaddress.IPv6Address) and real.is_site_local
+    return real.is_global and not real.is_multicast and not real.is_reserved and not site_local
 
 
 def host_name(text: str) -> str:

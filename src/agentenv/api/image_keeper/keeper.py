@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from agentenv.api.image_keeper.patience import PatienceSettings, Registry
 from agentenv.api.image_keeper.peers import Peers
+from agentenv.api.image_keeper.reach import Reach, refused
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.layers import image_above
 from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
@@ -47,7 +48,7 @@ class KeeperSettings:
     pulls: int = 4
     patience: PatienceSettings = field(default_factory=PatienceSettings)
     registries: frozenset[str] = frozenset()
-    """The only ones that may be named, ``docker.io`` for instance; empty: any."""
+    """The only ones that may be named, ``docker.io`` for instance, wherever they are; empty: any public one."""
     paths: tuple[Path, ...] = ()
     """Directories below which OCI layouts and archives may be named; no others, because who asks is on another
     machine."""
@@ -120,6 +121,7 @@ class Keeper:
         self.listed: tuple[str, ...] = ()
         """The same, those used last first."""
         self._settings = settings or KeeperSettings()
+        self._reach = Reach(self._settings.registries)
         self._clock = clock
         self._pulls: dict[str, Pull] = {}
         self._turns = asyncio.Semaphore(self._settings.pulls)
@@ -241,7 +243,9 @@ class Keeper:
         """What a reference means, fetched."""
         if (named := parse(wanted)).kind == "committed":
             return await self._meant(named, pull)
-        reference = self._allowed(wanted)
+        if named.kind == "sha256":  # no registry knows it
+            return await self._resolved(wire.ImageRef(reference=wanted, digest=wanted), pull)
+        reference = await self._reachable(self._allowed(wanted))
         if reference.kind == "docker" and not reference.digest:
             ask = self._registry(reference).ask
             reference = await ask(lambda: asyncio.to_thread(self.store.pinned, reference), pull.failed)
@@ -287,12 +291,18 @@ class Keeper:
             raise ImageUnavailableError(
                 f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
             )
-        found = await self._by_reference(self._allowed(named), pull)
+        found = await self._by_reference(await self._reachable(self._allowed(named)), pull)
         if found.digest != wanted.digest:
             raise ImageUnavailableError(
                 f"{named} means {found.digest} here, not {wanted.digest}", next_step="resolve it again"
             )
         return wanted
+
+    async def _reachable(self, reference: Reference) -> Reference:
+        """The reference, if its registry may be connected to. Raises ForbiddenError."""
+        if reference.kind == "docker" and not self.store.is_mirrored(reference):
+            await self._reach.check(reference.name.partition("/")[0])
+        return reference
 
     def _allowed(self, wanted: str) -> Reference:
         """The reference, if this keeper may fetch it. Raises ForbiddenError, ConfigError."""
@@ -300,7 +310,7 @@ class Keeper:
         if reference.kind == "docker":
             host, only = reference.name.partition("/")[0], self._settings.registries
             if only and host not in only:
-                raise ForbiddenError("image", f"{host} is none of the registries that keepers ask here")
+                raise refused(host)
         elif reference.kind in ("oci", "docker-archive"):
             path = Path(reference.name).resolve()
             if not any(path.is_relative_to(allowed.resolve()) for allowed in self._settings.paths):

@@ -14,9 +14,9 @@ import hmac
 import logging
 import secrets
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
-from agentenv.api.web.network import AllowList, parsed_url
+from agentenv.api.web.network import parsed_url
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,18 @@ _HOP_BY_HOP: Final = ("proxy-authorization", "proxy-connection", "connection", "
 _GONE: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ValueError)
 
 
+class Judge(Protocol):
+    """Decides where the proxy connects to."""
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a host that may be connected to. Raises PolicyRefusalError; OSError when it cannot be
+        resolved."""
+
+
 class EgressProxy:
     """An async context manager. ``url``, ``username`` and ``password`` are given to the browser."""
 
-    def __init__(self, allowed: AllowList) -> None:
+    def __init__(self, allowed: Judge) -> None:
         self._allowed = allowed
         self._server: asyncio.Server | None = None
         self._places = asyncio.Semaphore(_MOST_CONNECTIONS)
@@ -157,7 +165,21 @@ async def _one_request(
         up_writer.write(chunk)
         await up_writer.drain()
         left -= len(chunk)
-    await _pour(up_reader, writer)
+    await _pour(up_reader, writer, _Traffic())
+
+
+class _Traffic:
+    """When something last passed a connection, in either direction."""
+
+    def __init__(self) -> None:
+        self.passed()
+
+    def passed(self) -> None:
+        self._last_s = asyncio.get_running_loop().time()
+
+    def left_s(self) -> float:
+        """For how long it may still be silent."""
+        return self._last_s + _IDLE_S - asyncio.get_running_loop().time()
 
 
 async def _both_ways(
@@ -167,7 +189,11 @@ async def _both_ways(
     up_writer: asyncio.StreamWriter,
 ) -> None:
     """A tunnel, until either side closes or both are silent for long."""
-    ways = {asyncio.create_task(_pour(reader, up_writer)), asyncio.create_task(_pour(up_reader, writer))}
+    traffic = _Traffic()
+    ways = {
+        asyncio.create_task(_pour(reader, up_writer, traffic)),
+        asyncio.create_task(_pour(up_reader, writer, traffic)),
+    }
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -176,12 +202,19 @@ async def _both_ways(
         await asyncio.gather(*ways, return_exceptions=True)
 
 
-async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter, traffic: _Traffic) -> None:
     while True:
+        try:
+            async with asyncio.timeout(traffic.left_s()):
+                chunk = await source.read(_CHUNK_BYTES)
+        except TimeoutError:
+            if traffic.left_s() > 0:  # the other direction is not silent
+                continue
+            raise
+        if not chunk:
+            return
+        traffic.passed()
         async with asyncio.timeout(_IDLE_S):
-            chunk = await source.read(_CHUNK_BYTES)
-            if not chunk:
-                return
             sink.write(chunk)
             await sink.drain()
 

@@ -29,7 +29,7 @@ _LEAST_SHARE: Final = 0.25
 _MOST_CHARS: Final = 1_500_000
 _MOST_MEMORY_BYTES: Final = 1024**3
 _MOST_CPU_S: Final = 60
-_BLANK: Final = re.compile(r"[ \t]+\n")
+_BLANK: Final = re.compile(r"(?<![ \t])[ \t]+\n")  # each run of blanks is looked at once
 _GAPS: Final = re.compile(r"\n{3,}")
 
 

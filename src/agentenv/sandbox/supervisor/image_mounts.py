@@ -6,6 +6,7 @@ has read; what an image brings is file content only, so the kernel never parses 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -16,8 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from agentenv.errors import ImageUnavailableError
+from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
+from agentenv.rooted import RootedDirectory
 from agentenv.sandbox.slot_env import PATH
 from agentenv.sandbox.supervisor import static_bash, syscalls
 from agentenv.sandbox.supervisor.user_namespace import ImageIds
@@ -77,9 +79,11 @@ class Images(Protocol):
 @dataclass
 class _Mounted:
     place: Path
-    config: ImageConfig
+    said: Mapping[str, Any]
     lock: int
     users: int = 0
+    config: ImageConfig | None = None
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ImageMounts:
@@ -92,13 +96,23 @@ class ImageMounts:
 
     def take(self, digest: str) -> tuple[tuple[ImageLayer, ...], ImageConfig]:
         """See Images."""
-        self.require(digest)
-        mounted = self._mounted[digest]
+        mounted = self._mounted.get(digest)
+        if mounted is None or mounted.config is None:
+            raise SandboxUnavailableError(f"image {digest} is not mounted")
         mounted.users += 1
         return (ImageLayer(mounted.place, None),), mounted.config
 
     async def ready(self, digest: str) -> None:
-        """See Images: it is, once it is mounted."""
+        """See Images: mounted, and its programs looked at, in a thread: their files are anybody's."""
+        self.require(digest)
+        mounted = self._mounted[digest]
+        mounted.users += 1
+        try:
+            async with mounted.reading:
+                if mounted.config is None:
+                    mounted.config = await asyncio.to_thread(config_of, mounted.said, [mounted.place])
+        finally:
+            mounted.users -= 1
 
     def require(self, digest: str) -> None:
         """See Images: mounts it if it is not mounted."""
@@ -135,7 +149,7 @@ class ImageMounts:
         except BaseException:
             os.close(lock)
             raise
-        return _Mounted(place, config_of(said, [place]), lock)
+        return _Mounted(place, said, lock)
 
 
 def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
@@ -153,7 +167,7 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
 
 def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:
     """What an image says of its programs, and which it has; ``layers`` are the directories that it is made from, the
-    upmost first."""
+    upmost first. Blocks, and may take long: the files are anybody's."""
     config = ImageConfig(
         MappingProxyType(manifest["env"]),
         manifest["user"],
@@ -166,8 +180,11 @@ def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfi
 
 def _is_in(layers: Sequence[Path], path: str) -> bool:
     """By the upmost layer that says anything of it; a whiteout says that it is gone."""
-    found = next((layer / path for layer in layers if os.path.lexists(layer / path)), None)
-    return found is not None and not stat.S_ISCHR(found.lstat().st_mode)
+    for layer in layers:
+        with RootedDirectory(layer, as_root=True) as root:
+            if (found := root.seen(path)) is not None:
+                return not stat.S_ISCHR(found.st_mode)
+    return False
 
 
 @contextmanager

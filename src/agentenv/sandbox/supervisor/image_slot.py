@@ -78,6 +78,8 @@ class ImageSlot:
         self._mounted: list[Path] = []
         self._holding = False
         """Whether the layers are held for it."""
+        self._bashes: dict[Path, bool] = {}
+        """Which of the layers have a bash, or hide one."""
 
     @property
     def uid(self) -> int:
@@ -135,9 +137,17 @@ class ImageSlot:
     def _has_containers_bash(self, config: ImageConfig) -> bool:
         """Whether the slot's bash is of the same build as the container's static one. One that was put in its place is
         noticed once it lies in a checkpoint; what a lease says of PATH may lead to any."""
-        changed = "PATH" in {*self._root.env, *self._setup.spec.env}
-        changed |= any(static_bash.bashes_in(layer.files, config.path) for layer in self._layers)
-        return bool(config.bash_build) and config.bash_build == self._setup.bash_build and not changed
+        if not config.bash_build or config.bash_build != self._setup.bash_build:
+            return False
+        if "PATH" in {*self._root.env, *self._setup.spec.env}:
+            return False
+        return not any(self._has_bash(layer, config.path) for layer in self._layers)
+
+    def _has_bash(self, layer: Frozen, path: str) -> bool:
+        """Looked up once for each layer: a view is made often."""
+        if layer.files not in self._bashes:
+            self._bashes[layer.files] = bool(static_bash.bashes_in(layer.files, path))
+        return self._bashes[layer.files]
 
     async def gather(self) -> None:
         """Wait until its image is there, however long that takes. Raises ImageUnavailableError,

@@ -120,6 +120,7 @@ class ImageTrees:
                 _close(locks[1:])
                 del locks[1:]
             roots = [self._checked(name) for name in reversed(names)]
+            config = await asyncio.to_thread(config_of, said, roots)
         except OSError as error:
             _close(locks)
             raise _failed(digest, str(error)) from error
@@ -127,7 +128,7 @@ class ImageTrees:
             _close(locks)
             raise
         layers = tuple(ImageLayer(root, self._unpacker.ids) for root in roots)
-        self._unpacked[digest] = _Unpacked(layers, config_of(said, roots), locks)
+        self._unpacked[digest] = _Unpacked(layers, config, locks)
 
     def _checked(self, name: str) -> Path:
         """The root of an unpacked layer, which nobody but the program can have made: others may write beside it."""

@@ -17,15 +17,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from agentenv.rooted import RootedDirectory
+
 CANDIDATES = (Path("/usr/bin/bash-static"), Path("/bin/bash-static"))
 BASH = Path("/usr/bin/bash")
 _TIMEOUT_S = 5.0
-_MAX_BYTES: Final = 16 * 1024 * 1024
+_MAX_BYTES: Final = 4 * 1024 * 1024
+_STEP_BYTES: Final = 128 * 1024
+"""Searched at once: the interpreter's lock is held meanwhile, and an image's bash may be made to take long."""
+_MAX_DIRECTORIES: Final = 64
+_MAX_DEPTH: Final = 16
+"""Of a search path that is looked at, and of a directory of it."""
 _VERSION: Final = re.compile(rb"@\(#\)(Bash version [ -~]{1,80})\0")
 """``sccsversion`` of bash's version.c."""
 _SYSTEM: Final = re.compile(rb"-linux-\w{1,20}\0")
 """The end of ``MACHTYPE``, as distributions build with: ``x86_64-pc-linux-gnu``."""
 _MAX_MACHINE_BYTES: Final = 80
+_MAX_MATCH_BYTES: Final = 128
 
 
 def find() -> Path | None:
@@ -60,44 +68,46 @@ def build_of(program: Path) -> str:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
         content = file.read(_MAX_BYTES)
-    version, system = _VERSION.search(content), _SYSTEM.search(content)
+    version, system = _searched(_VERSION, content), _searched(_SYSTEM, content)
     if version is None or system is None:
         return ""
     begin = content.rfind(b"\0", max(0, system.start() - _MAX_MACHINE_BYTES), system.start()) + 1
     return f"{version[1].decode()}, {content[begin : system.end() - 1].decode(errors='replace')}"
 
 
+def _searched(pattern: re.Pattern[bytes], content: bytes) -> re.Match[bytes] | None:
+    steps = range(0, len(content), _STEP_BYTES)
+    found = (pattern.search(content, at, at + _STEP_BYTES + _MAX_MATCH_BYTES) for at in steps)
+    return next(filter(None, found), None)
+
+
 def build_in(layers: Iterable[Path], path: str) -> str:
     """:func:`build_of` of the only bash that directories of the search path ``path`` have, in the layers of a root;
-    empty when there are none or several, or when it cannot be told."""
+    empty when there are none or several, or when it cannot be told, as of a path of more than 64 directories. Nothing
+    outside of a layer is looked at. Blocks."""
+    found: set[Path] = set()
     try:
-        found = {_within(layer, name) for layer in layers for name in bashes_in(layer, path)}
+        for layer in layers:
+            with RootedDirectory(layer, as_root=True) as root:
+                found |= {layer / root.followed(name) for name in bashes_in(layer, path)}
         return build_of(found.pop()) if len(found) == 1 else ""
     except (OSError, ValueError):
         return ""
 
 
 def bashes_in(layer: Path, path: str) -> list[str]:
-    """The names, relative to a layer of a root, by which ``bash`` is found there, or is gone (a whiteout)."""
-    names = [f"{directory}/bash".lstrip("/") for directory in path.split(":")]
-    return [name for name in names if _is_there(layer / name)]
+    """The names, relative to a layer of a root, by which ``bash`` is found there, or is gone (a whiteout). Raises
+    ValueError for a search path of more than 64 directories, or of deeper ones than 16; OSError."""
+    names = [f"{directory}/bash".lstrip("/") for directory in path.split(":", _MAX_DIRECTORIES)]
+    if len(names) > _MAX_DIRECTORIES or any(name.count("/") > _MAX_DEPTH for name in names):
+        raise ValueError("the search path is too long")
+    with RootedDirectory(layer, as_root=True) as root:
+        return [name for name in names if _is_there(root, name)]
 
 
-def _is_there(path: Path) -> bool:
+def _is_there(root: RootedDirectory, name: str) -> bool:
     """Also what we may not see, or what cannot be a name."""
     try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        return root.seen(name) is not None
     except (OSError, ValueError):
         return True
-    return True
-
-
-def _within(layer: Path, name: str) -> Path:
-    """The file of that name, through links that stay in the layer. Raises OSError when one leads out of it: it is
-    absolute, and means another file to a slot."""
-    found = Path(os.path.realpath(layer / name))
-    if not found.is_relative_to(os.path.realpath(layer)):
-        raise OSError(f"{name} leads out of {layer}")
-    return found

@@ -11,11 +11,12 @@ import lzma
 import posixpath
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
 from agentenv.store.dockerfile.modes import Mode
+from agentenv.store.layers import swells
 from agentenv.tar_headers import BrokenTarError
 from agentenv.tar_members import StrictMember, modified_ns, set_modified_ns
 
@@ -76,10 +77,11 @@ class Part:
     mode: Mode
 
 
-def write(out: IO[bytes], parts: Iterable[Part]) -> None:
-    """The parts as one tar stream; names are relative to their ``place.at``, which is the same for all. Raises what
-    their entries raise, ArchiveError for a name that would delete something in a layer (``.wh.``), and OSError if a
-    file has become shorter meanwhile."""
+def write(out: IO[bytes], parts: Iterable[Part], admit: Callable[[int], None] = lambda _: None) -> None:
+    """The parts as one tar stream; names are relative to their ``place.at``, which is the same for all. ``admit`` is
+    called with the size of each entry, and raises where there is no room for it. Raises what it and the entries raise,
+    ArchiveError for a name that would delete something in a layer (``.wh.``), and OSError if a file has become shorter
+    meanwhile."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for part in parts:
             for member, content in part.entries:
@@ -92,13 +94,18 @@ def write(out: IO[bytes], parts: Iterable[Part]) -> None:
                     made.uid, made.gid = part.owner
                 if made.type != tarfile.SYMTYPE:
                     made.mode = part.mode(made.mode, made.isdir())
+                admit(made.size)
                 archive.addfile(made, content)
 
 
-def members(archive: tarfile.TarFile) -> Iterator[Entry]:
+def members(archive: tarfile.TarFile, packed_bytes: int | None = None) -> Iterator[Entry]:
     """The entries of an archive from elsewhere, checked: none leaves the directory it is unpacked into, none is a
-    device. Raises ArchiveError."""
+    device, and all together are no bomb (:func:`swells`) of ``packed_bytes``. Raises ArchiveError."""
+    total_bytes = 0
     for member in archive:
+        total_bytes += member.size
+        if packed_bytes is not None and swells(packed_bytes, total_bytes):
+            raise ArchiveError(f"it unpacks to {total_bytes} bytes, more than 100 times its size")
         name = _inside(member.name, member.name)
         if not name:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agentenv.errors import BuildStepError, CheckpointError
+from agentenv.rooted import LeadsOutError, read_beneath
 from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext, Source, inline_sources
 from agentenv.store.dockerfile.copying import copy_from_context, copy_from_root, make_directory
@@ -21,6 +23,7 @@ from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.plan import SCRATCH, Options, Plan, StagePlan, base_images, copied_images, plan
 from agentenv.store.dockerfile.steps import CopyStep, RunStep, Step, WorkdirStep, key_of
 
+MAX_DOCKERFILE_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 16 * 1024
 _TAIL_LINES: Final = 20
 """Of a failed command's output, what its error shows."""
@@ -58,12 +61,19 @@ class Listeners:
     on_output: Callable[[bytes], None] = lambda _: None
 
 
-def load(path: Path, name: str = "") -> Dockerfile:
-    """The Dockerfile at ``path``, called ``name`` in messages (by default the path). Raises DockerfileError."""
-    place = Place(name or str(path), 0, "Dockerfile")
+def load(directory: Path, file: Path | None = None) -> Dockerfile:
+    """The Dockerfile of a build context, or ``file``. No link is followed out of the context, or, where the file is not
+    in it, out of the file's own directory. Raises DockerfileError."""
+    place = Place(str(file or "Dockerfile"), 0, "Dockerfile")
+    context, path = (Path(os.path.abspath(one)) for one in (directory, file or directory / "Dockerfile"))  # noqa: PTH100 - without following links
+    beneath = context if path.is_relative_to(context) else path.parent
     try:
-        with path.open(encoding="utf-8", newline="") as file:  # only a newline ends a line of a Dockerfile
-            return parse(file.read(), place.file)
+        content = read_beneath(beneath, str(path.relative_to(beneath)), MAX_DOCKERFILE_BYTES)
+        return parse(content.decode(), place.file)
+    except LeadsOutError as error:
+        raise place.wrong(
+            f"it leads out of {beneath}: {error}", next_step="put the Dockerfile itself into the directory"
+        ) from error
     except OSError as error:
         raise place.wrong(error.strerror or str(error), next_step="name a Dockerfile that can be read") from error
     except UnicodeDecodeError as error:
@@ -86,8 +96,10 @@ async def build(
     BuildStepError when a command fails; whatever the machines raise.
     """
     options = options or Options()
-    images = {reference: await machines.resolve(reference) for reference in base_images(dockerfile, options)}
-    planned = plan(dockerfile, options, {reference: image.config for reference, image in images.items()})
+    bases = await asyncio.to_thread(base_images, dockerfile, options)
+    images = {reference: await machines.resolve(reference) for reference in bases}
+    configs = {reference: image.config for reference, image in images.items()}
+    planned = await asyncio.to_thread(plan, dockerfile, options, configs)
     for reference in copied_images(planned):
         images[reference] = images.get(reference) or await machines.resolve(reference)
     work = _Build(planned, context, machines, cache, images, listeners or Listeners(), timeout_s)

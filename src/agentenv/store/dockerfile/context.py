@@ -26,14 +26,17 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from agentenv.errors import DockerfileError
+from agentenv.rooted import LeadsOutError, RootedDirectory
 from agentenv.store.dockerfile.archive import ArchiveError, Entry, is_archive, members, opened
 from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.patterns import Entries, Ignore, PatternError, glob
-from agentenv.store.dockerfile.rooted import LeadsOutError, RootedDirectory
+from agentenv.store.dockerfile.patterns import MAX_IGNORE_BYTES, Entries, Ignore, PatternError, glob
 from agentenv.store.dockerfile.steps import CopyStep, InlineFile
+from agentenv.store.layers import swells
 from agentenv.tar_members import set_modified_ns
 
 _IGNORE: Final = ".dockerignore"
+_BLOCK_BYTES: Final = 512
+"""The unit of ``st_blocks``."""
 _CORRECT: Final = "correct the path, or put what is missing into the build context"
 
 
@@ -98,13 +101,13 @@ class BuildContext:
     def _rules(self) -> Ignore:
         for name in (f"{self._dockerfile}{_IGNORE}", _IGNORE):
             try:
-                with self._tree.file(self._tree.followed(posixpath.normpath(name))) as file:
-                    return Ignore.parse(file.read().decode(errors="replace"))
+                return Ignore(self._tree.content(posixpath.normpath(name), MAX_IGNORE_BYTES).decode(errors="replace"))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (PatternError, LeadsOutError, OSError) as error:
                 place = Place(str(self._tree.directory / name), 0, _IGNORE)
-                raise place.wrong(str(error), next_step="correct it, or take it away") from error
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise place.wrong(reason or str(error), next_step="correct it, or take it away") from error
         return Ignore()
 
     def sources(self, step: CopyStep) -> list[Source]:
@@ -147,7 +150,7 @@ class BuildContext:
             yield _inline(source.inline)
         elif source.archive:
             with self._unchanged(source.items[0]) as file, opened(file) as archive:
-                yield from members(archive)
+                yield from members(archive, source.items[0].status.st_size)
         else:
             for item in source.items:
                 yield from self._entry(item)
@@ -230,7 +233,7 @@ class BuildContext:
         """Without what is ignored. The directories above something that is not ignored stay."""
         kept: dict[str, Item] = {}
         for path in found:
-            if self._ignore.rules and self._ignore.excludes(path):
+            if self._ignore.has_rules and self._ignore.excludes(path):
                 continue
             while path in found and path not in kept:
                 kept[path] = found[path]
@@ -265,6 +268,8 @@ class BuildContext:
         return file
 
     def _content_digest(self, item: Item) -> str:
+        if swells(item.status.st_blocks * _BLOCK_BYTES, item.status.st_size):
+            raise OSError(errno.EFBIG, f"almost all of its {item.status.st_size} bytes are holes", item.path)
         with self._tree.file(item.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import posixpath
 import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import IO, Final
 
+from agentenv.errors import ImageUnavailableError
 from agentenv.store.dockerfile.archive import UNREADABLE, ArchiveError, Part, Placed, members, placed, write
 from agentenv.store.dockerfile.context import BuildContext, Source
 from agentenv.store.dockerfile.instructions import Place
@@ -18,6 +22,7 @@ from agentenv.store.dockerfile.machine import Machine, Seen
 from agentenv.store.dockerfile.modes import DIRECTORY_MODE, Mode, directory_mode, ids, kept, mode_of, owner_of
 from agentenv.store.dockerfile.patterns import Entries, PatternError, glob
 from agentenv.store.dockerfile.steps import CopyStep, WorkdirStep
+from agentenv.store.layout import check_room
 from agentenv.tar_members import StrictMember
 
 _SPOOLED_BYTES: Final = 4 * 1024 * 1024
@@ -175,10 +180,15 @@ async def _put(
     """Put the parts below ``at``, through a temporary file: what is wrong with a part is found before any is put."""
     with tempfile.SpooledTemporaryFile(max_size=_SPOOLED_BYTES) as stream:
         try:
-            await asyncio.to_thread(write, stream, parts)
+            await asyncio.to_thread(write, stream, parts, partial(check_room, Path(tempfile.gettempdir())))
         except ArchiveError as error:
             raise place.wrong(str(error), next_step="leave it out, or make it by RUN") from error
         except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise ImageUnavailableError(
+                    f"{place.file}:{place.line}: {place.keyword}: {error.strerror}",
+                    next_step=f"make room in {tempfile.gettempdir()}, or let TMPDIR name another directory",
+                ) from error
             reason = f"reading what it copies failed: {error}"
             raise place.wrong(reason, next_step="build again, or check the archive") from error
         stream.seek(0)

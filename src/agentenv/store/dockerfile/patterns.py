@@ -4,19 +4,31 @@ r"""Patterns of paths: wildcards of COPY and ADD, and ``.dockerignore``.
 moby/patternmatcher (``PatternMatcher.MatchesOrParentMatches`` and ``ignorefile.ReadAll``). An invalid pattern is
 always an error here; Go notices some only if they come to be compared. A backslash takes the meaning of any character
 that follows; patternmatcher leaves ``\a`` and the like to regular expressions.
+
+Patterns and paths are a stranger's, and Python's regular expressions backtrack and keep the interpreter's lock. So
+patterns are matched by an automaton (``automaton``), in time linear in the path.
 """
 
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from agentenv.store.dockerfile.automaton import Automaton, Token
 from agentenv.store.dockerfile.substitution import SPACES
 
+MAX_PATTERN_CHARS: Final = 4096
+"""Of a wildcard: as long as a path can be."""
+MAX_IGNORE_BYTES: Final = 64 * 1024
+"""Of a file of rules."""
 _WILDCARDS: Final = "*?["
+_NOT_A_SLASH: Final = Token((("/", "/"),), negated=True)
+_STAR: Final = Token((("/", "/"),), negated=True, repeats=True)
+_ANYTHING: Final = Token(negated=True, repeats=True)
+_DIRECTORIES: Final = Token(directories=True)
+"""Nothing, or anything that ends in a slash."""
 
 
 class PatternError(ValueError):
@@ -26,34 +38,51 @@ class PatternError(ValueError):
 def match(pattern: str, path: str) -> bool:
     """Whether the whole ``path`` matches, as Go's ``filepath.Match``: ``*`` and ``?`` match no ``/``, ``[a-z]`` and
     ``[^a-z]`` one character, a backslash takes the meaning of the next. Raises PatternError."""
-    return re.fullmatch(_expression(pattern), path, re.DOTALL) is not None
+    return bool(_wildcard(pattern).accepted(path))
 
 
 def has_wildcards(name: str) -> bool:
     """Whether one of ``*``, ``?`` and ``[`` stands in it without a backslash."""
-    return any(char in _WILDCARDS for char in re.sub(r"\\.", "", name, flags=re.DOTALL))
+    at = 0
+    while at < len(name) and name[at] not in _WILDCARDS:
+        at += 2 if name[at] == "\\" else 1
+    return at < len(name)
 
 
-def _expression(pattern: str) -> str:
-    out, at = "", 0
+@lru_cache(maxsize=64)
+def _wildcard(pattern: str) -> Automaton:
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise PatternError(f"{pattern[:80]}…: it has more than {MAX_PATTERN_CHARS} characters")
+    tokens: list[Token] = []
+    at = 0
     while at < len(pattern):
         char = pattern[at]
-        if char == "[":
-            part, at = _brackets(pattern, at + 1)
-            out += part
-            continue
         at += 1
-        if char == "\\":
-            if at == len(pattern):
-                raise PatternError(f"{pattern}: nothing follows the last backslash")
-            out += re.escape(pattern[at])
-            at += 1
+        if char == "*":
+            tokens.append(_STAR)
+        elif char == "\\" and at == len(pattern):
+            raise PatternError(f"{pattern}: nothing follows the last backslash")
         else:
-            out += {"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char)
-    return out
+            token, at = _one(pattern, at - 1)
+            tokens.append(token)
+    return Automaton([tokens])
 
 
-def _brackets(pattern: str, at: int) -> tuple[str, int]:
+def _one(pattern: str, at: int) -> tuple[Token, int]:
+    """What matches one character at ``at``, and what follows it: ``?``, a bracket, or a character, perhaps escaped."""
+    char = pattern[at]
+    at += 1
+    if char == "[":
+        return _brackets(pattern, at)
+    if char == "?":
+        return _NOT_A_SLASH, at
+    if char == "\\" and at < len(pattern):
+        char = pattern[at]
+        at += 1
+    return Token.of(char), at
+
+
+def _brackets(pattern: str, at: int) -> tuple[Token, int]:
     """The class of characters that starts at ``at``, and what follows it."""
     negated = pattern.startswith("^", at)
     at += negated
@@ -64,10 +93,7 @@ def _brackets(pattern: str, at: int) -> tuple[str, int]:
         if pattern.startswith("-", at):
             high, at = _bound(pattern, at + 1)
         ranges.append((low, high))
-    inside = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in ranges if low <= high)
-    if not inside:  # [b-a] is valid, and no character is in it
-        return ("." if negated else "(?!)"), at + 1
-    return f"[{'^' * negated}{inside}]", at + 1
+    return Token(tuple(ranges), negated=negated), at + 1
 
 
 def _bound(pattern: str, at: int) -> tuple[str, int]:
@@ -110,41 +136,30 @@ def glob(pattern: str) -> Generator[str, Entries, list[str]]:
     return found
 
 
-@dataclass(frozen=True)
-class _Rule:
-    expression: re.Pattern[str]
-    includes: bool
-
-    def hits(self, path: str) -> bool:
-        """Whether the path or one of its parents matches."""
-        parts = path.split("/")
-        return any(self.expression.fullmatch("/".join(parts[:count])) for count in range(len(parts), 0, -1))
-
-
-@dataclass(frozen=True)
 class Ignore:
     """What ``.dockerignore`` leaves out of the context; the last rule that hits a path decides."""
 
-    rules: tuple[_Rule, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Ignore:
+    def __init__(self, text: str = "") -> None:
         """Raises PatternError."""
-        return cls(tuple(_rule(line) for line in _ignore_lines(text)))
+        rules = [_rule(line) for line in _ignore_lines(text)]
+        self._automaton = Automaton([tokens for tokens, _ in rules])
+        self._includes = [includes for _, includes in rules]
 
-    def excludes(self, path: str) -> bool:
-        """Whether the relative ``path`` is left out. A directory that is left out may still have something that
-        is not (``!``), see ``has_exceptions``."""
-        excluded = False
-        for rule in self.rules:
-            if rule.includes == excluded and rule.hits(path):
-                excluded = not rule.includes
-        return excluded
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may be left out."""
+        return bool(self._includes)
 
     @property
     def has_exceptions(self) -> bool:
         """Whether a directory that is left out has to be looked into."""
-        return any(rule.includes for rule in self.rules)
+        return any(self._includes)
+
+    def excludes(self, path: str) -> bool:
+        """Whether the relative ``path`` is left out: it or one of its parents is hit. A directory that is left out may
+        still have something that is not (``!``), see ``has_exceptions``."""
+        last = self._automaton.last_accepting(path)
+        return last is not None and not self._includes[last]
 
 
 def _ignore_lines(text: str) -> list[str]:
@@ -168,37 +183,31 @@ def _clean(path: str) -> str:
     return cleaned[1:] if cleaned.startswith("//") else cleaned
 
 
-def _rule(line: str) -> _Rule:
+def _rule(line: str) -> tuple[list[Token], bool]:
+    """What a rule hits, and whether it includes that again."""
     pattern = _clean(line.strip(SPACES))
     includes = pattern.startswith("!")
     pattern = pattern[includes:]
     if not pattern:
         raise PatternError("a line of .dockerignore has nothing behind its !")
-    return _Rule(re.compile(_ignore_expression(pattern), re.DOTALL), includes)
+    return _ignored(pattern), includes
 
 
-def _ignore_expression(pattern: str) -> str:
+def _ignored(pattern: str) -> list[Token]:
     """Patternmatcher's ``compile``. So ``**.log`` is every name that ends in it, and ``**/a`` every ``a``."""
+    tokens: list[Token] = []
+    at = 0
     if pattern.startswith("**") and pattern[2:3] != "/" and not set(pattern[2:]) & set("*?[]\\"):
-        return ".*" + re.escape(pattern[2:])
-    out, at = "", 0
+        tokens, at = [_ANYTHING], 2
     while at < len(pattern):
-        char = pattern[at]
-        at += 1
-        if pattern.startswith("**", at - 1):
-            at += 1
+        if pattern.startswith("**", at):
+            at += 2
             at += pattern.startswith("/", at)  # **/ is **
-            out += ".*" if at == len(pattern) else "(.*/)?"
-        elif char == "*":
-            out += "[^/]*"
-        elif char == "?":
-            out += "[^/]"
-        elif char == "[":
-            part, at = _brackets(pattern, at)
-            out += part
-        elif char == "\\" and at < len(pattern):
-            out += re.escape(pattern[at])
+            tokens.append(_ANYTHING if at == len(pattern) else _DIRECTORIES)
+        elif pattern[at] == "*":
+            tokens.append(_STAR)
             at += 1
         else:
-            out += re.escape(char)
-    return out
+            token, at = _one(pattern, at)
+            tokens.append(token)
+    return tokens

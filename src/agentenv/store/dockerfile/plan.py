@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agentenv.errors import DockerfileError
+from agentenv.errors import ConfigError, DockerfileError
 from agentenv.store.dockerfile.image_config import DEFAULT_PATH, DEFAULT_SHELL, ImageConfig
 from agentenv.store.dockerfile.instructions import (
     Arg,
@@ -51,6 +51,7 @@ from agentenv.store.dockerfile.parser import url_refused
 from agentenv.store.dockerfile.statements import heredoc_of
 from agentenv.store.dockerfile.steps import CopyStep, InlineFile, RunStep, Step, WorkdirStep
 from agentenv.store.dockerfile.substitution import Lexer, SubstitutionError
+from agentenv.store.reference import is_of_this_machine, parse
 
 SCRATCH: Final = "scratch"
 
@@ -167,7 +168,7 @@ class _Outline:
             raise copy.place.wrong(
                 f"the stage {copy.origin} is not before this one", next_step="move it up, or correct the name"
             )
-        return copy.origin if stage is None else stage
+        return _image(copy.place, copy.origin) if stage is None else stage
 
     def _target(self, file: str) -> int:
         wanted = self.options.target
@@ -216,7 +217,7 @@ class _Outline:
         before = [other for other in range(number) if self.stages[other].name == image]
         if before:
             return before[-1]
-        return None if image == SCRATCH else image
+        return None if image == SCRATCH else _image(stage.place, image)
 
     def _check_platform(self, stage: Stage) -> None:
         platform = substituted(stage.place, self.lexer, stage.platform, self.variables)
@@ -225,6 +226,21 @@ class _Outline:
                 f"--platform={platform or stage.platform} is not this machine's {self.options.platform}",
                 next_step="build it on such a machine, or leave the flag out",
             )
+
+
+def _image(place: Place, name: str) -> str:
+    """The reference of an image that a Dockerfile names, of a registry or a store. Whoever wrote the Dockerfile may be
+    a stranger, so files and engines of this machine are not read for it. Raises DockerfileError."""
+    try:
+        reference = parse(name)
+    except ConfigError as error:
+        raise place.wrong(error.message, next_step=error.next_step) from error
+    if is_of_this_machine(reference):
+        raise place.wrong(
+            f"{name} is an image of this machine, which a Dockerfile may not name",
+            next_step="fetch it first (agentenv images pull), and name it by the digest that is printed (sha256:…)",
+        )
+    return name
 
 
 @dataclass

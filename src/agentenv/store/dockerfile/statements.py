@@ -17,8 +17,8 @@ from typing import Final
 from agentenv.store.dockerfile.substitution import SPACES, Lexer, SubstitutionError
 
 _BLANK: Final = re.compile(r"[\t\v\f\r ]+")
-_HEREDOC: Final = re.compile(r"(\d*)<<(-?)[\t\n\f\r ]*([^<]*)\Z", re.ASCII)
-_DIRECTIVE: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*\Z")
+_HEREDOC: Final = re.compile(r"(\d*)<<(-?)[\t\n\f\r ]*+([^<]*)\Z", re.ASCII)
+_DIRECTIVE: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*+=[\t\n\f\r ]*(.+)\Z")
 _DIRECTIVES: Final = frozenset({"syntax", "escape", "check"})
 _WITH_HEREDOCS: Final = frozenset({"ADD", "COPY", "RUN"})
 
@@ -159,9 +159,9 @@ class _Reader:
             raise StatementError(self.line, f"the directive {name} is given twice")
         self._directives.add(name)
         if name == "escape":
-            if match[2] not in ("\\", "`"):
-                raise StatementError(self.line, f"the escape character is \\ or `, not {match[2]}")
-            self.escape = match[2]
+            self.escape = match[2].rstrip("\t\n\f\r ")
+            if self.escape not in ("\\", "`"):
+                raise StatementError(self.line, f"the escape character is \\ or `, not {self.escape}")
         return True
 
     def _statement(self, start: int, text: str) -> Statement:

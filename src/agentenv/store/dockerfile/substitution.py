@@ -7,16 +7,22 @@ escape character. Not followed: ``$1`` in the replacement of ``${x//pattern/repl
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from agentenv.store.dockerfile.automaton import Automaton, Token
 
 SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """White space of Go's ``unicode.IsSpace``; Python's ``str.isspace`` has four control characters more."""
 
+MAX_PUT_CHARS: Final = 64 * 1024
+"""What variables may add to one text: each could be made of many of the one before."""
 _SPECIAL_PARAMETERS: Final = "@*#?-$!0"
 _HEREDOC_SPACES: Final = "\t\r "
+_NO_NEWLINE: Final = Token((("\n", "\n"),), negated=True)
+_STAR: Final = Token((("\n", "\n"),), negated=True, repeats=True)
+_ANYTHING: Final = Token(negated=True, repeats=True)
 
 
 class SubstitutionError(ValueError):
@@ -51,22 +57,28 @@ class _Words:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self._open = ""
+        self._open: list[str] = []
 
     def add(self, text: str) -> None:
         """Text in which white space separates words."""
         for char in text:
             if char not in SPACES:
-                self._open += char
-            elif self._open:
-                self.done.append(self._open)
-                self._open = ""
+                self._open.append(char)
+            else:
+                self._end()
 
     def add_quoted(self, text: str) -> None:
-        self._open += text
+        if text:
+            self._open.append(text)
 
     def finish(self) -> list[str]:
-        return [*self.done, self._open] if self._open else self.done
+        self._end()
+        return self.done
+
+    def _end(self) -> None:
+        if self._open:
+            self.done.append("".join(self._open))
+            self._open = []
 
 
 class _Reading:
@@ -77,6 +89,7 @@ class _Reading:
         self._text = text
         self._variables = variables
         self._at = 0
+        self._put = 0
         self._keep_escapes = lexer.keep_escapes
 
     def read(self) -> tuple[str, list[str]]:
@@ -174,6 +187,13 @@ class _Reading:
 
     def _dollar(self) -> str:
         self._at += 1
+        value = self._variable()
+        self._put += len(value)
+        if self._put > MAX_PUT_CHARS:
+            raise SubstitutionError(f"its variables have more than {MAX_PUT_CHARS} characters")
+        return value
+
+    def _variable(self) -> str:
         if self._peek() != "{":
             name = self._name()
             if not name:
@@ -209,7 +229,7 @@ class _Reading:
         if modifier == "}":
             return self._value(name, f"${{{name}}}")
         if modifier == "/":
-            return self._replaced(name)
+            return self._replacement(name)
         colon = modifier == ":"
         if colon:
             modifier = self._next()
@@ -243,7 +263,7 @@ class _Reading:
             raise SubstitutionError(f"{name}: {word or f'is not allowed to be {state}'}")
         return value or ""
 
-    def _replaced(self, name: str) -> str:
+    def _replacement(self, name: str) -> str:
         everywhere = self._peek() == "/"
         self._at += everywhere
         try:
@@ -253,32 +273,48 @@ class _Reading:
         replacement = self._to_brace(True)
         if name not in self._variables and self._lexer.keep_unset:
             return f"${{{name}/{pattern}/{replacement}}}"
-        found = re.compile(_expression(pattern, greedy=True))
-        return found.sub(lambda _: replacement, self._variables.get(name, ""), count=0 if everywhere else 1)
+        return _replaced(pattern, self._variables.get(name, ""), replacement, everywhere)
 
 
 def _trimmed(modifier: str, pattern: str, value: str) -> str:
     """``#`` and ``%`` take away the shortest match at the start and at the end, doubled the longest."""
-    greedy = pattern.startswith(modifier)
-    pattern = pattern[greedy:]
+    longest = pattern.startswith(modifier)
+    tokens = _tokens(pattern[longest:])
     if modifier == "%":  # the shortest match at the end is the shortest at the start of everything reversed
-        return _without_prefix(_reversed(pattern), value[::-1], greedy)[::-1]
-    return _without_prefix(pattern, value, greedy)
+        return _without_prefix(tokens[::-1], value[::-1], longest)[::-1]
+    return _without_prefix(tokens, value, longest)
 
 
-def _without_prefix(pattern: str, value: str, greedy: bool) -> str:
-    match = re.match(_expression(pattern, greedy=greedy), value)
-    return value[match.end() :] if match else value
+def _without_prefix(tokens: Sequence[Token], value: str, longest: bool) -> str:
+    return value[Automaton([tokens]).end(value, longest=longest) or 0 :]
 
 
-def _reversed(pattern: str) -> str:
-    """The pattern backwards; an escaped character stays behind its backslash."""
-    return "".join(re.findall(r"\\.|.", pattern, re.DOTALL)[::-1])
+def _replaced(pattern: str, value: str, replacement: str, everywhere: bool) -> str:
+    """With the first match replaced, or all of them; of those that begin at one place the longest counts, and an empty
+    one does not follow another at once. As Go's ``ReplaceAllString``."""
+    tokens = _tokens(pattern)
+    forwards, backwards = Automaton([tokens]), Automaton([[_ANYTHING, *reversed(tokens)]])
+    parts, copied, searched, ended, put = list[str](), 0, 0, -1, 0
+    for begin in sorted(len(value) - place for place in backwards.ends(value[::-1])):
+        if begin < searched:
+            continue
+        end = forwards.end(value, begin, longest=True) or begin
+        searched = max(end, begin + 1)
+        if begin == end == ended:
+            continue
+        put += len(replacement)
+        if put > MAX_PUT_CHARS:
+            raise SubstitutionError(f"its replacements have more than {MAX_PUT_CHARS} characters")
+        parts += [value[copied:begin], replacement]
+        copied = ended = end
+        if not everywhere:
+            break
+    return "".join([*parts, value[copied:]])
 
 
-def _expression(pattern: str, *, greedy: bool) -> str:
-    """The regular expression of a shell pattern with ``*`` and ``?``; brackets are literal, as in BuildKit."""
-    star, out, at = ".*" if greedy else ".*?", "", 0
+def _tokens(pattern: str) -> list[Token]:
+    """A shell pattern with ``*`` and ``?``, which match no newline; brackets are literal, as in BuildKit."""
+    tokens, at = list[Token](), 0
     while at < len(pattern):
         char = pattern[at]
         at += 1
@@ -289,7 +325,7 @@ def _expression(pattern: str, *, greedy: bool) -> str:
             if not char or char not in "*?\\":
                 raise SubstitutionError(f"invalid escape \\{char} in the pattern {pattern}")
             at += 1
-            out += re.escape(char)
+            tokens.append(Token.of(char))
         else:
-            out += {"*": star, "?": "."}.get(char) or re.escape(char)
-    return out
+            tokens.append(_STAR if char == "*" else _NO_NEWLINE if char == "?" else Token.of(char))
+    return tokens

@@ -461,7 +461,7 @@ def test_only_a_newline_ends_a_line_and_heredocs_keep_their_bytes(tmp_path: Path
     path = tmp_path / "Dockerfile"
     text = "FROM a\r\nRUN one \\\r\n  two\r\nRUN a\rb\nCOPY <<EOF /f\r\n1\r\n2\r3\n\rEOF\r\n\x85\u2028\r\nEOF\r\n"
     path.write_bytes(text.encode())
-    one, two, copy = load(path).stages[0].instructions
+    one, two, copy = load(tmp_path).stages[0].instructions
     assert isinstance(one, Run)
     assert isinstance(two, Run)
     assert isinstance(copy, Copy)
@@ -472,9 +472,10 @@ def test_only_a_newline_ends_a_line_and_heredocs_keep_their_bytes(tmp_path: Path
 def test_a_dockerfile_is_read(tmp_path: Path) -> None:
     path = tmp_path / "Dockerfile"
     path.write_text("FROM a\r\nRUN é\r\n")
-    assert load(path, "mine").stages[0].instructions[0].place.file == "mine"
+    assert load(tmp_path).stages[0].instructions[0].place.file == "Dockerfile"
+    assert load(tmp_path / "context", path).stages[0].instructions[0].place.file == str(path)
     path.write_bytes(b"FROM a\nRUN \xff\n")
     with pytest.raises(DockerfileError, match="not UTF-8"):
-        load(path)
+        load(tmp_path)
     with pytest.raises(DockerfileError, match=r"missing: Dockerfile: No such file"):
-        load(tmp_path / "missing")
+        load(tmp_path, tmp_path / "missing")

@@ -177,4 +177,4 @@ def test_any_text_is_planned_or_refused_by_its_place(text: str) -> None:
 @given(TEXTS | st.text(max_size=60))
 def test_any_text_is_rules_or_no_pattern(text: str) -> None:
     with suppress(PatternError):
-        Ignore.parse(text).excludes("a/b")
+        Ignore(text).excludes("a/b")

@@ -37,7 +37,7 @@ def test_an_invalid_pattern_is_an_error(pattern: str) -> None:
     with pytest.raises(PatternError):
         match(pattern, "a")
     with pytest.raises(PatternError):
-        Ignore.parse(pattern if not pattern.endswith("a\\") else "[")
+        Ignore(pattern if not pattern.endswith("a\\") else "[")
 
 
 def test_what_has_wildcards() -> None:
@@ -97,10 +97,10 @@ def test_a_wildcard_matches_one_part_of_a_path() -> None:
     ],
 )
 def test_dockerignore(rules: str, out: list[str], kept: list[str]) -> None:
-    ignore = Ignore.parse(rules)
+    ignore = Ignore(rules)
     assert [path for path in (*out, *kept) if ignore.excludes(path)] == out
 
 
 def test_an_exclamation_mark_needs_a_pattern() -> None:
     with pytest.raises(PatternError, match="nothing behind its !"):
-        Ignore.parse("a\n!\n")
+        Ignore("a\n!\n")
