@@ -231,6 +231,12 @@ class ExecutorSettings(Settings):
     """How long to try to restore a lost connection before its calls end with ConnectionLostError."""
 
 
+def named_registries() -> frozenset[str]:
+    """Registries that tasks may name although they are not public: ``$AGENTENV_REGISTRIES``, separated by commas
+    (``registry.example:5000``)."""
+    return frozenset(filter(None, map(str.strip, os.environ.get("AGENTENV_REGISTRIES", "").split(","))))
+
+
 def cache_dir() -> Path:
     """Directory for what is costly to make and kept between runs (programs, images): ``$AGENTENV_CACHE_DIR``, else
     ``$XDG_CACHE_HOME/agentenv``, else ``~/.cache/agentenv``; for a user without a home, in the state directory."""

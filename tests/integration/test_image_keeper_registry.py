@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings, Pull
 from agentenv.api.image_keeper.patience import PatienceSettings
+from agentenv.api.image_keeper.reach import Reach, guarded
 from agentenv.store import RegistrySettings, Store
 from tests.image_sources import compressed, member, oci_layout, sha256, tar_of
 from tests.integration.bad_registry import BadRegistry, bad_registry
@@ -16,6 +17,7 @@ from tests.waiting import until
 
 LAYER = tar_of(member("file", bytes(range(256)) * 200))
 BLOB = sha256(compressed(LAYER, "gzip"))
+AWAY = "127.0.0.1:9"
 PATIENCE = PatienceSettings(pulls=2, patience_s=60.0, first_s=0.05, longest_s=0.2)
 
 
@@ -26,11 +28,14 @@ async def registry(tmp_path: Path) -> AsyncIterator[BadRegistry]:
 
 
 @pytest.fixture
-async def keeper(tmp_path: Path) -> AsyncIterator[Keeper]:
+async def keeper(tmp_path: Path, registry: BadRegistry) -> AsyncIterator[Keeper]:
     registries = RegistrySettings(tls_verify=False, retries=0, stall_s=20.0)
-    async with Keeper(
-        Store.open(tmp_path / "store", registries=registries), KeeperSettings(patience=PATIENCE)
-    ) as opened:
+    named = frozenset((registry.address, AWAY))
+    store = Store.open(tmp_path / "store", registries=registries)
+    async with (
+        guarded(store, Reach(named)) as reaching,
+        Keeper(reaching, KeeperSettings(patience=PATIENCE, registries=named)) as opened,
+    ):
         yield opened
 
 
@@ -69,7 +74,8 @@ async def test_a_blob_that_is_cut_is_fetched_again(keeper: Keeper, registry: Bad
 async def test_a_slow_registry_is_waited_for_as_long_as_it_sends(tmp_path: Path, registry: BadRegistry) -> None:
     registry.drip_s = 1.5
     registries = RegistrySettings(tls_verify=False, retries=0, stall_s=10.0)
-    async with Keeper(Store.open(tmp_path / "slow", registries=registries)) as keeper:
+    settings = KeeperSettings(registries=frozenset((registry.address,)))
+    async with Keeper(Store.open(tmp_path / "slow", registries=registries), settings) as keeper:
         await _fetched(keeper, registry)
 
 
@@ -90,16 +96,17 @@ async def test_a_name_that_is_not_there_is_told_at_once(keeper: Keeper, registry
 
 
 async def test_a_registry_that_stays_away_is_given_up(tmp_path: Path) -> None:
-    settings = KeeperSettings(patience=PatienceSettings(patience_s=0.3, first_s=0.05, longest_s=0.1))
+    patience = PatienceSettings(patience_s=0.3, first_s=0.05, longest_s=0.1)
+    settings = KeeperSettings(patience=patience, registries=frozenset((AWAY,)))
     registries = RegistrySettings(tls_verify=False, retries=0)
     async with Keeper(Store.open(tmp_path / "s", registries=registries), settings) as keeper:
-        pull = await _ended(keeper.ensure("127.0.0.1:9/team/app:1"))
+        pull = await _ended(keeper.ensure(f"{AWAY}/team/app:1"))
         assert pull.error is not None
         assert pull.error.code == "image_unavailable"
 
 
 async def test_what_fails_is_told_while_it_is_tried_again(keeper: Keeper) -> None:
-    pull = keeper.ensure("127.0.0.1:9/team/app:1")
+    pull = keeper.ensure(f"{AWAY}/team/app:1")
     await until(lambda: bool(pull.state().problem))
     state = pull.state()
     assert (state.state, "127.0.0.1:9" in state.problem, "refused" in state.problem) == ("fetching", True, True)

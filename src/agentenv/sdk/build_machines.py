@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
+from agentenv.api.image_keeper.reach import Reach, ensured
+from agentenv.config import named_registries
 from agentenv.containers.layers import image_above
 from agentenv.containers.tars import get_tar, put_tar
 from agentenv.errors import ConfigError
@@ -23,6 +25,7 @@ from agentenv.store.addition import Runtime
 from agentenv.store.dockerfile.image_config import ImageConfig
 from agentenv.store.dockerfile.machine import BaseImage, Machine, Seen, Start
 from agentenv.store.manifest import StoredImage
+from agentenv.store.reference import parse
 from agentenv.store.store import Store
 from agentenv.wire.roots import RootSpec
 
@@ -66,7 +69,7 @@ class SlotMachines:
 
     async def resolve(self, reference: str) -> BaseImage:
         """See Machines."""
-        image = await asyncio.to_thread(self._store.ensure, reference)
+        image = await ensured(self._store, parse(reference), Reach(named_registries()))
         return BaseImage(image.digest, _config_of(image))
 
     async def holds(self, start: Start) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
-from agentenv.config import ContainerFields, ContainerSettings, cache_dir
+from agentenv.api.image_keeper.reach import Reach, ensured
+from agentenv.config import ContainerFields, ContainerSettings, cache_dir, named_registries
 from agentenv.errors import ConfigError
 from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.farm_pool import FarmPool
@@ -194,7 +195,7 @@ class StoredImages:
         """As :func:`stored`."""
         async with self._asked.setdefault(root.image, asyncio.Lock()):
             if root.image not in self._digests:
-                self._digests[root.image] = await _digest_of(root.image, self._pool)
+                self._digests[root.image] = await _digest_of(root.image, self._pool, of_task=True)
         return root.spec(self._digests[root.image])
 
 
@@ -204,7 +205,8 @@ def farm_images(pool: object) -> FarmImages | None:
     return pool.images if fetched and isinstance(pool, FarmPool) else None
 
 
-async def _digest_of(image: str, pool: object, patience_s: float | None = None) -> str:
+async def _digest_of(image: str, pool: object, patience_s: float | None = None, *, of_task: bool = False) -> str:
+    """``of_task``: its registry has to be public, or named (``named_registries``): a task may be a stranger's."""
     if is_digest(image):  # of an image that was built, committed or fetched before
         return image
     wanted, farm = parse(image), farm_images(pool)
@@ -215,4 +217,6 @@ async def _digest_of(image: str, pool: object, patience_s: float | None = None) 
         from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
 
         return (await build_image(Path(wanted.name), store)).image
+    if of_task:
+        return (await ensured(store, wanted, Reach(named_registries()))).digest
     return (await asyncio.to_thread(store.ensure, wanted)).digest

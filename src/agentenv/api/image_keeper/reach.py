@@ -19,6 +19,8 @@ from yarl import URL
 
 from agentenv.api.web.egress import EgressProxy
 from agentenv.errors import ForbiddenError, PolicyRefusalError
+from agentenv.store.manifest import StoredImage
+from agentenv.store.reference import Reference
 from agentenv.store.route import Route, is_enforced
 from agentenv.store.store import Store
 from agentenv.wire.addresses import as_address, is_public
@@ -91,6 +93,21 @@ async def guarded(store: Store, reach: Reach) -> AsyncIterator[Store]:
     async with EgressProxy(reach) as egress:
         url = URL(egress.url).with_user(egress.username).with_password(egress.password)
         yield store.by(Route(str(url), (url.port or 0, *reach.ports)))
+
+
+async def ensured(store: Store, wanted: Reference, reach: Reach) -> StoredImage:
+    """``store.ensure`` for a reference that a task or its Dockerfile has. Raises ForbiddenError for a registry that is
+    not asked here, and what ``ensure`` raises."""
+    known = await asyncio.to_thread(store.named, wanted) if wanted.kind == "docker" else None
+    found = await asyncio.to_thread(store.used, known.digest) if known is not None else None
+    if found is not None:
+        return found
+    if wanted.kind != "docker":
+        return await asyncio.to_thread(store.ensure, wanted)
+    if not store.is_mirrored(wanted):
+        await reach.check(wanted.name.partition("/")[0])
+    async with guarded(store, reach) as reaching:
+        return await asyncio.to_thread(reaching.ensure, wanted)
 
 
 def _place(registry: str) -> tuple[str, tuple[int, ...]]:

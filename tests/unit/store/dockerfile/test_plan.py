@@ -189,9 +189,11 @@ def test_only_the_stages_that_the_target_needs() -> None:
 
 
 def test_stages_are_found_by_name_in_front_of_images() -> None:
-    found = planned("FROM a AS debian\nFROM debian\nFROM Debian\n")
-    assert found.stages[2].base == "Debian", "names of stages are in lower case, and so are found"
+    found = planned("FROM a AS debian\nFROM debian\nFROM docker.io/debian\n")
+    assert found.stages[2].base == "docker.io/debian"
     assert sorted(found.stages) == [2]
+    with pytest.raises(DockerfileError, match=r"Dockerfile:2: FROM: .*'Debian'"):  # stages' names are in lower case
+        planned("FROM a AS debian\nFROM Debian\n")
     assert planned("FROM a AS x\nFROM b AS x\nFROM x\n").stages.keys() == {1, 2}
 
 

@@ -1,0 +1,25 @@
+"""How much longer something takes when there is more of it: a ratio, which a loaded machine does not change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+TIMES: Final = 4
+_TRIES: Final = 3
+
+
+def growth(run: Callable[[int], object], size: int) -> float:
+    """How many times longer ``run`` takes for TIMES the size, in CPU time of this thread: about TIMES if it is linear,
+    its square if it is quadratic."""
+    return _best_s(run, TIMES * size) / max(_best_s(run, size), 1e-4)
+
+
+def _best_s(run: Callable[[int], object], size: int) -> float:
+    best_s = float("inf")
+    for _ in range(_TRIES):
+        began_s = time.thread_time()
+        run(size)
+        best_s = min(best_s, time.thread_time() - began_s)
+    return best_s
