@@ -58,7 +58,8 @@ class KeeperProcess:
         """Returns when it listens."""
         self._process = await asyncio.create_subprocess_exec(
             *COMMAND, "images", "serve", "--json", "--token-file", str(self.token_file), "--port", str(self.port),
-            "--allow-path", str(self._directory / "images"), "--patience", "1", stdout=asyncio.subprocess.PIPE,
+            "--allow-path", str(self._directory / "images"), "--patience", "1",
+            "--registry", "127.0.0.1:9", "--registry", "docker.io", stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert self._process.stdout is not None
         assert json.loads(await asyncio.wait_for(self._process.stdout.readline(), START_S))["event"] == "ready"
@@ -172,6 +173,7 @@ async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: S
         (f"oci:{images}/broken", BadImageError, "the layer's tar is broken at byte 0"),
         (elsewhere, ForbiddenError, "not below a directory that keepers read"),
         ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
+        ("127.0.0.1:10/team/app:1", ForbiddenError, "none of the registries that are asked here"),
         ("Not A Name", ConfigError, "white space"),
     ]
     async with AsyncFarm("farm", farm=shared.access) as farm:

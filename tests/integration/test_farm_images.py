@@ -50,10 +50,11 @@ async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
     layout = oci_layout(tmp_path / "oci", tar_of(member("base", b"base" * 1000)))
     async with AsyncExitStack() as stack:
         found = Stores({}, {}, layout)
+        settings = KeeperSettings(paths=(tmp_path,), registries=frozenset((AWAY.partition("/")[0],)))
         for node in NODES:
             peers = Peers(lambda: list(found.urls.values()), TOKEN)
             store = Store.open(tmp_path / node)
-            keeper = await stack.enter_async_context(Keeper(store, KeeperSettings(paths=(tmp_path,)), peers=peers))
+            keeper = await stack.enter_async_context(Keeper(store, settings, peers=peers))
             url = await stack.enter_async_context(keeper_served(keeper, TOKEN, host="127.0.0.1", port=0))
             found.keepers[node], found.urls[node] = keeper, url
         yield found

@@ -9,11 +9,15 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agentenv.errors import BadImageError, ImageUnavailableError
-from agentenv.store.layers import CHUNK_BYTES, Blob, write_tar
+from agentenv.store import layers
+from agentenv.store.layers import CHUNK_BYTES, Blob, swells, write_tar
+from agentenv.store.layout import RESERVE_BYTES, check_room
 from tests.image_sources import Compression, compressed, sha256
 
 TAR = os.urandom(300_000) * 11
@@ -91,6 +95,35 @@ def test_a_bomb_stops_at_the_limit(how: Compression) -> None:
     with pytest.raises(BadImageError, match="more than 3000000 bytes"):
         write_tar(blob(bomb), "", written, limit_bytes=3_000_000, done=lambda _: None)
     assert len(written.getvalue()) <= 3_000_000
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_bomb_stops_long_before_the_limit(how: Compression, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(layers, "_SWELLS_FROM_BYTES", 32 * CHUNK_BYTES)
+    bomb = compressed(bytes(200 * CHUNK_BYTES), how)
+    with (tmp_path / "layer").open("w+b") as target, pytest.raises(BadImageError, match="100 times its size"):
+        write_tar(blob(bomb), "", target, limit_bytes=10**12, done=lambda _: None)
+    assert (tmp_path / "layer").stat().st_size < 100 * CHUNK_BYTES
+
+
+def test_what_swells() -> None:
+    gib = 2**30
+    assert [swells(*pair) for pair in ((1, gib), (0, gib + 1), (gib // 40, 2 * gib), (gib // 200, 2 * gib))] == [
+        *(False, True, False, True)
+    ]
+
+
+def test_a_disk_keeps_room_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=10**8, f_bavail=300_000))
+    check_room(tmp_path, 300_000 * 4096 - RESERVE_BYTES)
+    with pytest.raises(OSError, match="which stay free") as full:
+        check_room(tmp_path, 300_000 * 4096 - RESERVE_BYTES + 1)
+    assert full.value.errno == errno.ENOSPC
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=20_000, f_bavail=1_000))
+    check_room(tmp_path)  # a twentieth of a small disk is enough
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=20_000, f_bavail=999))
+    with (tmp_path / "layer").open("w+b") as target, pytest.raises(OSError, match="which stay free"):
+        write_tar(blob(bytes(20 * CHUNK_BYTES)), "", target, limit_bytes=10**12, done=lambda _: None)
 
 
 def test_an_empty_blob_is_an_empty_tar() -> None:

@@ -77,8 +77,8 @@ def refused(registry: str) -> ForbiddenError:
     return ForbiddenError(
         "image",
         f"{registry} is none of the registries that are asked here",
-        next_step="name a public one; who runs this machine may name others (agentenv images serve --registry, or "
-        "AGENTENV_REGISTRIES)",
+        next_step="name a public one; others are allowed by --registry of agentenv images serve, and by "
+        "AGENTENV_REGISTRIES where tasks are run",
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from agentenv.sandbox.supervisor import static_bash
+from tests.growth import longest_pause_s
 
 
 def _program(path: Path, body: str) -> Path:
@@ -79,6 +81,56 @@ def test_the_only_bash_of_a_root_is_found(tmp_path: Path) -> None:
     assert static_bash.build_in([one], PATH) == BUILD
     assert static_bash.build_in([_root(tmp_path / "above"), one], PATH) == BUILD
     assert static_bash.bashes_in(one, PATH) == ["usr/bin/bash", "bin/bash"]
+
+
+def test_a_search_path_never_leads_out_of_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, outside = _root(tmp_path / "layer"), _root(tmp_path / "outside", "bash")
+    paths = ["/../outside", "/usr/../../outside", str(outside), "../outside"]
+    (layer / "out").symlink_to("../outside")
+    (layer / "absolute").symlink_to(outside)
+    asked: list[str] = []
+    lstat = os.lstat
+
+    def noted(path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        asked.append(path)
+        return lstat(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "lstat", noted)
+    for path in (*paths, "/out", "/absolute"):
+        assert static_bash.bashes_in(layer, path) == []
+        assert static_bash.build_in([layer], path) == ""
+    assert all("/" not in name and name != ".." for name in asked)
+
+
+def test_links_lead_to_what_is_in_the_layer(tmp_path: Path) -> None:
+    layer = _root(tmp_path / "layer", "usr/bin/bash")
+    (layer / "bin").symlink_to("/usr/bin")
+    assert static_bash.build_in([layer], "/bin:/sbin") == BUILD
+    assert static_bash.build_in([layer], "/../../usr/bin") == BUILD
+
+
+def test_a_long_search_path_is_not_walked(tmp_path: Path) -> None:
+    one = _root(tmp_path / "one", "usr/bin/bash")
+    assert static_bash.build_in([one], ":".join(["/usr/bin", *(f"/d{n}" for n in range(63))])) == BUILD
+    assert static_bash.build_in([one], ":".join(["/usr/bin", *(f"/d{n}" for n in range(64))])) == ""
+    assert static_bash.build_in([one], f"/usr/bin:/{'d/' * 16}d") == ""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", [b"@(#)Bash version ", b"-linux-aaaaaaaaaaaaa", b"@(#)Bash version " + b" " * 63])
+def test_a_hostile_bash_holds_the_interpreter_for_moments_only(tmp_path: Path, piece: bytes) -> None:
+    (tmp_path / "bash").write_bytes(piece * (16 * 1024 * 1024 // len(piece)))
+    began_s = time.thread_time()
+    assert static_bash.build_of(tmp_path / "bash") == ""
+    usual_s = max(time.thread_time() - began_s, 0.01)
+    longest_s = longest_pause_s(lambda: static_bash.build_of(tmp_path / "bash"))
+    assert longest_s < usual_s / 2 + 0.05
+
+
+def test_a_build_is_found_wherever_it_is(tmp_path: Path) -> None:
+    for size in (0, 128 * 1024 - 20, 128 * 1024, 3 * 1024 * 1024):
+        (tmp_path / "bash").write_bytes(b"x" * size + BASH)
+        assert static_bash.build_of(tmp_path / "bash") == BUILD
 
 
 def test_of_several_none_is_taken(tmp_path: Path) -> None:
