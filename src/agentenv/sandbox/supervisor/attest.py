@@ -18,10 +18,15 @@ DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero")
 READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 COVERED_FILES: Final = tuple(
     f"/proc/{name}"
-    for name in ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats")
+    for name in (
+        *("diskstats", "interrupts", "kcore", "keys", "latency_stats", "partitions", "sched_debug", "timer_list"),
+        "timer_stats",
+    )
 )
 COVERED_DIRECTORIES: Final = (
-    *("/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware"),
+    *("/proc/acpi", "/proc/asound", "/proc/scsi"),
+    *("/sys/block", "/sys/class/block", "/sys/dev/block", "/sys/devices/virtual/block"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware"),
 )
 """What is covered of the machine's, as in ``slotagent/root/tree.c``."""
 _PRIVATE = frozenset({"nosuid", "nodev", "noexec"})

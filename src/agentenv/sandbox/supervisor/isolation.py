@@ -26,7 +26,8 @@ AGENT_FD = 3
 AGENT_PATH = "/run/agentenv/slotagent"
 FILES_PATH = SlotPaths.files
 SHELL_PATH = "/run/agentenv/bash"
-KEYS_LIST = "/proc/keys"
+MACHINES_FILES = ("/proc/keys", "/proc/diskstats", "/proc/partitions")
+"""What would show a plain slot the machine's keys, and the disks of others with their reads and writes."""
 MAX_TERMINALS = 64
 """Terminals a slot may have open at once; the kernel's own count covers the whole machine."""
 
@@ -123,14 +124,20 @@ def _first_uid(block: int) -> int:
 
 
 def bwrap_argv(
-    bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
+    bwrap: str,
+    root: Path,
+    workspace: Path,
+    terminals: Path,
+    limits: SlotLimits,
+    info_fd: int,
+    *,
+    covered: Sequence[str],
 ) -> list[str]:
     """The command that creates one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
-    which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``keys_listed``: this kernel
-    has :data:`KEYS_LIST`, which would show a slot the machine's keys. Order matters: later mounts cover earlier
-    ones.
+    which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: those of
+    :data:`MACHINES_FILES` that this kernel has. Order matters: later mounts cover earlier ones.
     """
     return [
         bwrap,
@@ -140,7 +147,7 @@ def bwrap_argv(
         "--clearenv", "--hostname", "slot", "--info-fd", str(info_fd),
         "--ro-bind", str(root), "/",
         "--proc", "/proc",
-        *(("--dev-bind", "/dev/null", KEYS_LIST) if keys_listed else ()),
+        *(argument for path in covered for argument in ("--dev-bind", "/dev/null", path)),
         # Nothing can be set through it: neither a lower oom_score_adj nor another process's memory.
         "--remount-ro", "/proc",
         # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.

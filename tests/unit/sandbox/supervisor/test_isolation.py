@@ -50,7 +50,7 @@ def test_uids() -> None:
 
 def argv() -> list[str]:
     return isolation.bwrap_argv(
-        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, keys_listed=True
+        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, covered=["/proc/keys"]
     )
 
 
@@ -79,9 +79,9 @@ def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -
     given = argv()
     mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
     assert given[closed - 1] == "--remount-ro"
-    assert mounted < given.index(isolation.KEYS_LIST) < closed
-    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, keys_listed=False)
-    assert isolation.KEYS_LIST not in without, "a kernel without keys has no such file to cover"
+    assert mounted < given.index("/proc/keys") < closed
+    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, covered=[])
+    assert "/proc/keys" not in without, "a kernel without keys has no such file to cover"
 
 
 def test_every_slot_uid_is_named_agent() -> None:
