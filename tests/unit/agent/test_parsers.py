@@ -156,6 +156,20 @@ def test_odd_arguments_are_handed_on_to_be_refused_by_name() -> None:
     assert calls("hermes", text % "[1]") == [("bash", "[1]")]
 
 
+@pytest.mark.parametrize("fields", ['"args": {"path": "a"}', '"arguments": {}, "path": "a"', '"input": {}'])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *[(name, f'{opener}{{"name": "list_files", %s}}{closer}') for name, (opener, closer) in TAGS.items()],
+        ("mistral", '[TOOL_CALLS] [{"name": "list_files", %s}]'),
+        ("llama3_json", '{"name": "list_files", "parameters": {}, %s}'),
+    ],
+)
+def test_a_call_with_a_field_that_is_not_read_is_refused(name: str, text: str, fields: str) -> None:
+    """It would run without what the policy gave it there."""
+    assert "has the field" in problem(name, text % fields)
+
+
 def test_hermes_scratch_pads_are_reasoning() -> None:
     parsed = parser_named("hermes").parse("<scratch_pad>Goal: x</scratch_pad>\n" + SAMPLES["hermes"])
     assert (parsed.reasoning, len(parsed.calls)) == ("Goal: x", 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -284,6 +284,14 @@ def checked_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not NAME.match(name.strip()):
         raise Malformed(f"{where} has no readable tool name")
     return name.strip()
+
+
+def checked_fields(call: Mapping[str, Any], where: str, arguments: str) -> None:
+    """Raises: Malformed when a call has a field that nobody reads, such as arguments under another name than
+    ``arguments``: it would run without them."""
+    known = ("name", arguments, "id", "type")
+    if other := next((field for field in call if field not in known), None):
+        raise Malformed(f'{where} has the field {as_json(other[:80])}; all that it is given belongs into "{arguments}"')
 
 
 def object_or_text(value: Any) -> dict[str, Any] | str:

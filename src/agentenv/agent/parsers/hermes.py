@@ -18,6 +18,7 @@ from agentenv.agent.parsers.base import (
     Reading,
     ToolCallParser,
     as_json,
+    checked_fields,
     checked_name,
     object_or_text,
 )
@@ -36,9 +37,8 @@ class TaggedJsonParser(ToolCallParser):
         where, value = reading.where, reading.json()
         if not isinstance(value, dict):
             raise Malformed(f"{where} is not a JSON object")
-        if "parameters" in value:
-            raise Malformed(f'{where} must name its arguments "arguments", not "parameters"')
         name = checked_name(value.get("name"), where)
+        checked_fields(value, where, "arguments")
         reading.close(self.closer, or_end=True)
         reading.calls.append(ParsedCall(name, object_or_text(value.get("arguments", {}))))
 

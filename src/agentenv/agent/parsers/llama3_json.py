@@ -18,6 +18,7 @@ from agentenv.agent.parsers.base import (
     Reading,
     ToolCallParser,
     as_json,
+    checked_fields,
     checked_name,
     object_or_text,
 )
@@ -70,9 +71,9 @@ def _call(value: Any, where: str) -> ParsedCall | None:
         name = checked_name(value.get("name"), where)
     except Malformed:
         return None
-    if {"arguments", "parameters"} <= value.keys():
-        raise Malformed(f'{where} has both "parameters" and "arguments"')
-    return ParsedCall(name, object_or_text(value["arguments"] if "arguments" in value else value["parameters"]))
+    arguments = "parameters" if "parameters" in value else "arguments"
+    checked_fields(value, where, arguments)
+    return ParsedCall(name, object_or_text(value[arguments]))
 
 
 def _looks_like_call(text: str) -> bool:

@@ -19,6 +19,7 @@ from agentenv.agent.parsers.base import (
     Reading,
     ToolCallParser,
     as_json,
+    checked_fields,
     checked_name,
     object_or_text,
 )
@@ -66,9 +67,11 @@ class MistralParser(ToolCallParser):
 def _entry(entry: Any, where: str) -> ParsedCall:
     if not isinstance(entry, dict):
         raise Malformed(f"{where} is not a JSON object")
+    name = checked_name(entry.get("name"), where)
+    checked_fields(entry, where, "arguments")
     written_id = entry.get("id")
     call_id = written_id if isinstance(written_id, str) and CALL_ID.match(written_id) else None
-    return ParsedCall(checked_name(entry.get("name"), where), object_or_text(entry.get("arguments", {})), call_id)
+    return ParsedCall(name, object_or_text(entry.get("arguments", {})), call_id)
 
 
 def _named(reading: Reading) -> ParsedCall:
