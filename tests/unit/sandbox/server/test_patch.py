@@ -132,6 +132,28 @@ async def test_text_that_is_no_diff_is_the_models_fault(box: Box) -> None:
         await box.call("patch", patch=EDIT, fuzz=9)
 
 
+@pytest.mark.parametrize("header", ["@@ -1,3 +1,3 @@", "@@ -1,5 +1,9 @@", "@@"])
+async def test_no_line_of_a_hunk_is_left_out(box: Box, header: str) -> None:
+    """A sign was forgotten: what follows would not be applied."""
+    box.make("one", "a\nb\nc\n")
+    with pytest.raises(InvalidArgumentsError, match=r"line 6: this line is inside a hunk, but begins with none of"):
+        await refused(box, f"--- a/one\n+++ b/one\n{header}\n-a\n+A\nb\n-c\n+C\n")
+    with pytest.raises(InvalidArgumentsError, match="line 5: this line is inside a hunk"):
+        await refused(box, "--- /dev/null\n+++ b/new\n@@ -0,0 +1,3 @@\n+a\nb\n+c\n")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["```\n", "\nThat is it.\n\n- one line\n", "Only in b: x\ndiff -u a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-x\n+y\n"],
+)
+@pytest.mark.parametrize("header", ["@@ -1,3 +1,3 @@", "@@ -1,5 +1,9 @@", "@@"])
+async def test_text_behind_a_hunk_is_no_part_of_it(box: Box, header: str, rest: str) -> None:
+    box.make("one", "a\nb\nc\n")
+    box.make("x", "x\n")
+    await patched(box, EDIT.replace("@@ -1,3 +1,3 @@", header) + rest)
+    assert box.tree() == {"one": "a\nB\nc\n", "x": "y\n" if "diff" in rest else "x\n"}
+
+
 async def test_line_ends_and_odd_bytes_survive(box: Box) -> None:
     box.make("one").write_bytes(b"a\r\nb\r\nc\r\n\xff\r\n")
     await patched(box, EDIT)

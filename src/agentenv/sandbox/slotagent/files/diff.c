@@ -324,6 +324,25 @@ static void take_body(struct hunk *hunk, struct counts *counts) {
     }
 }
 
+/* The line at hand is none of a hunk's. Refuses the patch if lines with signs follow, up to an empty line or the next
+ * header: then a sign was forgotten, and they would be left out. Not when the hunk has all that its header announces:
+ * anything may follow then. */
+static void check_end(const struct counts *counts) {
+    if (at_end() || (counts->known && !counts->old && !counts->new))
+        return;
+    struct bytes text = line(0);
+    size_t at = line_at, next = next_line;
+    while (text.count && !begins_with(text, "@@") && !begins_with(text, "diff ") && !equals(text, "-- ")) {
+        size_t stop = stop_of(next);
+        struct bytes after = without_end(patch->text + next, stop - next, "\r\n");
+        if (begins_with(text, "--- ") && begins_with(after, "+++ "))
+            return;
+        if (at != line_at && (*text.at == '+' || *text.at == '-'))
+            wrong(line_number, "this line is inside a hunk, but begins with none of ' ', '+' and '-'");
+        at = next, next = stop, text = after;
+    }
+}
+
 static void count_context(struct hunk *hunk) {
     const struct line *lines = patch->lines + hunk->first;
     while (hunk->before < hunk->count && lines[hunk->before].kind == CONTEXT)
@@ -344,6 +363,7 @@ static void take_hunk(void) {
                         .start = counts.known ? start : -1, .header_bytes = (uint32_t)header.count};
     advance();
     take_body(&hunk, &counts);
+    check_end(&counts);
     if (!hunk.count) {
         struct text text = {0};
         addf(&text, "line %u: the hunk ", hunk.at_line);
