@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -12,10 +13,11 @@ from agentenv.cli.output import err
 from agentenv.containers import transfer
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
+from agentenv.file_names import meant_path, readable_name
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Each path by its name in the workspace: its own last component.
+    """Each path by its name in the workspace: its own last component, also of a link, as slots take it.
 
     Raises ConfigError when two have the same name, or one does not exist.
     """
@@ -25,7 +27,7 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
             whole = path.resolve(strict=True)
         except OSError as error:
             raise ConfigError("--upload", str(error)) from error
-        name = whole.name or "root"
+        name = readable_name(os.fsencode(Path(os.path.abspath(path)).name)) or "root"  # noqa: PTH100 (a link's own name)
         if name in found:
             raise ConfigError("--upload", f"two paths have the name {name!r}", next_step="rename one of them")
         found[name] = whole
@@ -41,7 +43,7 @@ def targets(downloads: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in downloads:
         remote, colon, local = text.partition(":")
-        target = local if colon else PurePosixPath(remote).name
+        target = local if colon else meant_path(PurePosixPath(remote).name)
         if not remote or not target:
             raise ConfigError("--download", f"got {text!r}", next_step="write PATH, or PATH:LOCAL")
         found[remote] = Path(target)

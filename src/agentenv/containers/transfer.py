@@ -33,6 +33,7 @@ DEFAULT_MAX_BYTES = 8 * 1024**3
 """Default limit of a download: a slot can hold (sparse) files larger than any disk."""
 
 _PIECE_BYTES = 1024 * 1024
+_MOST_PATH_CHARS = 4096
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
@@ -72,9 +73,9 @@ async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Pr
     entries; a file replaces an existing one of its name.
 
     Raises: OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
-    InvalidArgumentsError: ``local`` holds a device, a socket or a pipe. PolicyRefusalError: links in the
-    slot lead out of ``remote``, or ``remote`` outside the workspace of a fake slot. InfraError: the slot or the
-    connection failed.
+    InvalidArgumentsError: ``local`` holds a device, a socket or a pipe, or ``remote`` is no path. PolicyRefusalError:
+    links in the slot lead out of ``remote``, or ``remote`` outside the workspace of a fake slot. InfraError: the slot
+    or the connection failed.
     """
     total = await asyncio.to_thread(size_of, local)
 
@@ -112,6 +113,7 @@ async def download(
     Raises:
         OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, the content exceeds
             ``max_bytes``, a link leads out of ``local``, or something in the slot stopped or killed the transfer.
+        InvalidArgumentsError: ``remote`` is no path.
         PolicyRefusalError: ``remote`` leads outside the workspace, on a backend without isolation.
         InfraError: the slot or the connection failed.
     """
@@ -143,6 +145,7 @@ async def _insisting(lease: TransferLease, once: Callable[[], Awaitable[T]]) -> 
 async def _request(
     lease: TransferLease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
+    _check_path(remote)
     container = lease.container
     headers = headers_for(container, **{LEASE_HEADER: lease.key.model_dump_json()})
     url = f"{container.base_url}/v1/slots/{lease.key.slot}/transfer"
@@ -156,6 +159,19 @@ async def _request(
             yield response
     except (aiohttp.ClientError, TimeoutError) as error:
         raise errors.ConnectionLostError(f"a transfer with {container.id} was cut: {error!r}") from error
+
+
+def _check_path(remote: str) -> None:
+    """Raises InvalidArgumentsError for what cannot be the path of a slot's file. A query drops what is not UTF-8."""
+    try:
+        remote.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgumentsError(
+            f"the path {remote[:80]!a} has half of a surrogate pair",
+            next_step="write a byte that is not UTF-8 as \\xNN (agentenv.file_names.readable_name)",
+        ) from error
+    if "\0" in remote or not 0 < len(remote) <= _MOST_PATH_CHARS:
+        raise errors.InvalidArgumentsError(f"a path has 1 to {_MOST_PATH_CHARS} characters, none of them NUL")
 
 
 async def _body(local: Path, tally: ContentDigest, total: int, progress: Progress | None) -> AsyncIterator[bytes]:

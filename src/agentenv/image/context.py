@@ -23,7 +23,7 @@ versions."""
 
 _GROUND = (
     *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
-    *("py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py", "tar_members.py", "tasks.py"),
+    *("file_names.py", "py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py", "tar_members.py", "tasks.py"),
 )
 _UNPACKING = tuple(
     f"store/{name}.py"

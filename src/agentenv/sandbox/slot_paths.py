@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv.sandbox.file_names import meant_path
+from agentenv.file_names import meant_path
 
 WORKSPACE: Final = "/workspace"
 """Name of a slot's workspace in all interfaces, wherever it is."""
@@ -68,7 +68,7 @@ class SlotPaths:
 
     def named(self, path: str) -> str:
         """``path`` as a call names it: like :meth:`in_slot`, with ``~`` for the home, and bytes that are not UTF-8 as
-        in :mod:`agentenv.sandbox.file_names`."""
+        in :mod:`agentenv.file_names`."""
         path = meant_path(path)
         at_home = self.home and (path == "~" or path.startswith("~/"))
         return self.in_slot(self.home + path.removeprefix("~") if at_home else path)

@@ -108,6 +108,18 @@ async def test_what_cannot_be_done_is_an_error_as_of_local_files(session: ToolSe
     assert {path.name for path in tmp_path.iterdir()} == {"file", "dir"}
 
 
+@pytest.mark.parametrize("path", ["caf\udce9", "\ud800", "a\0b", "", "x" * 4097])
+async def test_what_is_no_path_is_refused(session: ToolSession, tmp_path: Path, path: str) -> None:
+    """And never shortened: of a query's text, what is not UTF-8 is dropped."""
+    (tmp_path / "f").write_text("f")
+    before = await bash(session, "find . | sort")
+    for call in (upload(session.lease, tmp_path / "f", path), download(session.lease, path, tmp_path / "got")):
+        with pytest.raises(InvalidArgumentsError, match="path"):
+            await call
+    assert await bash(session, "find . | sort") == before
+    assert not (tmp_path / "got").exists()
+
+
 async def test_nothing_a_slot_holds_leads_out_of_the_target(session: ToolSession, tmp_path: Path) -> None:
     await bash(session, "mkdir -p bad sparse; ln -s /etc bad/link; truncate -s 1T sparse/huge")
     with pytest.raises(PermissionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_each_path_gets_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "one.txt").write_text("1")
     monkeypatch.chdir(tmp_path / "src")
     assert upload.named([Path(), Path("../one.txt")]) == {"src": tmp_path / "src", "one.txt": tmp_path / "one.txt"}
+
+
+def test_a_name_is_its_own_bytes_and_a_link_s_its_own(tmp_path: Path) -> None:
+    """Names as slots take them: a byte that is not UTF-8 as \\xNN, which may also be a name's own text."""
+    (tmp_path / "v2").mkdir()
+    (tmp_path / "current").symlink_to("v2")
+    assert upload.named([tmp_path / "current"]) == {"current": tmp_path / "v2"}
+    one, other = (tmp_path / os.fsdecode(name) for name in (b"caf\xe9", rb"caf\xe9"))
+    for path in (one, other):
+        path.touch()
+    assert upload.named([one, other]) == {r"caf\xe9": one, r"caf\\xe9": other}
+    assert upload.targets([r"d/caf\xe9"]) == {r"d/caf\xe9": Path(one.name)}
 
 
 def test_two_of_one_name_are_refused(tmp_path: Path) -> None:

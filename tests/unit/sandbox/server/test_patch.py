@@ -144,7 +144,11 @@ async def test_no_line_of_a_hunk_is_left_out(box: Box, header: str) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    ["```\n", "\nThat is it.\n\n- one line\n", "Only in b: x\ndiff -u a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-x\n+y\n"],
+    [
+        "```\n",
+        "\nThat is it.\n\n- one line\n",
+        "Only in b: x\ndiff -u a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-x\n+y\n",
+    ],
 )
 @pytest.mark.parametrize("header", ["@@ -1,3 +1,3 @@", "@@ -1,5 +1,9 @@", "@@"])
 async def test_text_behind_a_hunk_is_no_part_of_it(box: Box, header: str, rest: str) -> None:

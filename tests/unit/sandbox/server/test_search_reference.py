@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agentenv.errors import InvalidArgumentsError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.wire.tools import SearchReply
 from tests.sweeps import Sweep
 from tests.unit.sandbox.server.file_tools_box import UID, Box, box_fixture

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
-from agentenv.sandbox.file_names import meant_path, readable_name
+from agentenv.file_names import meant_path, readable_name
 from agentenv.sandbox.server.tools.file_records import FileRecord, encode
 from agentenv.tar_headers import BLOCK, NS_PER_S, Entry, Kind, entries
 from agentenv.tar_members import set_modified_ns

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.tools.artifacts import (
     MAX_ENTRIES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH
 from agentenv.wire.base import MAX_FILE_BYTES

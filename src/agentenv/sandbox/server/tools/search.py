@@ -6,7 +6,7 @@ import os
 from codecs import getincrementaldecoder
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths

@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.process import SlotIo

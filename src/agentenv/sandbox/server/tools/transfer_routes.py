@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agentenv.errors import LeaseLostError, ProtocolError
-from agentenv.sandbox.file_names import readable_name
+from agentenv.file_names import readable_name
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.tools.file_records import RecordReader

@@ -5,7 +5,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.sandbox.file_names import meant_path, readable_name
+from agentenv.file_names import meant_path, readable_name
 
 PIECES = (
     b"a",
