@@ -7,6 +7,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from base64 import b64decode
 from pathlib import Path
 
@@ -48,6 +49,29 @@ def test_bytes_pass_through_as_through_bash(size: int, tmp_path: Path) -> None:
 
 def test_several_arguments_are_one_quoted_command() -> None:
     assert run("--", "printf", "%s|", "a b", "$HOME", "-x").stdout == "a b|$HOME|-x|"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_an_empty_one(closed: str) -> None:
+    """The others get what is theirs, and the exit code is the command's."""
+    text = "from agentenv.cli import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        text,
+        "exec",
+        "--own",
+        "--backend",
+        "fake",
+        "--stdin",
+        "cat; echo out; echo err >&2; exit 3",
+    ]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *command], input=b"in", capture_output=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stdout == (b"" if ">&-" in closed.split() else b"out\n" if "<&-" in closed else b"inout\n")
+    assert done.stderr == (b"" if "2>&-" in closed else b"err\n")
 
 
 def test_standard_input_is_given_only_when_asked_for() -> None:
