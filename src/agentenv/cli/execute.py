@@ -132,7 +132,7 @@ def execute(
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     settings = asked.container(isolation=isolation.value)
-    text = command[0] if len(command) == 1 else shlex.join(command)
+    text = command[0] if len(command) == 1 else " ".join(map(quoted, command))
     alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     root = asked.root()
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
@@ -159,6 +159,15 @@ def execute(
         _show_notes(result)
         print_error(lost, as_json=False)
     raise typer.Exit(shell_exit_code(result) or exit_code_of(lost))
+
+
+def quoted(word: str) -> str:
+    """An argument for bash. Commands travel as text: bytes that are not UTF-8 are written as escapes."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(word)) + "'"
+    return shlex.quote(word)
 
 
 def waiting_bytes(stream: TextIO) -> int:

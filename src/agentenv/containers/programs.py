@@ -22,6 +22,7 @@ from agentenv.errors import (
     ProtocolError,
     from_wire,
 )
+from agentenv.tools.schema import unencodable
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.programs import (
     MAX_PIECE_BYTES,
@@ -52,6 +53,8 @@ _NAMES: Final = {number: name for name, number in NUMBERS.items()}
 
 def checked_order(**given: Any) -> ProgramOrder:
     """What to start; None is not given. Raises InvalidArgumentsError."""
+    if (problem := unencodable(given)) is not None:
+        raise InvalidArgumentsError(f"start: {problem}")
     try:
         return ProgramOrder(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

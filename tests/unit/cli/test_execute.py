@@ -51,6 +51,13 @@ def test_several_arguments_are_one_quoted_command() -> None:
     assert run("--", "printf", "%s|", "a b", "$HOME", "-x").stdout == "a b|$HOME|-x|"
 
 
+def test_arguments_are_bytes() -> None:
+    word = b"".join(bytes((byte,)) for byte in range(1, 256))
+    assert run("printf", "%s", os.fsdecode(word)).stdout_bytes == word
+    assert run(os.fsdecode(b"printf caf\xe9")).exit_code == 2  # bash text is text
+    assert "surrogate" in run(os.fsdecode(b"printf caf\xe9")).stderr
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_an_empty_one(closed: str) -> None:
     """The others get what is theirs, and the exit code is the command's."""

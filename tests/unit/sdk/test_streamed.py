@@ -6,6 +6,7 @@ import io
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,12 @@ def test_it_is_what_popen_is(box: Sandbox) -> None:
         assert stderr.result() == here.stderr
         assert (program.wait(), program.exit_code, program.timed_out) == (here.returncode, 0, False)
         assert program.pid > 1
+
+
+@pytest.mark.parametrize("given", [{"command": ["printf", "\udce9"]}, {"command": "true", "env": {"A": "\ud800"}}])
+def test_what_is_no_text_is_refused(box: Sandbox, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentsError, match="surrogate"):
+        box.start(**given, output="stream")
 
 
 def test_its_output_is_a_file(box: Sandbox) -> None:
