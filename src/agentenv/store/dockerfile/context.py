@@ -101,10 +101,10 @@ class BuildContext:
     def _rules(self) -> Ignore:
         for name in (f"{self._dockerfile}{_IGNORE}", _IGNORE):
             try:
-                return Ignore(self._tree.content(posixpath.normpath(name), MAX_IGNORE_BYTES).decode(errors="replace"))
+                return Ignore(self._tree.content(posixpath.normpath(name), MAX_IGNORE_BYTES).decode())
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (PatternError, LeadsOutError, OSError) as error:
+            except (UnicodeDecodeError, PatternError, LeadsOutError, OSError) as error:
                 place = Place(str(self._tree.directory / name), 0, _IGNORE)
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 raise place.wrong(reason or str(error), next_step="correct it, or take it away") from error

@@ -91,6 +91,9 @@ def test_rules_that_cannot_be_read_are_told_with_their_file(directory: Path) -> 
     (directory / ".dockerignore").write_text("a\n[\n")
     with pytest.raises(DockerfileError, match=r"context/\.dockerignore: \.dockerignore: \["):
         listed(directory, ".")
+    (directory / ".dockerignore").write_bytes(b"caf\xe9\n")  # it would match nothing, and the file be copied
+    with pytest.raises(DockerfileError, match=r"\.dockerignore: 'utf-8' codec can't decode byte 0xe9"):
+        listed(directory, ".")
     (directory / ".dockerignore").unlink()
     (directory / ".dockerignore").symlink_to("/etc/passwd")
     with pytest.raises(DockerfileError, match=r"\.dockerignore is a link to /etc/passwd"):
