@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from codecs import getincrementaldecoder
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.file_names import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
+from agentenv.sessions.head_tail import whole_end, whole_start
 from agentenv.wire.tools import SearchArguments, SearchMatch, SearchReply
 
 _MAX_WHY_BYTES = 16 * 1024
@@ -62,7 +62,11 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
     base = os.fsencode(_base(paths.named(asked.path), paths.workspace))
     while (record := reader.record()).kind == "h":
         path = readable_name(b"/".join(part for part in (base, record.path) if part))
-        text, lossy = _text(record.link, cut=record.truncated)
+        line = record.link
+        if record.truncated:  # perhaps within a character, at either end
+            line = line[whole_start(line) : whole_end(line)]
+        text = line.decode("utf-8", "replace")
+        lossy = text.encode() != line
         matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated, lossy=lossy))
         if len(matches) > asked.limit:
             raise ProtocolError("slotfiles found more than requested")
@@ -78,15 +82,6 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
         large_skipped=large,
         unreadable_skipped=unreadable,
     )
-
-
-def _text(line: bytes, *, cut: bool) -> tuple[str, bool]:
-    """A line's text, and whether some of it is not UTF-8. A cut line is shown without the pieces of characters that the
-    cut has left at its ends."""
-    if cut:
-        line = line[next((at for at, byte in enumerate(line[:4]) if byte & 0xC0 != 0x80), 0) :]
-    text = getincrementaldecoder("utf-8")("replace").decode(line, final=not cut)
-    return text, not line.startswith(text.encode())
 
 
 def _base(path: str, workspace: str) -> str:
