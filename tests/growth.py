@@ -3,9 +3,10 @@ long others wait meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 TIMES: Final = 4
@@ -36,4 +37,16 @@ def longest_pause_s(work: Callable[[], object]) -> float:
         time.sleep(0.001)
         now_s = time.monotonic()
         longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    return longest_s
+
+
+async def longest_turn_s(work: Coroutine[object, object, object]) -> float:
+    """The longest time for which the event loop did nothing else while it did this work."""
+    task = asyncio.ensure_future(work)
+    longest_s, last_s = 0.0, time.monotonic()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now_s = time.monotonic()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    task.result()
     return longest_s

@@ -34,6 +34,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         (f"docker-daemon:{DIGEST}", f"docker-daemon:{DIGEST}"),
         ("dockerfile:tasks/1", "dockerfile:tasks/1"),
         ("committed:prepared", "committed:prepared:latest"),
+        (DIGEST, DIGEST),
         ("committed:registry:5000/team/prepared:2", "committed:registry:5000/team/prepared:2"),
     ],
 )

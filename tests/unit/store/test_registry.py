@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.store import registry
 from agentenv.store.manifest import machine_architecture
 from agentenv.store.reference import parse
@@ -84,6 +84,13 @@ def test_a_download_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(ImageUnavailableError, match=r"for 0\.1 s"):
         download(tmp_path, stall_s=0.1)
+
+
+def test_a_download_beyond_the_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skopeo(tmp_path, f"cat /dev/zero > {tmp_path}/layout/blobs/sha256/endless")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(BadImageError, match="more than 1000000 bytes"):
+        registry.download(parse("x"), RegistrySettings(), tmp_path, {}, 0, lambda _: None, limit_bytes=1_000_000)
 
 
 def test_stand_ins_take_no_space_and_those_of_an_earlier_attempt_go(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tarfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agentenv.errors import BuildStepError, CheckpointError, ConfigError, DockerfileError
+from agentenv.errors import BuildStepError, CheckpointError, ConfigError, DockerfileError, ImageUnavailableError
+from agentenv.store import layers
 from agentenv.store.dockerfile.build import Built, Listeners, StepEvent, build, load
 from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.instructions import Copy, Run
 from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.plan import Options
+from tests.growth import longest_turn_s
 from tests.image_sources import member, tar_of
 from tests.unit.store.dockerfile.trees import Tree, TreeMachine, TreeMachines, mode_of
 
@@ -479,3 +484,56 @@ def test_a_dockerfile_is_read(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(DockerfileError, match=r"missing: Dockerfile: No such file"):
         load(tmp_path, tmp_path / "missing")
+
+
+HOSTILE = {
+    "wildcards": ("FROM base\nCOPY *a*a*a*a*a*a*a*a*b /c/\n", ""),
+    "rules": ("FROM base\nCOPY . /c\n", "**/x/" * 14 + "y"),
+    "many rules": ("FROM base\nCOPY . /c\n", "**/*x*x*y\n" * 6_000),
+    "a prefix": ("FROM base\nENV A=" + "a" * 4000 + "\nENV B=${A##*a*a*a*a*a*a*a*a*b}\nCOPY . /c\n", ""),
+    "a long line": ("FROM base\nENV A=" + "a" * 150_000 + "\nCOPY . /c\n", ""),
+    "many lines": ("FROM base\n" + "ENV A=$B\n" * 15_000 + "COPY . /c\n", ""),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_context_holds_no_loop(name: str, bench: Bench) -> None:
+    text, rules = HOSTILE[name]
+    bench.write("a" * 250)
+    bench.write("/".join(["x"] * 60))
+    bench.write(".dockerignore", rules)
+    bench.write("Dockerfile", text)
+
+    async def looked_at() -> None:
+        dockerfile = await asyncio.to_thread(load, bench.context)
+        with ExitStack() as stack:
+            context = await asyncio.to_thread(stack.enter_context, BuildContext(bench.context))
+            with suppress(DockerfileError):
+                await build(dockerfile, context, bench.machines, bench.cache)
+
+    assert await longest_turn_s(looked_at()) < 1.0
+
+
+async def test_an_archive_that_swells_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_SWELLS_FROM_BYTES", 1_000_000)
+    with tarfile.open(bench.context / "a.tar.gz", "w:gz") as archive:
+        for name in "ab":
+            made, content = member(name, bytes(900_000))
+            archive.addfile(made, io.BytesIO(content))
+    with pytest.raises(DockerfileError, match=r"Dockerfile:2: ADD: it unpacks to \d+ bytes, more than 100 times"):
+        await bench.build("FROM base\nADD a.tar.gz /\n")
+
+
+async def test_a_file_of_holes_is_not_copied(bench: Bench) -> None:
+    bench.write("holes")
+    os.truncate(bench.context / "holes", 2**40)
+    with pytest.raises(DockerfileError, match=r"Dockerfile:2: COPY: holes cannot be read: almost all .* are holes"):
+        await bench.build("FROM base\nCOPY holes /\n")
+
+
+async def test_a_full_disk_is_no_fault_of_a_dockerfile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write("a", "x" * 100)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=1, f_blocks=2**40, f_bavail=2**30 + 99))
+    with pytest.raises(ImageUnavailableError, match="Dockerfile:2: COPY: 100 bytes more would leave less"):
+        await bench.build("FROM base\nCOPY a /\n")

@@ -214,6 +214,14 @@ def test_stages_are_found_by_name_in_front_of_images() -> None:
         ("FROM a\nSTOPSIGNAL SIGX\n", "SIGX is no signal"),
         ("FROM a\nARG u=https://x/y\nADD $u /\n", "https://x/y is a URL"),
         ("FROM a\nONBUILD RUN x\n", "ONBUILD"),
+        ("FROM docker-archive:/etc/shadow\n", "Dockerfile:1: FROM: .* is an image of this machine"),
+        ("FROM oci:/any/dir:tag\n", "Dockerfile:1: FROM: .* is an image of this machine"),
+        ("FROM oci:base\n", "Dockerfile:1: FROM: .* is an image of this machine"),
+        ("FROM dockerfile:/x\n", "Dockerfile:1: FROM: .* is an image of this machine"),
+        ("ARG B=docker-daemon:x\nFROM $B\n", "Dockerfile:2: FROM: .* is an image of this machine"),
+        ("FROM a\nCOPY --from=oci:/any/dir x /\n", "Dockerfile:2: COPY: .* is an image of this machine"),
+        (f"FROM a\nENV x={'x' * 4000}\n" + "ENV x=$x$x\n" * 60, "Dockerfile:7: ENV: .* more than 65536 characters"),
+        (f"FROM a\nARG x={'x' * 4000}\nENV y=${{x//x/{'y' * 17}}}\n", "replacements have more than 65536 characters"),
     ],
 )
 def test_what_cannot_be_planned(text: str, message: str) -> None:

@@ -1,0 +1,38 @@
+"""What an image says of its programs is read beside the event loop, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.supervisor import image_mounts
+from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageMounts
+from tests.waiting import until
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+async def test_nobody_waits_for_the_reading_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go, read = threading.Event(), threading.Event(), []
+
+    def config_of(said: object, layers: object) -> ImageConfig:
+        read.append((said, layers))
+        reading.set()
+        assert go.wait(60)
+        return ImageConfig(user="one")
+
+    monkeypatch.setattr(image_mounts, "config_of", config_of)
+    monkeypatch.setattr(ImageMounts, "_mount", lambda *_: image_mounts._Mounted(tmp_path, {}, -1))
+    images = ImageMounts(tmp_path, tmp_path)
+    waiting = [asyncio.create_task(images.ready(DIGEST)) for _ in range(3)]
+    await until(reading.is_set)
+    with pytest.raises(SandboxUnavailableError):
+        images.take(DIGEST)
+    go.set()
+    await asyncio.gather(*waiting)
+    assert images.take(DIGEST)[1].user == "one"
+    assert read == [({}, [tmp_path])]
