@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+import aiohttp
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
@@ -121,6 +122,15 @@ class ImageSlots:
         """How often each slot of the container of that session was made anew."""
         async with ContainerControl(session.lease.container, guest=True) as control:
             return [report.epoch for report in (await control.slots()).slots]
+
+    async def stalls(self, session: ToolSession, process: str) -> dict[str, Any]:
+        """How long the loop of ``supervisor`` or ``server`` was held so far, and where for longest."""
+        handle = session.lease.container
+        headers = {"Authorization": f"Bearer {handle.token}"}
+        async with aiohttp.ClientSession() as http, http.get(f"{handle.base_url}/v1/stalls", headers=headers) as told:
+            assert told.status == 200, await told.text()
+            found: dict[str, Any] = (await told.json())[process]
+            return found
 
     async def release_all(self) -> None:
         await self._stack.aclose()

@@ -407,6 +407,32 @@ async def test_an_odd_image_is_a_slot_like_others(slots: ImageSlots, odd: str) -
     assert await sh(plain, "echo the container is as it was") == "the container is as it was\n"
 
 
+_BASH_BYTES: Final = 16 * 2**20
+BASHES: Final[Mapping[str, tuple[bytes, str]]] = {
+    "near versions": (b"@(#)Bash version ", "/usr/bin"),
+    "near machines": (b"-linux-aaaaaaaaaaaaa", "/usr/bin"),
+    "versions of blanks": (b"@(#)Bash version " + b" " * 63, "/usr/bin"),
+    "many directories": (b"x", ":".join(["/usr/bin", *(f"/d{number}" for number in range(4_000))])),
+    "directories outside": (b"x", "/usr/bin:/../../../../../../usr/bin:/../../../../proc/1/root/usr/bin"),
+}
+
+
+@pytest.mark.parametrize("name", BASHES)
+async def test_an_images_bash_holds_no_loop(slots: ImageSlots, name: str) -> None:
+    piece, path = BASHES[name]
+    hostile = member("usr/bin/bash", piece * (_BASH_BYTES // len(piece)), mode=0o755)
+    image = slots.images.make(
+        slots.images.programs, files(*usual_files(), hostile), config={"Env": [f"PATH={path}"], "User": "0"}
+    )
+    plain = await slots.open_plain()
+    before = await slots.stalls(plain, "supervisor")
+    await slots.open(image)
+    after = await slots.stalls(plain, "supervisor")
+    held = after["stack"] if after["longest_s"] > before["longest_s"] else ""
+    assert "static_bash" not in held, (after["longest_s"], held)
+    await slots.release_all()
+
+
 async def test_without_bash_the_containers_own_runs_calls_sessions_and_scripts(slots: ImageSlots) -> None:
     names = ("cat", "env", "ls", "sleep")
     bare = slots.images.make(programs(*names, python=False), files(member("work", type=tarfile.DIRTYPE, mode=0o777)))
