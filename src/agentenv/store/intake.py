@@ -113,6 +113,8 @@ class Intake:
         with written(self._layout.layer(diff_id), lambda: self._progress(waiting)) as tar:
             if tar is None:
                 return
+            if blob.size_bytes > room_bytes:
+                raise BadImageError(f"a layer's blob has {blob.size_bytes} bytes, and the image may have {room_bytes}")
             files.check_room(tar.fileno(), blob.size_bytes)
             write_tar(blob, diff_id, tar, limit_bytes=room_bytes, done=done)
             if blob.digest:  # noted only here, where it has been verified; and before the layer, or a kill loses it

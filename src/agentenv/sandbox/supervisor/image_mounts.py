@@ -7,6 +7,7 @@ has read; what an image brings is file content only, so the kernel never parses 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
@@ -19,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
-from agentenv.rooted import RootedDirectory
+from agentenv.rooted import LeadsOutError, RootedDirectory
 from agentenv.sandbox.slot_env import PATH
 from agentenv.sandbox.supervisor import static_bash, syscalls
 from agentenv.sandbox.supervisor.user_namespace import ImageIds
@@ -179,9 +180,10 @@ def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfi
 
 
 def _is_in(layers: Sequence[Path], path: str) -> bool:
-    """By the upmost layer that says anything of it; a whiteout says that it is gone."""
+    """By the upmost layer that says anything of it; a whiteout says that it is gone, and what cannot be reached (links
+    without end) is not there."""
     for layer in layers:
-        with RootedDirectory(layer, as_root=True) as root:
+        with contextlib.suppress(OSError, LeadsOutError), RootedDirectory(layer, as_root=True) as root:
             if (found := root.seen(path)) is not None:
                 return not stat.S_ISCHR(found.st_mode)
     return False

@@ -36,3 +36,17 @@ async def test_nobody_waits_for_the_reading_of_an_image(tmp_path: Path, monkeypa
     await asyncio.gather(*waiting)
     assert images.take(DIGEST)[1].user == "one"
     assert read == [({}, [tmp_path])]
+
+
+@pytest.mark.parametrize("link", ["usr", "/usr", "../usr", "../../../../../usr/bin", "/proc/1/root/usr"])
+def test_links_of_an_image_end_in_it(tmp_path: Path, link: str) -> None:
+    (tmp_path / "usr").symlink_to(link)
+    found = image_mounts.config_of({"env": {}, "user": "", "workdir": ""}, [tmp_path])
+    assert (found.has_bash, found.has_tmux, found.bash_build) == (False, False, "")
+
+
+def test_programs_behind_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "opt/bin").mkdir(parents=True)
+    (tmp_path / "opt/bin/tmux").write_text("")
+    (tmp_path / "usr").symlink_to("/opt")
+    assert image_mounts.config_of({"env": {}, "user": "", "workdir": ""}, [tmp_path]).has_tmux
