@@ -29,6 +29,8 @@ class BadRegistry:
     """Answers with blobs that are cut in their middle."""
     drip_s: float = 0.0
     """Pause before each part of a blob."""
+    leads_to: str = ""
+    """Where blobs are instead."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests by digest or tag."""
     at_once: int = 0
@@ -57,6 +59,8 @@ class BadRegistry:
         if blob is None:
             return web.Response(status=404)
         self.asked[blob[1]] += 1
+        if self.leads_to:
+            raise web.HTTPTemporaryRedirect(self.leads_to)
         return await self._blob(request, self.layout.path(blob[1]).read_bytes())
 
     async def _blob(self, request: web.Request, content: bytes) -> web.StreamResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -110,3 +111,42 @@ async def test_what_fails_is_told_while_it_is_tried_again(keeper: Keeper) -> Non
     await until(lambda: bool(pull.state().problem))
     state = pull.state()
     assert (state.state, "127.0.0.1:9" in state.problem, "refused" in state.problem) == ("fetching", True, True)
+
+
+@pytest.fixture
+async def named(registry: BadRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
+    """A keeper that reaches the registry by its name, so by the proxy."""
+    loop = asyncio.get_running_loop()
+    resolve = loop.getaddrinfo
+
+    async def resolved(host: str, port: int, **given: object) -> object:
+        return await resolve("127.0.0.1" if host == "registry.test" else host, port, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolved)
+    registry.address = f"registry.test:{registry.address.rpartition(':')[2]}"
+    hosts = frozenset((registry.address,))
+    store = Store.open(tmp_path / "named", registries=RegistrySettings(tls_verify=False, retries=0, stall_s=20.0))
+    settings = KeeperSettings(patience=PatienceSettings(patience_s=0.3, first_s=0.05, longest_s=0.1), registries=hosts)
+    async with guarded(store, Reach(hosts)) as reaching, Keeper(reaching, settings) as opened:
+        yield opened
+
+
+async def test_skopeo_goes_through_the_proxy(named: Keeper, registry: BadRegistry) -> None:
+    await _fetched(named, registry)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "elsewhere.test"])
+async def test_a_registry_leads_skopeo_nowhere(host: str, named: Keeper, registry: BadRegistry) -> None:
+    hits: list[str] = []
+
+    async def hit(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hits.append("hit")
+        writer.close()
+
+    async with await asyncio.start_server(hit, "127.0.0.1", 0) as server:
+        registry.leads_to = f"http://{host}:{server.sockets[0].getsockname()[1]}/layer"
+        pull = await _ended(named.ensure(f"{registry.address}/team/app:1"))
+    assert pull.error is not None
+    assert pull.error.code == "image_unavailable"
+    assert registry.asked[BLOB] >= 1
+    assert hits == []
