@@ -23,6 +23,7 @@ class Loss(StrEnum):
     deaf = "the slot's agent did not read what it was sent"
     broken = "the slot's agent broke its protocol"
     offline = "the process behind its network ended, which only the slot's own packets reach"
+    unchanged = "its network could not be changed in time"
     filled = "its own memory limit kept it from being sealed"
     unused = "its agent ended before anything had run in it"
     memory_above = "the container or its machine ran out of memory while the slot was below its own limit"
@@ -41,6 +42,7 @@ WAYS: Mapping[Loss, type[AgentEnvError]] = {
     Loss.deaf: SlotDestroyedError,
     Loss.broken: SlotDestroyedError,
     Loss.offline: SlotDestroyedError,
+    Loss.unchanged: SlotDestroyedError,
     Loss.filled: SlotDestroyedError,
     Loss.unused: LeaseLostError,
     Loss.memory_above: LeaseLostError,

@@ -16,6 +16,20 @@ MOST_NAME_CHARS: Final = 253
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_IPV6: Final = ipaddress.ip_network("2000::/3")
+"""IANA assigns no other for the Internet; what is outside of it is private, link- or site-local, or nobody's."""
+_SPECIAL: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+    )
+)
+"""The special-purpose registries of IANA and multicast: also the anycast addresses that may be reached globally, each
+of which is a service of whichever network is nearest. Python's ``is_global`` lacks what was added after its release,
+and counts site-local addresses."""
 _TRANSLATED_TWO_WAYS: Final = "ßς\u200c\u200d"
 
 
@@ -48,8 +62,9 @@ def unwrapped(address: Address) -> Address:
 def is_public(address: Address) -> bool:
     """Whether it belongs to the Internet: neither private, nor this machine's, nor reserved, nor for many."""
     real = unwrapped(address)
-    site_local = isinstance(real, ipaddress.IPv6Address) and real.is_site_local
-    return real.is_global and not real.is_multicast and not real.is_reserved and not site_local
+    if real.version == 6 and real not in _GLOBAL_IPV6:
+        return False
+    return not any(real in network for network in _SPECIAL)
 
 
 def host_name(text: str) -> str:

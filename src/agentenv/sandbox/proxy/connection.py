@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError
 from agentenv.sandbox.proxy import heads
+from agentenv.sandbox.proxy.chunks import Chunks
 from agentenv.sandbox.proxy.heads import Body, Framing, Request
 from agentenv.sandbox.proxy.names import Names
 from agentenv.sandbox.proxy.packets import Counts
@@ -19,6 +20,8 @@ from agentenv.sandbox.proxy.streams import CHUNK_BYTES, Stream
 from agentenv.wire.addresses import Address, Network
 from agentenv.wire.network import NetworkPolicy, judge_address, judge_host
 
+_MOST_RESPONSES: Final = 32
+"""To one request, interim ones (1xx) among them."""
 _ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
@@ -152,7 +155,7 @@ class Connection:
         await _side_by_side(self._return_response(request, upstream), self._send_body(request, upstream), both=False)
 
     async def _return_response(self, request: Request, upstream: Stream) -> None:
-        while True:
+        for _ in range(_MOST_RESPONSES):
             try:
                 response = heads.parse_response(await upstream.receive_head(), request.method)
             except (OSError, InvalidArgumentsError, ProtocolError) as error:
@@ -161,8 +164,9 @@ class Connection:
             self._answered = True
             await self._client.send(response.head)
             if response.status >= 200:
-                break
-        await self._pass_back(upstream, response.body)
+                await self._pass_back(upstream, response.body)
+                return
+        raise _UpstreamError(f"No response from {request.host}: it sent {_MOST_RESPONSES} interim responses.")
 
     async def _send_body(self, request: Request, upstream: Stream) -> None:
         with contextlib.suppress(_UpstreamError):  # it may have answered before it had all
@@ -225,15 +229,10 @@ async def _pass_exactly(source: Stream, send: Callable[[bytes], Awaitable[None]]
 
 
 async def _pass_chunks(source: Stream, send: Callable[[bytes], Awaitable[None]]) -> None:
-    """Chunks are written anew; extensions of chunks and trailer fields are dropped."""
-    while size := heads.chunk_bytes(await source.receive_line()):
-        await send(b"%x\r\n" % size)
-        await _pass_exactly(source, send, size)
-        if await source.receive_line() != b"\r\n":
-            raise InvalidArgumentsError("The chunked body is malformed.")
-        await send(b"\r\n")
-    while (await source.receive_line()).strip():
-        pass
+    """Chunks are written anew, as large as they arrive; extensions of chunks and trailer fields are dropped."""
+    chunks = Chunks()
+    while data := await source.receive_decoded(chunks):
+        await send(b"%x\r\n%b\r\n" % (len(data), data))
     await send(b"0\r\n\r\n")
 
 

@@ -126,14 +126,6 @@ def answer(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
-def chunk_bytes(line: bytes) -> int:
-    """The length that the first line of a chunk tells. Raises InvalidArgumentsError."""
-    digits = line.partition(b";")[0].strip(b" \t\r\n")
-    if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", digits):
-        raise InvalidArgumentsError("The chunked body is malformed.")
-    return int(digits, 16)
-
-
 def _fields(lines: Sequence[str]) -> Fields:
     found = [_FIELD.fullmatch(line) for line in lines]
     if not all(found):

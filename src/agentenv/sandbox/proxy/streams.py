@@ -1,7 +1,8 @@
 """A non-blocking socket, read and written without buffers that grow.
 
-The event loop's own transports read up to 256 KiB ahead of their reader. Here at most one chunk is held in each
-direction: a sender waits until its receiver has taken the last one.
+The event loop's own transports read up to 256 KiB ahead of their reader. Here at most one chunk and the beginning of a
+line are held in each direction: a sender waits until its receiver has taken the last one. What was read and not used
+yet is cut from the front of one buffer, which costs what is cut.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import socket
 from typing import Final
 
 from agentenv.errors import InvalidArgumentsError
+from agentenv.sandbox.proxy.chunks import Chunks
 from agentenv.sandbox.proxy.heads import MAX_HEAD_BYTES
 from agentenv.wire.addresses import Address
 
 CHUNK_BYTES: Final = 64 * 1024
 _SLOT_BUFFER_BYTES: Final = 128 * 1024
-_MAX_LINE_BYTES: Final = 4096
+_HEAD_END: Final = b"\r\n\r\n"
 _LINGER_S: Final = 2.0
 _LINGER_BYTES: Final = 1024 * 1024
 
@@ -30,7 +32,7 @@ class Stream:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._unread = b""
+        self._unread = bytearray()
 
     @classmethod
     def accepted(cls, sock: socket.socket) -> Stream:
@@ -52,41 +54,49 @@ class Stream:
         return stream
 
     async def receive(self, most: int = CHUNK_BYTES) -> bytes:
-        """The next bytes, at most ``most``; empty at the end."""
+        """The next bytes, at most ``most``; empty at the end. Others have a turn meanwhile."""
         if self._unread:
-            taken, self._unread = self._unread[:most], self._unread[most:]
-            return taken
-        received = await self._loop.sock_recv(self._sock, most)
-        await asyncio.sleep(0)  # it returned at once if there was something: let the others have their turn
-        return received
+            taken = bytes(self._unread[:most])
+            del self._unread[:most]
+        else:
+            taken = await self._loop.sock_recv(self._sock, most)
+        await asyncio.sleep(0)  # it returned at once if there was something
+        return taken
 
     async def receive_head(self) -> bytes:
         """Everything to the next empty line, which is included; empty if the peer ended before it.
 
         Raises InvalidArgumentsError when it is longer than MAX_HEAD_BYTES.
         """
-        return await self._receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
-
-    async def receive_line(self) -> bytes:
-        """The next line with its end; empty if the peer ended before it. Raises InvalidArgumentsError when it is
-        longer than 4 KiB."""
-        return await self._receive_until(b"\r\n", _MAX_LINE_BYTES)
-
-    async def _receive_until(self, end: bytes, most: int) -> bytes:
-        found = bytearray()
-        while True:
-            looked = max(0, len(found) - len(end) + 1)
-            received = await self.receive()
-            if not received:
+        looked = 0
+        while (at := self._unread.find(_HEAD_END, looked, MAX_HEAD_BYTES)) < 0:
+            if len(self._unread) >= MAX_HEAD_BYTES:
+                raise InvalidArgumentsError(f"The request's header is longer than {MAX_HEAD_BYTES} bytes.")
+            looked = max(0, len(self._unread) - len(_HEAD_END) + 1)
+            if not await self._receive_more():
                 return b""
-            found += received
-            at = found.find(end, looked)
-            length = at + len(end) if at >= 0 else len(found)
-            if length > most:
-                raise InvalidArgumentsError(f"The request's header is longer than {most} bytes.")
-            if at >= 0:
-                self._unread = bytes(found[length:]) + self._unread
-                return bytes(found[:length])
+        return await self.receive(at + len(_HEAD_END))
+
+    async def receive_decoded(self, chunks: Chunks) -> bytes:
+        """The next data of a body in chunks, at most what one read brings; empty at its end. Raises
+        InvalidArgumentsError when it ends early, is malformed, or too much of it is no data."""
+        while not chunks.ended:
+            data, more = chunks.take(self._unread)
+            if data:
+                await asyncio.sleep(0)
+                return data
+            if not more:
+                await asyncio.sleep(0)
+            elif not await self._receive_more():
+                raise InvalidArgumentsError("The chunked body ends early.")
+        return b""
+
+    async def _receive_more(self) -> bool:
+        """Wait for more to be unread; False at the end."""
+        received = await self._loop.sock_recv(self._sock, CHUNK_BYTES)
+        self._unread += received
+        await asyncio.sleep(0)
+        return bool(received)
 
     async def send(self, data: bytes) -> None:
         """Returns when the kernel has taken all of it."""

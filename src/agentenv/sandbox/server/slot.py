@@ -252,7 +252,8 @@ class Slot:
 
     async def connect(self, key: LeaseKey, policy: NetworkPolicy) -> None:
         """Change the network of an image slot, whose processes go on. Raises StaleLeaseError, LeaseLostError;
-        SandboxUnavailableError when it cannot be had, and then there is none."""
+        SandboxUnavailableError when it cannot be had, and then there is none; SlotDestroyedError when it takes too
+        long: the lease ends, because nobody knows which network the slot has."""
         self._check_recreatable(key)
         assert self.lease is not None
         if self.lease.root is None or not self.lease.root.image:
@@ -261,11 +262,14 @@ class Slot:
         waiter: asyncio.Future[str] = self._loop.create_future()
         self._connecting.append(waiter)
         self._context.supervisor.connect(self.index, self.epoch, policy.to_json())
+        reason = ""
         try:
             async with asyncio.timeout(SEAL_S):
                 reason = await waiter
         except TimeoutError:
-            reason = f"nothing was heard of it for {SEAL_S:g} s"
+            if self.lease is not None and self.lease.admits(key):
+                self._lose_lease(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s")
+                self._reset()
         if self.lease is None or not self.lease.admits(key):
             raise self.why_lost(key) or self._stale()
         if reason:
@@ -275,7 +279,7 @@ class Slot:
         """The supervisor has changed the network; requests are answered in their order."""
         if epoch != self.epoch or not self._connecting:
             return
-        self._connecting.popleft().set_result(reason)
+        _answer(self._connecting.popleft(), reason)
         self.calls.change_network_env(env)
 
     def _check_recreatable(self, key: LeaseKey) -> None:
@@ -452,6 +456,7 @@ class Slot:
             self._take_up(lease)
 
     def _open_calls(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
+        self._answer_connecting("the slot was recreated meanwhile")  # the supervisor answers none of them any more
         self.calls.open(packet, agent, era, sealed=sealed)
         if self.lease is not None:
             self.calls.prepare()
@@ -504,11 +509,13 @@ class Slot:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        for waiter in self._connecting:
-            waiter.set_result("the lease has ended")
-        self._connecting.clear()
+        self._answer_connecting("the lease has ended")
         self.calls.end_lease(error)
         self._frozen.clear()
+
+    def _answer_connecting(self, reason: str) -> None:
+        while self._connecting:
+            _answer(self._connecting.popleft(), reason)
 
     def _watch_expiry(self) -> None:
         lease = self.lease
@@ -544,3 +551,9 @@ class Slot:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _answer(waiter: asyncio.Future[str], reason: str) -> None:
+    """One whose request has ended is cancelled: it keeps its place only for the order of the answers."""
+    if not waiter.done():
+        waiter.set_result(reason)

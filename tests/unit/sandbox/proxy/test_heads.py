@@ -165,13 +165,6 @@ def test_what_is_no_response_is_refused(lines: list[str]) -> None:
         heads.parse_response(head(*lines), "GET")
 
 
-def test_chunk_sizes() -> None:
-    assert [heads.chunk_bytes(line) for line in (b"0\r\n", b"fF\r\n", b"10;name=value\r\n")] == [0, 255, 16]
-    for line in (b"", b"\r\n", b"-1\r\n", b"0x1\r\n", b"g\r\n", b"1" * 16 + b"\r\n", b"1 1\r\n"):
-        with pytest.raises(InvalidArgumentsError):
-            heads.chunk_bytes(line)
-
-
 def test_an_answer_of_the_proxys_own_is_a_whole_response() -> None:
     answered = heads.answer(403, "münchen.de is not allowed.")
     first, _, body = answered.partition(b"\r\n\r\n")

@@ -19,7 +19,6 @@ import pytest
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.file_names import readable_name
-from agentenv.sessions.head_tail import whole_end, whole_start
 from agentenv.wire.tools import SearchReply
 from tests.sweeps import Sweep
 from tests.unit.sandbox.server.file_tools_box import UID, Box, box_fixture
