@@ -3,7 +3,7 @@ namespace that stands for a container's.
 
     {"slot": 0, "policy": {...}}   ->  {"env": {...}}  or  {"error": "..."}
     {"slot": 0}                    ->  its counts
-    {"kill": "proxy"}              ->  the pid that was killed
+    {"kill": 0}                    ->  the pid of the slot's proxy, which was killed
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.sandbox.supervisor import child, mounts, syscalls
 from agentenv.sandbox.supervisor.isolation import FULL, Identity
 from agentenv.sandbox.supervisor.network import SlotNamespaces
-from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
+from agentenv.sandbox.supervisor.proxy_process import ProxySetup, ProxyTemplate, default_argv
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_network import NetworkServices, SlotNetwork
 from agentenv.wire.network import NetworkPolicy
@@ -41,8 +41,8 @@ async def main(directory: Path, allow_network: bool, pids: list[int]) -> None:
     jail.mkdir()
     mounts.mount_tmpfs(private, size_bytes=4096, mode=0o755, uid=0)
     setup = ProxySetup(default_argv(), Identity(FULL, 0, 0), private, spec.slots, spec.closed_networks)
-    proxy = ProxyProcess(setup, reaper)
-    services = NetworkServices(spec, reaper, proxy)
+    proxies = ProxyTemplate(setup, reaper)
+    services = NetworkServices(spec, reaper, proxies)
     slots = []
     for slot, pid in enumerate(pids):
         network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
@@ -51,23 +51,26 @@ async def main(directory: Path, allow_network: bool, pids: list[int]) -> None:
         slots.append(SlotNetwork(services, namespaces, lost))
     try:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            print(json.dumps(await perform(json.loads(line), slots, proxy)), flush=True)
+            print(json.dumps(await perform(json.loads(line), slots)), flush=True)
     finally:
         for each in slots:
             await each.aclose()
-        await proxy.aclose()
+        await proxies.aclose()
         reaper.close()
 
 
-async def perform(asked: dict[str, Any], slots: list[SlotNetwork], proxy: ProxyProcess) -> dict[str, Any]:
+async def perform(asked: dict[str, Any], slots: list[SlotNetwork]) -> dict[str, Any]:
+    slot = asked["kill"] if "kill" in asked else asked["slot"]
+    proxy = slots[slot].proxy
     if "kill" in asked:
-        assert proxy.pid is not None
-        os.kill(proxy.pid, signal.SIGKILL)
-        return {"pid": proxy.pid}
-    slot = asked["slot"]
+        pid = proxy.pid if proxy is not None else None
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return {"pid": pid}
     try:
         if "policy" not in asked:
-            return {**dataclasses.asdict(await proxy.count(slot)), "pid": proxy.pid}
+            assert proxy is not None
+            return {**dataclasses.asdict(await proxy.count()), "pid": proxy.pid}
         await slots[slot].apply(NetworkPolicy.parse(asked["policy"]))
     except AgentEnvError as error:
         return {"error": str(error)}

@@ -1,8 +1,8 @@
-"""The packets between supervisor and proxy, with strict parsing. Pure, standard library only.
+"""The packets between supervisor and a slot's proxy, with strict parsing. Pure, standard library only.
 
-One JSON object in one packet of a SOCK_SEQPACKET socket. Each request has a serial number, and is answered by one
-:class:`Answer` with that number, once it is done: after ``change`` and ``drop`` no connection is left that the slot's
-policy does not allow.
+One JSON object in one packet of a SOCK_SEQPACKET socket. A proxy begins with an :class:`Answer` to request 0, which
+carries a pidfd of its process. Each request has a serial number, and is answered by one :class:`Answer` with that
+number, once it is done: after ``change`` no connection is left that the slot's policy does not allow.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agentenv.wire.network import NetworkPolicy
 MAX_PACKET_BYTES: Final = 64 * 1024
 _MOST: Final = 2**63 - 1
 
-Operation = Literal["add", "change", "drop", "count"]
+Operation = Literal["add", "change", "count"]
 
 
 @dataclass
 class Counts:
-    """What the proxy did for a slot since it was added. ``open``: connections at present."""
+    """What the proxy did for its slot since it was started. ``open``: connections at present."""
 
     connections: int = 0
     open: int = 0
@@ -34,16 +34,17 @@ class Counts:
     """Hosts that could not be resolved or connected to."""
     sent_bytes: int = 0
     received_bytes: int = 0
+    stalls: int = 0
+    """How often the proxy's event loop was held (:mod:`agentenv.sandbox.loop_watch`)."""
 
 
 @dataclass(frozen=True)
 class Request:
     """From the supervisor. ``add`` carries the slot's listening socket and its policy, ``change`` a new policy;
-    ``drop`` closes the listener and every connection; ``count`` only asks. ``policy`` None: as it is."""
+    ``count`` only asks. ``policy`` None: as it is."""
 
     serial: int
     operation: Operation
-    slot: int
     policy: NetworkPolicy | None = None
 
 
@@ -58,7 +59,7 @@ class Answer:
 
 def encode_request(request: Request) -> bytes:
     """The packet's bytes."""
-    raw: dict[str, Any] = {"serial": request.serial, "operation": request.operation, "slot": request.slot}
+    raw: dict[str, Any] = {"serial": request.serial, "operation": request.operation}
     if request.policy is not None:
         raw["policy"] = request.policy.to_json()
     return json.dumps(raw).encode()
@@ -81,7 +82,7 @@ def parse_request(packet: bytes) -> Request:
             policy = NetworkPolicy.parse(raw.pop("policy", None))
         except ConfigError as error:
             raise ProtocolError(f"the proxy was sent a malformed policy: {error}") from error
-    return Request(operation=operation, policy=policy, **_numbers(raw, ("serial", "slot")))
+    return Request(operation=operation, policy=policy, **_numbers(raw, ("serial",)))
 
 
 def parse_answer(packet: bytes) -> Answer:

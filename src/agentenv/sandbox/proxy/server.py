@@ -1,13 +1,19 @@
-"""The proxy of a container: its slots, and the requests of the supervisor about them."""
+"""The process of one slot's proxy, and the requests of the supervisor about it."""
 
 from __future__ import annotations
 
 import array
 import asyncio
+import dataclasses
+import os
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.proxy.names import LOOKUPS_AT_ONCE, system_lookup
 from agentenv.sandbox.proxy.packets import (
     MAX_PACKET_BYTES,
     Answer,
@@ -16,31 +22,50 @@ from agentenv.sandbox.proxy.packets import (
     parse_request,
 )
 from agentenv.sandbox.proxy.slot import Resources, SlotConnections
+from agentenv.wire.addresses import Network
 
 _FD_BYTES: Final = array.array("i").itemsize
 _TRUNCATED: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
-class Proxy:
-    """Serves the slots that it is told of over ``control``, until that closes."""
+def serve(control: socket.socket, slot: int, closed: Callable[[], list[Network]], connections: int) -> None:
+    """Serve one slot until the supervisor closes its end. Raises ProtocolError, OSError as :meth:`Proxy.run`."""
+    threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="names")
+    resources = Resources(system_lookup, threads, closed, connections)
+    with (
+        LoopWatch(f"proxy of slot {slot}") as watch,
+        asyncio.Runner(loop_factory=watch.new_loop) as runner,
+    ):
+        runner.run(Proxy(control, slot, resources, watch).run())
 
-    def __init__(self, control: socket.socket, resources: Resources) -> None:
+
+class Proxy:
+    """Serves a slot when it is given its listening socket over ``control``, until that closes."""
+
+    def __init__(self, control: socket.socket, slot: int, resources: Resources, watch: LoopWatch) -> None:
         control.setblocking(False)
         self._control = control
+        self._slot = slot
         self._resources = resources
-        self._slots: dict[int, SlotConnections] = {}
+        self._watch = watch
+        self._connections: SlotConnections | None = None
 
     async def run(self) -> None:
-        """Return when the supervisor is gone. Raises ProtocolError when it violates the contract, OSError when the
-        control socket fails. Every connection is closed at the end."""
+        """Say which process this is, then perform what is asked. Returns when the supervisor is gone. Raises
+        ProtocolError when it violates the contract, OSError when the control socket fails. Every connection is closed
+        at the end."""
+        self._watch.begin()
         loop = asyncio.get_running_loop()
+        this = os.pidfd_open(os.getpid())
+        socket.send_fds(self._control, [encode_answer(Answer(0))], [this])
+        os.close(this)
         try:
             while (received := await self._receive()) is not None:
                 answer = await self._perform(*received)
                 await loop.sock_sendall(self._control, encode_answer(answer))
         finally:
-            for slot in self._slots.values():
-                await slot.aclose()
+            if self._connections is not None:
+                await self._connections.aclose()
 
     async def _receive(self) -> tuple[Request, socket.socket | None] | None:
         """The next request and the listening socket that came with it; None at the end."""
@@ -73,21 +98,17 @@ class Proxy:
         return request, listeners[0] if listeners else None
 
     async def _perform(self, request: Request, listener: socket.socket | None) -> Answer:
-        slot = self._slots.get(request.slot)
         if listener is not None and request.policy is not None:
-            if slot is not None:
+            if self._connections is not None:
                 listener.close()
-                return Answer(request.serial, error=f"slot {request.slot} has been added before")
-            self._slots[request.slot] = SlotConnections(request.slot, listener, request.policy, self._resources)
-            return Answer(request.serial)
-        if slot is None:
-            return Answer(request.serial, error=f"slot {request.slot} has not been added")
-        if request.policy is not None:
-            await slot.change(request.policy)
-        elif request.operation == "drop":
-            del self._slots[request.slot]
-            await slot.aclose()
-        return Answer(request.serial, slot.counts)
+                return Answer(request.serial, error="it has a listening socket already")
+            self._connections = SlotConnections(self._slot, listener, request.policy, self._resources)
+        if self._connections is None:
+            return Answer(request.serial, error="it has no listening socket yet")
+        if request.operation == "change" and request.policy is not None:
+            await self._connections.change(request.policy)
+        stalls = self._watch.stalls().count
+        return Answer(request.serial, dataclasses.replace(self._connections.counts, stalls=stalls))
 
 
 async def _readable(sock: socket.socket) -> None:

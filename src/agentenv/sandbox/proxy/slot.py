@@ -22,7 +22,7 @@ from agentenv.wire.network import NetworkPolicy
 _MOST_CONNECTIONS: Final = 256
 """Of one slot; further ones wait in its listener's backlog."""
 _MOST_IN_ALL: Final = 4096
-"""About 0.5 GiB if each holds a full chunk in both directions."""
+"""Of a container's slots: about 0.5 GiB if each holds a full chunk in both directions."""
 _LEAST_CONNECTIONS: Final = 4
 _OWN_DESCRIPTORS: Final = 128
 _PAUSE_S: Final = 0.1
@@ -30,17 +30,17 @@ _PAUSE_S: Final = 0.1
 
 def connections_per_slot(slots: int, open_files: int) -> int:
     """How many connections each of ``slots`` slots may have at once: its share, which no other can take. Each takes
-    two of the process's descriptors. Raises ConfigError when the limit of open files is too low."""
-    share = min(_MOST_CONNECTIONS, _MOST_IN_ALL // slots, (open_files - _OWN_DESCRIPTORS) // (2 * slots))
+    two of its process's descriptors. Raises ConfigError when the limit of open files is too low."""
+    share = min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, _MOST_IN_ALL // slots), (open_files - _OWN_DESCRIPTORS) // 2)
     if share < _LEAST_CONNECTIONS:
-        needed = _OWN_DESCRIPTORS + 2 * slots * _LEAST_CONNECTIONS
-        raise ConfigError("slots", f"a proxy for {slots} slots needs {needed} open files, {open_files} are allowed")
+        needed = _OWN_DESCRIPTORS + 2 * _LEAST_CONNECTIONS
+        raise ConfigError("slots", f"a slot's proxy needs {needed} open files, {open_files} are allowed")
     return share
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the slots of a proxy share."""
+    """What the connections of a slot share."""
 
     lookup: Lookup
     threads: Executor

@@ -1,8 +1,11 @@
-"""The slots' proxy as the supervisor's child: unprivileged, and started again when it dies."""
+"""The proxies of slots: unprivileged processes, one for each slot, each started again when it dies.
+
+They are forked from one child of the supervisor, the template, which has imported what they need. A slot can hang, kill
+or keep busy its own proxy only.
+"""
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -19,7 +22,6 @@ from agentenv.backoff import Backoff
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.proxy.packets import (
     MAX_PACKET_BYTES,
-    Answer,
     Counts,
     Operation,
     Request,
@@ -28,27 +30,27 @@ from agentenv.sandbox.proxy.packets import (
 )
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, become, reset_signals, take_descriptors
 from agentenv.sandbox.supervisor.isolation import Identity
-from agentenv.sandbox.supervisor.reaper import Reaper, end_of
+from agentenv.sandbox.supervisor.reaper import Reaper, readable
 from agentenv.sandbox.supervisor.server_process import environment, take_own_view
 from agentenv.tasks import report_failure
 from agentenv.wire.network import NetworkPolicy
 
 log = logging.getLogger(__name__)
 
-ANSWER_DEADLINE_S = 10.0
+ANSWER_DEADLINE_S = 5.0
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _CONTROL_FD = 3
 
 
 def default_argv() -> list[str]:
-    """The proxy under this interpreter; see :func:`~agentenv.sandbox.supervisor.server_process.default_argv`."""
+    """The template under this interpreter; see :func:`~agentenv.sandbox.supervisor.server_process.default_argv`."""
     return [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.sandbox.proxy"]
 
 
 @dataclass(frozen=True)
 class ProxySetup:
-    """Parameters for every proxy process of a container. ``closed``: the setting ``closed_networks``."""
+    """Parameters for every template of a container. ``closed``: the setting ``closed_networks``."""
 
     argv: Sequence[str]
     identity: Identity
@@ -62,173 +64,209 @@ class ProxySetup:
         return [*self.argv, *numbers, *(f"--closed={name}" for name in self.closed)]
 
 
-@dataclass
-class _Running:
-    pid: int
-    exited: asyncio.Future[int]
-    control: socket.socket
-
-
-class ProxyProcess:
-    """The proxy of all slots of a container, whatever process it is at the moment.
-
-    One request at a time. A process that dies, or breaks the contract, is replaced and is told of every slot again:
-    connections are lost then, listeners are not.
-    """
+class ProxyTemplate:
+    """The process that slots' proxies are forked from, started when it is first needed. It reads nothing that a slot
+    sends. Proxies outlive it."""
 
     def __init__(self, setup: ProxySetup, reaper: Reaper) -> None:
         self._setup = setup
         self._reaper = reaper
+        self._pid = 0
+        self._exited: asyncio.Future[int] | None = None
+        self._control: socket.socket | None = None
+
+    async def fork(self, slot: int) -> socket.socket:
+        """Fork a proxy for ``slot``; returns the socket that controls it. Raises OSError."""
+        if self._exited is None or self._exited.done():
+            await self.aclose()
+            self._start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"%d" % slot], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    async def aclose(self) -> None:
+        """End the process, if there is one. Repeatable."""
+        exited, self._exited = self._exited, None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if exited is not None:
+            if not exited.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+            await asyncio.shield(exited)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _become_proxy(self._setup, theirs)
+        self._exited = self._reaper.watch(self._pid)
+        self._control = ours
+
+
+@dataclass
+class _Running:
+    """A slot's proxy. ``pidfd`` comes from itself, before it has read anything of the slot's."""
+
+    control: socket.socket
+    pidfd: int
+    ended: bool = False
+
+
+class SlotProxy:
+    """The proxy of one slot, whatever process it is at the moment.
+
+    A process that dies, hangs or breaks the contract is replaced by one with the same listener and the present policy:
+    its connections are lost then, and no other slot's.
+    """
+
+    def __init__(self, template: ProxyTemplate, slot: int, listener: socket.socket, policy: NetworkPolicy) -> None:
+        """``listener`` belongs to the proxy from now on."""
+        self._template = template
+        self._slot = slot
+        self._listener = listener
+        self._policy = policy
         self._running: _Running | None = None
-        self._slots: dict[int, tuple[socket.socket, NetworkPolicy]] = {}
         self._asking = asyncio.Lock()
         self._serials = itertools.count(1)
         self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._recovery: asyncio.Task[None] | None = None
 
+    async def start(self) -> None:
+        """Returns when the slot is served. Raises SandboxUnavailableError when no process can be started."""
+        await self.count()
+
     @property
     def pid(self) -> int | None:
         """The present process's; None when there is none."""
-        return self._running.pid if self._running and not self._running.exited.done() else None
+        if self._running is None or self._running.ended:
+            return None
+        told = Path(f"/proc/self/fdinfo/{self._running.pidfd}").read_text(encoding="ascii")
+        return int(told.partition("Pid:")[2].split()[0])
 
-    async def start(self) -> None:
-        """Start it before a slot needs it, which would start it too and wait for it. Raises OSError, ProtocolError."""
+    async def change(self, policy: NetworkPolicy) -> Counts:
+        """Replace the policy. Returns when no connection is left that it does not allow. Raises
+        SandboxUnavailableError when no process can be started; the next one will have it."""
         async with self._asking:
-            if self.pid is None:
-                await self._start()
+            self._policy = policy
+            return await self._ask("change")
 
-    async def add(self, slot: int, listener: socket.socket, policy: NetworkPolicy) -> None:
-        """Serve the slot at ``listener``, which belongs to the proxy from now on. Returns when it does. Raises
-        SandboxUnavailableError when no process does."""
+    async def count(self) -> Counts:
+        """The counts since the process was started, which is done if there is none. Raises SandboxUnavailableError."""
         async with self._asking:
-            self._slots[slot] = (listener, policy)
-            await self._ask(slot, "add")
-
-    async def change(self, slot: int, policy: NetworkPolicy) -> Counts:
-        """Replace the slot's policy. Returns when no connection is left that it does not allow. Raises
-        SandboxUnavailableError when no process can be told; the next one will be."""
-        async with self._asking:
-            self._slots[slot] = (self._slots[slot][0], policy)
-            return await self._ask(slot, "change")
-
-    async def count(self, slot: int) -> Counts:
-        """The slot's counts since it was added, or since the process started. Raises SandboxUnavailableError."""
-        async with self._asking:
-            return await self._ask(slot, "count")
-
-    async def drop(self, slot: int) -> None:
-        """Close the slot's listener and its connections. Does nothing if it was not added; repeatable."""
-        async with self._asking:
-            found = self._slots.pop(slot, None)
-            if found is None:
-                return
-            found[0].close()
-            if self._running is not None:
-                try:
-                    await self._exchange(self._running, Request(next(self._serials), "drop", slot))
-                except (OSError, ProtocolError) as error:
-                    await self._kill(f"{error or type(error).__name__}")  # its copies of the sockets end with it
-                    self._start_later()
+            return await self._ask("count")
 
     async def aclose(self) -> None:
-        """End the process and close every listener. Repeatable."""
+        """End the process, and with it every connection, and close the listener. Repeatable."""
         if self._recovery is not None:
             self._recovery.cancel()
             await asyncio.wait([self._recovery])
         async with self._asking:
-            await self._kill("")
-            for listener, _ in self._slots.values():
-                listener.close()
-            self._slots.clear()
+            await self._kill()
+            self._listener.close()
 
-    async def _ask(self, slot: int, operation: Operation) -> Counts:
+    async def _ask(self, operation: Operation) -> Counts:
         failure = ""
         for _ in range(_ATTEMPTS):
             try:
-                if self.pid is None:
-                    await self._start()
-                    operation = "count"  # it has been told of every slot
-                assert self._running is not None
-                answer = await self._exchange(self._running, self._request(slot, operation))
-                if answer.error:
-                    raise ProtocolError(answer.error)
+                if self._running is None:
+                    counts = await self._start()  # it has the present policy
+                else:
+                    policy = self._policy if operation == "change" else None
+                    counts = await self._exchange(self._running, operation, policy)
                 self._backoff.reset()
-                return answer.counts
+                return counts
             except (OSError, ProtocolError) as error:
                 failure = str(error) or type(error).__name__
-                await self._kill(failure)
+                log.warning("the proxy of slot %d is started again: %s", self._slot, failure)
+                await self._kill()
                 await asyncio.sleep(self._backoff.next_s())
         self._start_later()
-        raise SandboxUnavailableError(f"the slots' proxy does not run: {failure}")
+        raise SandboxUnavailableError(f"the proxy of slot {self._slot} does not run: {failure}")
 
-    def _request(self, slot: int, operation: Operation) -> Request:
-        policy = self._slots[slot][1] if operation in ("add", "change") else None
-        return Request(next(self._serials), operation, slot, policy)
-
-    async def _start(self) -> None:
-        """Start a process in place of one that ended, if any, and tell it of every slot."""
-        await self._kill("")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        with theirs:
-            pid = os.fork()
-            if pid == 0:
-                _become_proxy(self._setup, theirs)
-        running = _Running(pid, self._reaper.watch(pid), ours)
-        self._running = running
-        running.exited.add_done_callback(lambda ended: self._ended(running, ended))
+    async def _start(self) -> Counts:
+        control, pidfd = await self._template.fork(self._slot), -1
         try:
-            for slot in self._slots:
-                answer = await self._exchange(running, self._request(slot, "add"))
-                if answer.error:
-                    raise ProtocolError(answer.error)
+            try:
+                await readable(control.fileno(), ANSWER_DEADLINE_S)
+                said, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not said or not descriptors:
+                    raise ProtocolError("it did not start")
+            except (OSError, ProtocolError):
+                await self._template.aclose()  # no slot's doing, and no running proxy needs it
+                raise
+            running = _Running(control, descriptors[0])
+            pidfd = running.pidfd
+            self._running = running
+            asyncio.get_running_loop().add_reader(pidfd, self._ended, running)
+            return await self._exchange(running, "add", self._policy)
         except BaseException:
-            await self._kill("")
+            if pidfd < 0:
+                control.close()
+            else:
+                await self._kill()
             raise
 
-    async def _exchange(self, running: _Running, request: Request) -> Answer:
-        listener = [self._slots[request.slot][0].fileno()] if request.operation == "add" else []
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", listener))] if listener else []
-        running.control.sendmsg([encode_request(request)], rights)
+    async def _exchange(self, running: _Running, operation: Operation, policy: NetworkPolicy | None) -> Counts:
+        request = Request(next(self._serials), operation, policy)
+        descriptors = [self._listener.fileno()] if operation == "add" else []
+        socket.send_fds(running.control, [encode_request(request)], descriptors)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(ANSWER_DEADLINE_S):
             while packet := await loop.sock_recv(running.control, MAX_PACKET_BYTES):
                 answer = parse_answer(packet)
+                if answer.serial == request.serial and answer.error:
+                    raise ProtocolError(answer.error)
                 if answer.serial == request.serial:
-                    return answer
+                    return answer.counts
                 if answer.serial > request.serial:
                     raise ProtocolError(f"it answered request {answer.serial} before it was sent")
         raise ProtocolError("it ended")
 
-    async def _kill(self, reason: str) -> None:
+    async def _kill(self) -> None:
+        """Returns when the process is gone."""
         running, self._running = self._running, None
         if running is None:
             return
-        if reason:
-            log.warning("the slots' proxy is started again: %s", reason)
+        asyncio.get_running_loop().remove_reader(running.pidfd)
         running.control.close()
-        if not running.exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(running.pid, signal.SIGKILL)
-        await asyncio.shield(running.exited)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)
+        try:
+            await readable(running.pidfd, ANSWER_DEADLINE_S)
+        finally:
+            os.close(running.pidfd)
 
-    def _ended(self, running: _Running, ended: asyncio.Future[int]) -> None:
-        if running is self._running and not ended.cancelled():
-            log.warning("the slots' proxy ended by itself: %s", end_of(ended.result()))
+    def _ended(self, running: _Running) -> None:
+        asyncio.get_running_loop().remove_reader(running.pidfd)
+        running.ended = True
+        if running is self._running:
+            log.warning("the proxy of slot %d ended by itself", self._slot)
             self._start_later()
 
     def _start_later(self) -> None:
-        """Its slots wait for another. Those who ask meanwhile start one too, or fail in time."""
+        """The slot waits for another. Those who ask meanwhile start one too, or fail in time."""
         if self._recovery is None or self._recovery.done():
-            self._recovery = asyncio.create_task(self._recover(), name="the slots' proxy")
+            self._recovery = asyncio.create_task(self._recover(), name=f"the proxy of slot {self._slot}")
             self._recovery.add_done_callback(report_failure)
 
     async def _recover(self) -> None:
-        while self._slots and self.pid is None:
+        while self._running is None or self._running.ended:
             await asyncio.sleep(self._backoff.next_s())
             async with self._asking:
-                if self._slots and self.pid is None:
+                if self._running is None or self._running.ended:
                     with contextlib.suppress(OSError, ProtocolError):
+                        await self._kill()
                         await self._start()
 
 
@@ -243,6 +281,6 @@ def _become_proxy(setup: ProxySetup, control: socket.socket) -> None:
         command = setup.command()
         os.execve(command[0], command, environment())  # noqa: S606
     except BaseException as error:
-        os.write(2, f"starting the slots' proxy: {error}\n".encode())
+        os.write(2, f"starting the slots' proxies: {error}\n".encode())
     finally:
         os._exit(EXEC_FAILED)

@@ -10,7 +10,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.slot_env import proxy_env
 from agentenv.sandbox.supervisor import network
 from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
-from agentenv.sandbox.supervisor.proxy_process import ProxyProcess
+from agentenv.sandbox.supervisor.proxy_process import ProxyTemplate, SlotProxy
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_listener import open_listener
 from agentenv.tasks import finish
@@ -26,7 +26,7 @@ class NetworkServices:
 
     spec: SandboxSpec
     reaper: Reaper
-    proxy: ProxyProcess
+    proxies: ProxyTemplate
 
 
 class SlotNetwork:
@@ -47,6 +47,8 @@ class SlotNetwork:
         self._on_lost = on_lost
         self._stack: NetworkProcess | None = None
         self._port = 0
+        self.proxy: SlotProxy | None = None
+        """The slot's, once a policy has named hosts."""
         self._changing = asyncio.Lock()
 
     @property
@@ -95,13 +97,13 @@ class SlotNetwork:
         if policy.kind != "public":
             await self._detach()
         self.policy = policy
-        slot = self._namespaces.slot
-        if self._port:
-            await self._services.proxy.change(slot, policy)
+        if self.proxy is not None:
+            await self.proxy.change(policy)
         elif policy.kind == "allow":
             listener = open_listener(self._namespaces.network_fd)
             self._port = listener.getsockname()[1]
-            await self._services.proxy.add(slot, listener, policy)
+            self.proxy = SlotProxy(self._services.proxies, self._namespaces.slot, listener, policy)
+            await self.proxy.start()
         if tool:
             services = self._services
             stack = await network.attach_to(self._namespaces, services.spec, services.reaper, tool)
@@ -115,7 +117,9 @@ class SlotNetwork:
 
     async def _close_all(self) -> None:
         self.policy, self._port = _NONE, 0
-        await self._services.proxy.drop(self._namespaces.slot)
+        proxy, self.proxy = self.proxy, None
+        if proxy is not None:
+            await proxy.aclose()
         await self._detach()
 
     def _ended(self, stack: NetworkProcess, ended: asyncio.Future[int]) -> None:

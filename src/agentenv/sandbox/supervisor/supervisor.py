@@ -60,7 +60,7 @@ from agentenv.sandbox.supervisor.image_formats import NO_STORE, ImageSupport
 from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import limit_files, server_plan
 from agentenv.sandbox.supervisor.preparation import Launch, image_support, prepare_setup
-from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
+from agentenv.sandbox.supervisor.proxy_process import ProxySetup, ProxyTemplate, default_argv
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
@@ -113,7 +113,7 @@ class Supervisor:
         if setup.images is not None:
             spec = launch.spec
             proxy = ProxySetup(default_argv(), launch.identity, self._private, spec.slots, spec.closed_networks)
-            networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
+            networks = NetworkServices(spec, reaper, ProxyTemplate(proxy, reaper))
         self._layer_export = None
         if setup.checkpoints is not None and setup.images is not None:
             self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.tar_program, reaper)

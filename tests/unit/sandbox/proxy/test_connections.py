@@ -357,6 +357,6 @@ async def test_whatever_either_side_sends_it_goes_on_serving(
 
 def test_each_slot_has_its_share_of_connections() -> None:
     assert [connections_per_slot(slots, 1 << 20) for slots in (1, 10, 100, 1000)] == [256, 256, 40, 4]
-    assert connections_per_slot(10, 1024) == 44
-    with pytest.raises(ConfigError, match="needs 208 open files, 200 are allowed"):
-        connections_per_slot(10, 200)
+    assert connections_per_slot(10, 400) == 136
+    with pytest.raises(ConfigError, match="needs 136 open files, 130 are allowed"):
+        connections_per_slot(10, 130)

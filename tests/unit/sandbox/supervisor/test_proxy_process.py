@@ -1,9 +1,10 @@
-"""The supervisor's end of the slots' proxy, with processes that break the contract in its stead."""
+"""The supervisor's end of the slots' proxies, with processes that break the contract in its stead."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.proxy.packets import Answer, Counts, encode_answer, parse_request
 from agentenv.sandbox.supervisor import proxy_process
 from agentenv.sandbox.supervisor.isolation import USER, Identity
-from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup
+from agentenv.sandbox.supervisor.proxy_process import ProxySetup, ProxyTemplate, SlotProxy
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.wire.network import NetworkPolicy
 from tests.waiting import until
@@ -32,11 +33,19 @@ async def reaper() -> AsyncIterator[Reaper]:
 
 
 def standing_in(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
-    """``serve`` runs in the forked child instead of the proxy, and is its whole life."""
+    """``serve`` is the whole life of each process that is forked in place of a proxy, after it said which it is."""
 
     def become(_: ProxySetup, control: socket.socket) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
-            serve(control)
+            while (received := socket.recv_fds(control, 64, 1))[0]:
+                if os.fork() == 0:
+                    own = socket.socket(fileno=received[1][0])
+                    control.close()
+                    socket.send_fds(own, [encode_answer(Answer(0))], [os.pidfd_open(os.getpid())])
+                    serve(own)
+                    return
+                os.close(received[1][0])
         finally:
             os._exit(0)
 
@@ -48,16 +57,47 @@ def answering(control: socket.socket, answer: Callable[[int], Answer] = Answer) 
         control.send(encode_answer(answer(parse_request(packet).serial)))
 
 
-def children() -> set[str]:
-    """The ids of this process's children, zombies among them."""
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+def hanging(control: socket.socket) -> None:
+    """It answers one request."""
+    control.send(encode_answer(Answer(parse_request(control.recv(65536)).serial)))
+    while control.recv(65536):
+        pass
 
 
-def listener() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0))
+def gone(pid: int) -> bool:
+    """Whether no process of this id runs; it may be a zombie for a moment."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
 
 
-def test_the_command_names_what_the_proxy_must_know() -> None:
+class World:
+    """Proxies of slots, and what ends them."""
+
+    def __init__(self, reaper: Reaper) -> None:
+        self.template = ProxyTemplate(SETUP, reaper)
+        self._made: list[SlotProxy] = []
+
+    def proxy(self, slot: int = 0) -> SlotProxy:
+        made = SlotProxy(self.template, slot, socket.create_server(("127.0.0.1", 0)), NONE)
+        self._made.append(made)
+        return made
+
+    async def aclose(self) -> None:
+        for each in self._made:
+            await each.aclose()
+        await self.template.aclose()
+
+
+@pytest.fixture
+async def world(reaper: Reaper) -> AsyncIterator[World]:
+    made = World(reaper)
+    yield made
+    await made.aclose()
+
+
+def test_the_command_names_what_the_proxies_must_know() -> None:
     assert SETUP.command() == ["proxy", "--control-fd", "3", "--slots", "2", "--closed=attached"]
 
 
@@ -72,83 +112,113 @@ def test_the_command_names_what_the_proxy_must_know() -> None:
     ],
 )
 async def test_a_process_that_breaks_the_contract_is_ended_and_the_slot_gets_no_network(
-    monkeypatch: pytest.MonkeyPatch, reaper: Reaper, serve: Serve, said: str
+    monkeypatch: pytest.MonkeyPatch, world: World, serve: Serve, said: str
 ) -> None:
-    monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 0.2 if "Timeout" in said else 60.0)
+    monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 1.0 if "Timeout" in said else 60.0)
     standing_in(monkeypatch, serve)
-    before = children()
-    proxy = ProxyProcess(SETUP, reaper)
-    with pytest.raises(SandboxUnavailableError, match=said):
-        await proxy.add(0, listener(), NONE)
+    proxy = world.proxy()
+    with pytest.raises(SandboxUnavailableError, match=f"proxy of slot 0 does not run: .*({said})"):
+        await proxy.start()
     assert proxy.pid is None
-    await proxy.aclose()
-    assert children() <= before  # this process may have others, that end when they like
+
+
+async def test_one_that_hangs_is_replaced_and_no_other_slots_notices(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 3.0)
+    standing_in(monkeypatch, answering)
+    other = world.proxy(1)
+    await other.start()
+    untouched = other.pid
+    await world.template.aclose()
+    standing_in(monkeypatch, hanging)
+    hung = world.proxy()
+    await hung.start()
+    before = hung.pid
+    assert before is not None
+    changing = asyncio.create_task(hung.change(NetworkPolicy("public")))
+    await other.change(NetworkPolicy("public"))
+    assert not changing.done()
+    await changing
+    assert gone(before)
+    assert hung.pid not in (None, before)
+    assert other.pid == untouched
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_answer_to_the_next(
-    monkeypatch: pytest.MonkeyPatch, reaper: Reaper
+    monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     gate_read, gate_write = os.pipe()
 
     def late(control: socket.socket) -> None:
-        answering(control, lambda serial: Answer(serial, Counts(connections=serial)) if serial != 3 else held(serial))
+        answering(control, lambda serial: Answer(serial, Counts(connections=serial)) if serial != 2 else held(serial))
 
     def held(serial: int) -> Answer:
         os.read(gate_read, 1)
         return Answer(serial)
 
     standing_in(monkeypatch, late)
-    proxy = ProxyProcess(SETUP, reaper)
+    proxy = world.proxy()
     try:
-        await proxy.add(0, listener(), NONE)  # two requests: of its start, and to see that it serves
+        await proxy.start()
         pid = proxy.pid
-        asked = asyncio.create_task(proxy.count(0))
+        asked = asyncio.create_task(proxy.count())
         await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         os.write(gate_write, b"x")
-        assert (await proxy.count(0)).connections == 4
+        assert (await proxy.count()).connections == 3
         assert proxy.pid == pid
     finally:
-        await proxy.aclose()
         os.close(gate_read)
         os.close(gate_write)
 
 
-async def test_one_that_ends_by_itself_is_replaced_unasked_and_none_is_kept_for_no_slot(
-    monkeypatch: pytest.MonkeyPatch, reaper: Reaper
+async def test_one_that_ends_by_itself_is_replaced_unasked_and_ends_with_its_slot(
+    monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     standing_in(monkeypatch, answering)
-    proxy = ProxyProcess(SETUP, reaper)
-    await proxy.add(0, listener(), NONE)
+    proxy = world.proxy()
+    await proxy.start()
     before = proxy.pid
     assert before is not None
-    os.kill(before, 9)
+    os.kill(before, signal.SIGKILL)
     await until(lambda: proxy.pid not in (None, before))
-    await proxy.drop(0)
-    await proxy.drop(0)
+    await proxy.count()
     after = proxy.pid
     assert after is not None
-    os.kill(after, 9)
-    await until(lambda: proxy.pid is None)
     await proxy.aclose()
     await proxy.aclose()
+    assert gone(after)
+
+
+async def test_proxies_outlive_their_template_and_another_is_started_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    standing_in(monkeypatch, answering)
+    one, two = world.proxy(), world.proxy(1)
+    await one.start()
+    before = one.pid
+    await world.template.aclose()
+    await one.change(NetworkPolicy("public"))
+    assert one.pid == before
+    await two.start()
 
 
 async def test_one_that_cannot_be_started_again_lets_those_who_ask_fail_and_comes_back_when_it_can(
-    monkeypatch: pytest.MonkeyPatch, reaper: Reaper
+    monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     standing_in(monkeypatch, answering)
-    proxy = ProxyProcess(SETUP, reaper)
+    proxy = world.proxy()
     await proxy.start()
-    await proxy.add(0, listener(), NONE)
+    await world.template.aclose()
     standing_in(monkeypatch, lambda _: None)
     assert proxy.pid is not None
-    os.kill(proxy.pid, 9)
+    os.kill(proxy.pid, signal.SIGKILL)
     with pytest.raises(SandboxUnavailableError, match="does not run"):
-        await proxy.change(0, NetworkPolicy("public"))
+        await proxy.change(NetworkPolicy("public"))
     standing_in(monkeypatch, lambda control: answering(control, lambda serial: Answer(serial, Counts(open=1))))
+    await world.template.aclose()
     await until(lambda: proxy.pid is not None)
-    assert (await proxy.count(0)).open == 1
-    await proxy.aclose()
+    assert (await proxy.count()).open == 1
