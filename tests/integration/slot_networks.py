@@ -67,8 +67,12 @@ class Slot:
 class Networks:
     """The supervisor's part, spoken to in lines; and the slots."""
 
-    def __init__(self, program: subprocess.Popen[str], slots: list[Slot], directory: Path) -> None:
+    def __init__(
+        self, program: subprocess.Popen[str], slots: list[Slot], directory: Path, internet: subprocess.Popen[str]
+    ) -> None:
         self._program = program
+        self.internet = internet
+        """A process in the Internet's namespace."""
         self.directory = directory
         """What lies in it, the Internet's git server serves."""
         self._errors = directory / "stderr"
@@ -140,7 +144,7 @@ def networks(slots: int = 2, *, allow_network: bool = True) -> Iterator[Networks
         pipe = subprocess.PIPE
         command = inside(container, "unshare", "-m", "setpriv", f"--bounding-set={RECIPE}", "sh", "-c", program)
         running = stack.enter_context(process(command, stdin=pipe, stdout=pipe, stderr=log))
-        yield Networks(running, made, directory)
+        yield Networks(running, made, directory, internet)
         assert running.stdin is not None
         running.stdin.close()
         assert running.wait(60) == 0, errors.read_text()

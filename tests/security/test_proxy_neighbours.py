@@ -1,0 +1,44 @@
+"""Whatever a slot does to its proxy, its neighbour's network goes on (promises 2 and 3): a row for each attempt.
+
+A row is a flood of :mod:`tests.security.proxy_floods`. The bounds are loose, because the machine is busy with the flood
+and with other tests; ``python -m benchmarks.proxy`` measures.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.slot_networks import Networks
+from tests.security.proxy_floods import FLOODS
+from tests.security.proxy_neighbours import FLOODER, NEIGHBOUR, change_s, farm, fetches_s, flooded
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
+
+FETCHES = 15
+SLOWER, OWN_S = 10.0, 0.25
+"""How many times as long as in quiet, and how much longer besides, half of the fetches may take."""
+CHANGE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Networks]:
+    with farm() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_neighbour_fetches_and_changes_its_network_beside(world: Networks, kind: str) -> None:
+    quiet_s = statistics.median(fetches_s(world, FETCHES))
+    before = world.counts(NEIGHBOUR)
+    with flooded(world, kind):
+        beside_s = statistics.median(fetches_s(world, FETCHES))
+        changes_s = min(change_s(world, NEIGHBOUR, "web.test") for _ in range(3))
+        own_s = min(change_s(world, FLOODER, "other.test", "*.flood.test") for _ in range(3))
+    after = world.counts(NEIGHBOUR)
+    assert beside_s < SLOWER * quiet_s + OWN_S
+    assert max(changes_s, own_s) < CHANGE_S
+    assert (after["pid"], after["failed"], after["refused"]) == (before["pid"], before["failed"], before["refused"])
