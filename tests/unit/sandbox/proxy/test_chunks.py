@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+
 import h11
 import pytest
 from hypothesis import given
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.proxy.chunks import MOST_LINES, Chunks
+from agentenv.sandbox.proxy.streams import Stream
 
 PIECES = st.sampled_from(
     (
@@ -114,3 +119,32 @@ def test_what_is_malformed_or_mostly_no_data_is_refused(text: bytes) -> None:
 def test_small_chunks_with_small_extensions_are_a_body(data: bytes) -> None:
     text = b"%x;a=b\r\n%b\r\n" % (len(data), data) * 10_000 + b"0\r\n\r\n"
     assert decoded(text, []) == data * 10_000
+
+
+@pytest.mark.parametrize("text", [b"1\r\nx\r\n" * 10_000, b"0\r\n" + b"a\r\n" * 10_000], ids=["chunks", "trailer"])
+async def test_others_have_turns_while_a_body_is_read(text: bytes) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
+        stream, chunks = Stream(listener.accept()[0]), Chunks()
+        sending = asyncio.create_task(asyncio.to_thread(_send, peer, text))
+        counting = asyncio.create_task(count())
+        with contextlib.suppress(InvalidArgumentsError):  # cut off, or refused
+            while await stream.receive_decoded(chunks):
+                pass
+        counting.cancel()
+        stream.close()
+        await sending
+    assert turns >= 10_000 // MOST_LINES
+
+
+def _send(peer: socket.socket, text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        peer.sendall(text)
+        peer.shutdown(socket.SHUT_WR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -167,6 +168,21 @@ async def test_a_server_that_answers_nonsense_or_nothing_is_told(world: World) -
     assert "No response from a.org: it does not answer in HTTP/1.1." in await world.ask(GET)
     await world.server(PUBLIC, nothing)
     assert "HTTP/1.1 502" in await world.ask(GET)
+
+
+async def test_a_server_that_only_has_interim_responses_is_ended(world: World) -> None:
+    async def interim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+                await writer.drain()
+        writer.close()
+
+    await world.server(PUBLIC, interim)
+    slot = world.slot(allowing("a.org"), lambda _: [PUBLIC])
+    assert (await world.ask(GET)).count("102 Processing") == 32
+    assert slot.counts.failed == 0  # it was reached
 
 
 async def test_a_response_cut_short_is_not_made_whole(world: World) -> None:
