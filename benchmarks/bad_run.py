@@ -19,7 +19,14 @@ from benchmarks.service import Access
 
 _AT_ONCE = 32
 """Calls of one slot that are sent without waiting for each other."""
+_SHORT_AT_ONCE = 8
 _LARGE = 512 * 1024
+
+
+async def short_calls(session: ToolSession, _: int) -> None:
+    """As many short calls as are served, several at once."""
+    calls = [session.call("bash", {"command": "true"}) for _ in range(_SHORT_AT_ONCE)]
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def queued_calls(session: ToolSession, _: int) -> None:
@@ -59,7 +66,14 @@ async def seals(session: ToolSession, _: int) -> None:
 
 
 DEEDS: Mapping[str, Callable[[ToolSession, int], Awaitable[None]]] = MappingProxyType(
-    {"queued calls": queued_calls, "outputs": outputs, "cancels": cancels, "sessions": sessions, "seals": seals}
+    {
+        "short calls": short_calls,
+        "queued calls": queued_calls,
+        "outputs": outputs,
+        "cancels": cancels,
+        "sessions": sessions,
+        "seals": seals,
+    }
 )
 
 
