@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentenv.sandbox.server.agent_link import AgentLink
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.slot_paths import SlotPaths
@@ -31,9 +31,10 @@ class BoxHost(SlotHost):
         ours.settimeout(WAIT_S)
         assert protocol.receive(ours) == protocol.Message(protocol.Kind.HELLO, arg=protocol.VERSION)
         self._poller = Poller(asyncio.get_running_loop())
-        self._link = AgentLink(ours, self._poller, 0, lambda loss, reason: None)
+        lane = Lane(self._poller)
+        self._link = AgentLink(ours, lane, 0, lambda loss, reason: None)
         paths = SlotPaths(str(workspace), str(programs.files), f"{workspace}.tmux")
-        super().__init__(SlotIo(self._link, self._poller, paths=paths), env)
+        super().__init__(SlotIo(self._link, lane, paths=paths), env)
 
     @property
     def busy(self) -> bool:

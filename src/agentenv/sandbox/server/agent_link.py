@@ -19,7 +19,7 @@ from typing import Protocol
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.slotagent.protocol import (
     MAX_PAYLOAD_BYTES,
     SCRIPT_PIPE,
@@ -102,7 +102,7 @@ class AgentLink:
     def __init__(
         self,
         sock: socket.socket,
-        poller: Poller,
+        lane: Lane,
         era: int,
         on_lost: Callable[[Loss, str], None],
         *,
@@ -110,7 +110,7 @@ class AgentLink:
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._poller = poller
+        self._lane = lane
         self._first_run = era % MAX_ERA * RUN_IDS
         self._last_run = 0
         self._adopted = era > 0
@@ -121,7 +121,7 @@ class AgentLink:
         self._max_descriptors = max_descriptors
         self._held_by_runs = 0
         self.closed = False
-        poller.add(sock.fileno(), self._readable)
+        lane.add(sock.fileno(), self._readable)
 
     def kill_former_runs(self) -> None:
         """Kill the runs of previous servers (earlier eras): their results cannot be delivered any more."""
@@ -134,7 +134,7 @@ class AgentLink:
         if len(text) <= MAX_PAYLOAD_BYTES:
             return self._spawn(text, flags, fds, events, keep_free)
         if len(text) > MAX_EXEC_BYTES:
-            self._poller.defer(lambda: events.on_spawn_failed(errno.E2BIG, SpawnStep.EXEC))
+            self._lane.defer(lambda: events.on_spawn_failed(errno.E2BIG, SpawnStep.EXEC))
             return 0
         file = memory_file("spawn", text)
         try:
@@ -175,7 +175,7 @@ class AgentLink:
         if self.closed:
             return
         self.closed = True
-        self._poller.remove(self._sock.fileno())
+        self._lane.remove(self._sock.fileno())
         self._drop_unsent()
         self._sock.close()
         runs, self._runs, self._held_by_runs = self._runs, {}, 0
@@ -196,14 +196,14 @@ class AgentLink:
     def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         if self.closed:
             # Deferred, as an answer would be: the caller is still setting the run up.
-            self._poller.defer(self._fail_closed)
+            self._lane.defer(self._fail_closed)
             return
         if self._unsent or not self._sent(packet, fds):
             if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
                 self._defer_loss(Loss.deaf, "the slot agent does not read")
                 return
             if not self._unsent:
-                self._poller.loop.add_writer(self._sock.fileno(), self._writable)
+                self._lane.loop.add_writer(self._sock.fileno(), self._writable)
             self._unsent.append((packet, tuple(os.dup(fd) for fd in fds)))
             self._unsent_bytes += len(packet)
 
@@ -228,7 +228,7 @@ class AgentLink:
         self._drop_unsent()
 
     def _drop_unsent(self) -> None:
-        self._poller.loop.remove_writer(self._sock.fileno())
+        self._lane.loop.remove_writer(self._sock.fileno())
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 
@@ -238,7 +238,7 @@ class AgentLink:
             run.events.on_lost()
 
     def _defer_loss(self, loss: Loss, reason: str) -> None:
-        self._poller.defer(lambda: self._lose(loss, reason))
+        self._lane.defer(lambda: self._lose(loss, reason))
 
     def _lose(self, loss: Loss, reason: str) -> None:
         if not self.closed:

@@ -47,7 +47,8 @@ from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 _HEARTBEAT_S = 30.0
 _MAX_SHOWN = 500
 _LARGE_BYTES = 64 * 1024
-"""A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten."""
+"""A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten: a
+client that sends one after the other has no more than half of the loop."""
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -195,7 +196,7 @@ class SandboxApp:
         await socket.prepare(request)
         assert isinstance(request.transport, asyncio.Transport)
         outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
-        holder = holder_of(request, self.container)
+        holder, loop = holder_of(request, self.container), self.poller.loop
         request.app[STREAMS].add(socket)
         self.container.counted.streams += 1
         try:
@@ -203,13 +204,15 @@ class SandboxApp:
                 if message.type is not WSMsgType.TEXT:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
+                began_s = loop.time()
                 try:
                     self._process_message(message.data, outlet, holder)
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
                 if len(message.data) > _LARGE_BYTES:
-                    await asyncio.sleep(0)  # the next one may be here already, and others have waited meanwhile
+                    # The next one may be here already, and others have waited meanwhile.
+                    await asyncio.sleep(loop.time() - began_s)
                 if outlet.clogged:
                     await outlet.room()
         finally:

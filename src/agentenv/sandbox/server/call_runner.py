@@ -198,7 +198,7 @@ class _Runner:
         InvalidArgumentsError when argv is too large."""
         if self._asked.stop:
             raise _StoppedError
-        over: asyncio.Future[None] = self._io.poller.loop.create_future()
+        over: asyncio.Future[None] = self._io.lane.loop.create_future()
         process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
         try:
             process.start(Command(argv, self._env, self._io.paths.workspace), stdin=stdin)

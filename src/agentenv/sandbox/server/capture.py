@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane
 from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.head_tail import HeadTail
 
@@ -18,18 +18,18 @@ _FLOOD_BURST_BYTES = 16 * 1024 * 1024
 class OutputReader:
     """Reads one output of a run, from :meth:`watch` to :meth:`finish`. Owns the descriptor."""
 
-    __slots__ = ("_allowance", "_fd", "_poller", "kept")
+    __slots__ = ("_allowance", "_fd", "_lane", "kept")
 
-    def __init__(self, poller: Poller, fd: int, cap_bytes: int) -> None:
+    def __init__(self, lane: Lane, fd: int, cap_bytes: int) -> None:
         os.set_blocking(fd, False)
-        self._poller = poller
+        self._lane = lane
         self._fd = fd
         self._allowance = Allowance(_FLOOD_BYTES_PER_S, _FLOOD_BURST_BYTES)
         self.kept = HeadTail(cap_bytes)
 
     def watch(self) -> None:
         """Start reading whenever there is data."""
-        self._poller.add(self._fd, self._readable)
+        self._lane.add(self._fd, self._readable)
 
     def finish(self) -> None:
         """The run has ended: read the rest, which is already here, and release the descriptor."""
@@ -40,7 +40,7 @@ class OutputReader:
     def close(self) -> None:
         """Release the descriptor. Writers are not disturbed. Repeatable."""
         if self._fd >= 0:
-            self._poller.remove(self._fd)
+            self._lane.remove(self._fd)
             os.close(self._fd)
             self._fd = -1
 
@@ -64,9 +64,9 @@ class OutputReader:
         return len(chunk)
 
     def _throttle(self, count: int) -> None:
-        if wait_s := self._allowance.take(count, self._poller.loop.time()):
-            self._poller.remove(self._fd)
-            self._poller.loop.call_later(wait_s + 0.001, self._resume)
+        if wait_s := self._allowance.take(count, self._lane.loop.time()):
+            self._lane.remove(self._fd)
+            self._lane.loop.call_later(wait_s + 0.001, self._resume)
 
     def _resume(self) -> None:
         if self._fd >= 0:

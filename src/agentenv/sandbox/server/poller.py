@@ -1,8 +1,12 @@
-"""Readiness of the many short-lived descriptors of slots, cheaper than the event loop's own.
+"""Readiness of the many short-lived descriptors of slots, cheaper than the event loop's own, in fair turns.
 
 One epoll set, itself watched by the event loop: adding and removing a descriptor is one system call (the loop's
-``add_reader`` costs several times that), and everything that became ready in one iteration of the loop is handled
-together, so that the resulting messages can be sent together.
+``add_reader`` costs several times that), and what became ready in one iteration of the loop is handled together, so
+that the resulting messages can be sent together.
+
+Slots share the loop by the time that their callbacks take (start-time fair queueing,
+docs/decisions/0055-fair-turns.md): the slot that took least is next, and one slot's many descriptors count as one
+slot. Readiness is level-triggered, so what is not handled in one turn is simply found again in the next.
 """
 
 from __future__ import annotations
@@ -10,23 +14,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+import time
+from collections import deque
 from collections.abc import Callable
 
-_MAX_ROUNDS = 4
-"""Rounds handled in one iteration before the loop's other work is done."""
-_MAX_EVENTS = 64
+_TURN_S = 0.001
+"""Time for callbacks in one iteration of the loop before its other work, such as the messages of clients, is done. A
+callback that has begun is not interrupted."""
+_MAX_EVENTS = 256
 _LATER_S = 0.001
 
 log = logging.getLogger(__name__)
 
 
-class Poller:
-    """Calls back when a descriptor can be read (or has hung up). Callbacks must not block."""
+class Lane:
+    """One slot's share of a poller, for as long as the server runs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_poller", "loop", "took_s")
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self.loop = poller.loop
+        self.took_s = 0.0
+        """Where this slot's next callback begins in the poller's virtual time: see :meth:`Poller._handle`."""
+
+    def add(self, fd: int, callback: Callable[[], None]) -> None:
+        """Watch ``fd``, which the caller owns and must remove before closing it."""
+        self._poller.add(fd, callback, self)
+
+    def remove(self, fd: int) -> None:
+        """Stop watching ``fd``; no error when it is not watched."""
+        self._poller.remove(fd)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """See :meth:`Poller.defer`."""
+        self._poller.defer(callback)
+
+    def later(self, key: object, callback: Callable[[], None]) -> None:
+        """See :meth:`Poller.later`."""
+        self._poller.later(key, callback)
+
+    def not_later(self, key: object) -> None:
+        """See :meth:`Poller.not_later`."""
+        self._poller.not_later(key)
+
+
+class Poller:
+    """Calls back when a descriptor can be read (or has hung up). Callbacks must not block. ``clock``: seconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter) -> None:
         self.loop = loop
+        self._clock = clock
         self._epoll = select.epoll()
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, tuple[Callable[[], None], Lane]] = {}
+        self._ready: dict[int, None] = {}
+        """Found ready and not handled yet, the longest first. A reader must be prepared to find nothing."""
+        self._virtual_s = 0.0
         self._deferred: list[Callable[[], None]] = []
         self._later: dict[object, Callable[[], None]] = {}
         self._tick: asyncio.TimerHandle | None = None
@@ -36,14 +79,15 @@ class Poller:
         self.going.set()
         loop.add_reader(self._epoll.fileno(), self._turn)
 
-    def add(self, fd: int, callback: Callable[[], None]) -> None:
-        """Watch ``fd``, which the caller owns and must remove before closing it."""
+    def add(self, fd: int, callback: Callable[[], None], lane: Lane) -> None:
+        """See :meth:`Lane.add`."""
         self._epoll.register(fd, select.EPOLLIN)
-        self._callbacks[fd] = callback
+        self._callbacks[fd] = callback, lane
 
     def remove(self, fd: int) -> None:
-        """Stop watching ``fd``; no error when it is not watched."""
+        """See :meth:`Lane.remove`."""
         if self._callbacks.pop(fd, None) is not None:
+            self._ready.pop(fd, None)
             self._epoll.unregister(fd)
 
     def defer(self, callback: Callable[[], None]) -> None:
@@ -81,27 +125,46 @@ class Poller:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
         self._callbacks.clear()
+        self._ready.clear()
         self._later.clear()
 
     def _turn(self) -> None:
         self._in_turn = True
+        until_s = self._clock() + _TURN_S
         try:
-            for _ in range(_MAX_ROUNDS):
-                if not self._round():
-                    break
+            while self._round(until_s):
+                pass
         finally:
             self._in_turn = False
 
-    def _round(self) -> bool:
-        """Handle what is ready now; returns whether there was anything."""
-        events = [] if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS)
-        for fd, _mask in events:
-            # A descriptor closed earlier in this round has no callback any more; a reused one gets an extra
-            # call, which is why every reader must be prepared to find nothing.
-            if (callback := self._callbacks.get(fd)) is not None:
-                _guarded(callback)
+    def _round(self, until_s: float) -> bool:
+        """Handle what is ready, always the slot that took least first; returns whether there may be more, and time
+        for it. What is left over comes before what becomes ready later."""
+        for fd, _mask in () if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS):
+            self._ready.setdefault(fd)
+        waiting: dict[Lane, deque[int]] = {}
+        for fd in self._ready:
+            waiting.setdefault(self._callbacks[fd][1], deque()).append(fd)
+        found, now_s = bool(waiting), self._clock()
+        while waiting and now_s < until_s:
+            lane = min(waiting, key=_took_s)
+            fd = waiting[lane].popleft()
+            if not waiting[lane]:
+                del waiting[lane]
+            if fd in self._ready:  # not removed by a callback of this round
+                del self._ready[fd]
+                now_s = self._handle(*self._callbacks[fd], now_s)
         self._run_deferred()
-        return bool(events)
+        return found and now_s < until_s
+
+    def _handle(self, callback: Callable[[], None], lane: Lane, now_s: float) -> float:
+        """Run a callback at the cost of its slot; returns the time after it. A slot that had nothing to do for a while
+        begins where the others are now: it has saved nothing up."""
+        self._virtual_s = max(self._virtual_s, lane.took_s)
+        _guarded(callback)
+        ended_s = self._clock()
+        lane.took_s = self._virtual_s + ended_s - now_s
+        return ended_s
 
     def _run_later(self) -> None:
         self._tick = None
@@ -115,6 +178,10 @@ class Poller:
             deferred, self._deferred = self._deferred, []
             for callback in deferred:
                 _guarded(callback)
+
+
+def _took_s(lane: Lane) -> float:
+    return lane.took_s
 
 
 def _guarded(callback: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, memory_file
 from agentenv.sandbox.server.capture import OutputReader
 from agentenv.sandbox.server.inbox import Attached
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.slot_env import env_of
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths, as_user, is_root
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_text
@@ -36,7 +36,7 @@ class SlotIo:
     """Resources shared by the runs of one slot."""
 
     link: AgentLink
-    poller: Poller
+    lane: Lane
     limits: LimitWatch = field(default_factory=lambda: LimitWatch(LimitFiles()))
     paths: SlotPaths = USUAL_PATHS
 
@@ -166,8 +166,8 @@ class Process:
 
     def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents: its output can be read."""
-        self.stdout = OutputReader(self._io.poller, fds[0], self._cap_bytes)
-        self.stderr = OutputReader(self._io.poller, fds[1], self._cap_bytes)
+        self.stdout = OutputReader(self._io.lane, fds[0], self._cap_bytes)
+        self.stderr = OutputReader(self._io.lane, fds[1], self._cap_bytes)
         if len(fds) == 3:
             self._script_fd = fds[2]
             os.set_blocking(self._script_fd, False)
@@ -206,7 +206,7 @@ class Process:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._io.poller.not_later(self)
+        self._io.lane.not_later(self)
         self._close_script()
         self._free_memory_files()
         if self.on_end is not None:
@@ -226,7 +226,7 @@ class Process:
     def _watch(self) -> None:
         # Most runs end before that, having printed less than a socket holds: the ends of their output would
         # wake the server for nothing.
-        self._io.poller.later(self, self._watch_pipes)
+        self._io.lane.later(self, self._watch_pipes)
 
     def _watch_pipes(self) -> None:
         if self.stdout is not None and self.stderr is not None:

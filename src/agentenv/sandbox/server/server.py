@@ -24,7 +24,7 @@ from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.server.app import STREAMS, SandboxApp
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.server.watch import Watchers
 from agentenv.sandbox.slot_env import command_env
@@ -59,7 +59,7 @@ class Server:
         self._pinging: asyncio.TimerHandle | None = None
         app, self._container = self._made(self._hello(), watch)
         self.application = app.application()
-        self.poller.add(self._supervisor.fileno(), self._control)
+        self.poller.add(self._supervisor.fileno(), self._control, Lane(self.poller))
 
     async def settled(self) -> None:
         """Wait for slots, so that a server reported as ready can lease some; one slow slot does not delay the

@@ -46,7 +46,7 @@ class SlotHost:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """Host."""
-        return self._io.poller.loop
+        return self._io.lane.loop
 
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
         """Host. Raises ValueError when too much runs, or the slot has one user only."""
@@ -96,11 +96,11 @@ class SlotHost:
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Host."""
-        self._io.poller.add(fd, callback)
+        self._io.lane.add(fd, callback)
 
     def unwatch(self, fd: int) -> None:
         """Host."""
-        self._io.poller.remove(fd)
+        self._io.lane.remove(fd)
 
     def orphan(self, fd: int) -> None:
         """Host: the agent takes over the output from now on."""

@@ -17,6 +17,7 @@ from agentenv.sandbox.server.calls import CallInFlight, Outlet, Stop, answer, en
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached, Inbox
 from agentenv.sandbox.server.past_calls import PastCalls
+from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SessionCalls, SlotHost
@@ -52,6 +53,7 @@ class SlotCalls:
         self._index = index
         self._context = context
         self._loop = context.poller.loop
+        self._lane = Lane(context.poller)
         self._on_lost = on_lost
         self._is_paused = is_paused
         self._queue: deque[CallInFlight] = deque()
@@ -110,11 +112,11 @@ class SlotCalls:
             paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
-        link = AgentLink(agent, context.poller, era, self._on_lost, max_descriptors=context.descriptors)
+        link = AgentLink(agent, self._lane, era, self._on_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
         paths = replace(paths, home=env.get("HOME", ""))
-        io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
+        io = SlotIo(link, self._lane, LimitWatch(packet.limits), paths)
         self._runner = CallRunner(context, io, self._call_ended, self._on_lost, self.past)
         self._session_calls.open(io, context.env)
 

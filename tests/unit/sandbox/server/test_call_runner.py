@@ -17,7 +17,7 @@ from agentenv.sandbox.server.call_runner import CallRunner
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.past_calls import PastCalls
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
@@ -56,11 +56,12 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     monkeypatch.setattr(process, "memory_file", fail)
     poller = Poller(asyncio.get_running_loop())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = AgentLink(ours, poller, 0, lambda *_: None)
+    lane = Lane(poller)
+    link = AgentLink(ours, lane, 0, lambda *_: None)
     context = ServerContext(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
     over: list[bool] = []
     lost: list[tuple[Loss, str]] = []
-    io = SlotIo(link, poller)
+    io = SlotIo(link, lane)
     runner = CallRunner(context, io, lambda: over.append(True), lambda *said: lost.append(said), PastCalls())
     asked = _asked({"command": "cat", "stdin": "x"})
     runner.begin(asked)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentenv.sandbox.server import capture
 from agentenv.sandbox.server.capture import OutputReader
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sessions.head_tail import HeadTail, seam
 from tests.waiting import until
 
@@ -85,7 +85,7 @@ def test_a_cap_that_cannot_hold_two_bytes_is_refused(cap: int) -> None:
 async def reading(cap_bytes: int = CAP) -> AsyncIterator[tuple[OutputReader, socket.socket]]:
     poller = Poller(asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    reader = OutputReader(poller, ours.detach(), cap_bytes)
+    reader = OutputReader(Lane(poller), ours.detach(), cap_bytes)
     with theirs:
         yield reader, theirs
     reader.close()

@@ -19,7 +19,7 @@ from agentenv.sandbox.control_protocol import Hello, SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server.agent_link import RUN_IDS, AgentLink, TooManyRunsError
-from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.supervisor_link import SlotHandedOver, SupervisorLink
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
@@ -71,7 +71,9 @@ class Linked:
         self.agent.settimeout(10)
         self.poller = Poller(asyncio.get_running_loop())
         self.lost: list[tuple[Loss, str]] = []
-        self.link = AgentLink(ours, self.poller, era, lambda loss, reason: self.lost.append((loss, reason)), **more)
+        self.link = AgentLink(
+            ours, Lane(self.poller), era, lambda loss, reason: self.lost.append((loss, reason)), **more
+        )
 
     def say(self, kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"", fds: Sequence[int] = ()) -> int:
         """For lambdas that say two things: 0."""

@@ -29,8 +29,8 @@ class _Link:
         self.told.append((f"signal {number}", run))
 
 
-def _io(link: _Link, poller: object = None) -> SlotIo:
-    return SlotIo(cast("AgentLink", link), cast("Any", poller), cast("Any", None))
+def _io(link: _Link, lane: object = None) -> SlotIo:
+    return SlotIo(cast("AgentLink", link), cast("Any", lane), cast("Any", None))
 
 
 class _Events:
@@ -62,11 +62,11 @@ def test_a_program_that_is_over_uses_its_number_no_more(over: Callable[[SlotProg
 def test_a_process_that_is_over_uses_its_number_no_more() -> None:
     link = _Link()
 
-    class _Poller:
+    class _Lane:
         def not_later(self, _: object) -> None:
             """Nothing was to come later."""
 
-    process = Process(_io(link, _Poller()), 1_000)
+    process = Process(_io(link, _Lane()), 1_000)
     process._run = 7
     process.kill()
     process.on_exit(0, USAGE)

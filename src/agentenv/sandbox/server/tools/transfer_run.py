@@ -39,7 +39,7 @@ class TransferRun:
             return
         ours, theirs = socket.socketpair()
         with theirs:
-            self._stdin = WriteEnd(self._io.poller.loop, ours.detach())
+            self._stdin = WriteEnd(self._io.lane.loop, ours.detach())
             try:
                 self._run = self._io.link.spawn(text, flags | int(STDIN), (theirs.fileno(),), self, keep_free=keep_free)
             except BaseException:
@@ -92,8 +92,8 @@ class TransferRun:
             os.close(stdout)
             self._io.link.kill(self._run)
             return
-        poller = self._io.poller
-        self._stdout = ReadEnd(Watcher(poller.loop, poller.add, poller.remove), stdout)
+        lane = self._io.lane
+        self._stdout = ReadEnd(Watcher(lane.loop, lane.add, lane.remove), stdout)
         self._begun.set()
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:  # noqa: ARG002 (RunEvents)
