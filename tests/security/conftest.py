@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -31,14 +32,22 @@ LIMITS = SlotLimits(
 @pytest_asyncio.fixture(params=["local", "nomad"], scope="module", loop_scope="module")
 async def executor(request: pytest.FixtureRequest) -> AsyncIterator[ToolExecutor]:
     """A module's tests share the container: what one did to its slots must not be felt by the next."""
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    async with SlotPool(_backend(request), settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+    async with executor_of(request.param, request) as opened:
         yield opened
 
 
-def _backend(request: pytest.FixtureRequest) -> ContainerBackend:
-    containers = ContainerSettings(slots_per_container=3, limits=LIMITS)
-    if request.param == "local":
+@asynccontextmanager
+async def executor_of(backend: str, request: pytest.FixtureRequest, **limits: int) -> AsyncIterator[ToolExecutor]:
+    """One container of plain slots on this backend, with LIMITS except these."""
+    containers = ContainerSettings(slots_per_container=3, limits=replace(LIMITS, **limits))
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    pool = SlotPool(_backend(backend, containers, request), settings)
+    async with pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+        yield opened
+
+
+def _backend(name: str, containers: ContainerSettings, request: pytest.FixtureRequest) -> ContainerBackend:
+    if name == "local":
         return LocalBackend(containers)
     return nomad_farm(request.getfixturevalue("cluster").address, containers)
 

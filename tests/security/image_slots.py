@@ -142,14 +142,17 @@ async def container(
     images: Images,
     request: pytest.FixtureRequest | None = None,
     *,
+    kind: Kind | None = None,
     slots: int = 3,
     image_format: ImageFormat = "auto",
     allowing: bool = True,
     variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ImageSlots]:
-    """One container of image slots over this store: local, or of the kind that is the request's parameter. Unless it is
-    not ``allowing``, leases get all capabilities that there are. ``variables`` are of the Nomad job."""
-    kind: Kind = "local" if request is None else getattr(request, "param", "local")
+    """One container of image slots over this store, of this kind, or else of that which is the request's parameter, or
+    else local. Unless it is not ``allowing``, leases get all capabilities that there are. ``variables`` are of the
+    Nomad job."""
+    of_request: Kind = "local" if request is None else getattr(request, "param", "local")
+    kind = kind or of_request
     containers = ContainerSettings(slots_per_container=slots, limits=LIMITS, image_format=image_format)
     if allowing:
         allowed = {"allowed_capabilities": get_args(Capability), "allow_nested_namespaces": True}
