@@ -8,9 +8,10 @@ import random
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.tools.catalog import ToolCatalog
@@ -114,18 +115,29 @@ async def f11_neighbour_run(effort: Effort) -> list[Outcome]:
                         loud = await _good(executor, effort)
                     after = await _good(executor, effort)  # the machine's own pace drifts
                     quiet = Latencies(before.seconds + after.seconds)
-                    rounds.add(f"{deed} quiet", where, quiet.p99_ms)
-                    rounds.add(f"{deed} loud", where, loud.p99_ms)
-                    rounds.add(f"{deed} ratio", where, loud.p99_ms / quiet.p99_ms)
-    return [
-        at_most(f"F11.{deed}", f"a run's p99 beside another run's {deed} in its container", "x", 3.0).outcome(
-            rounds.of(f"{deed} ratio", "same"),
-            p99_ms=rounds.of(f"{deed} loud", "same"),
-            alone_p99_ms=rounds.of(f"{deed} quiet", "same"),
-            in_another_container_x=rounds.of(f"{deed} ratio", "other"),
-        )
-        for deed in DEEDS
-    ]
+                    for which in ("p50", "p99"):
+                        quiet_ms, loud_ms = (getattr(each, f"{which}_ms") for each in (quiet, loud))
+                        rounds.add(f"{deed} quiet {which}", where, quiet_ms)
+                        rounds.add(f"{deed} loud {which}", where, loud_ms)
+                        rounds.add(f"{deed} ratio {which}", where, loud_ms / quiet_ms)
+    return [outcome for deed in DEEDS for outcome in _beside_deed(rounds, deed)]
+
+
+def _beside_deed(rounds: Rounds, deed: str) -> Iterator[Outcome]:
+    """p99 against none, and p50 against the same from another container: what is left is the container's own."""
+    p99 = at_most(f"F11.{deed}", f"a run's p99 beside another run's {deed} in its container", "x", 3.0)
+    p50 = at_most(f"F11.{deed}.p50", f"the same p50, against {deed} in another container", "x", 1.5)
+    same, other = (rounds.of(f"{deed} ratio p50", where) for where in ("same", "other"))
+    for goal, which, values in (
+        (p99, "p99", rounds.of(f"{deed} ratio p99", "same")),
+        (p50, "p50", [here / there for here, there in zip(same, other, strict=True)]),
+    ):
+        details: dict[str, Any] = {
+            f"{which}_ms": rounds.of(f"{deed} loud {which}", "same"),
+            f"alone_{which}_ms": rounds.of(f"{deed} quiet {which}", "same"),
+            "in_another_container_x": rounds.of(f"{deed} ratio {which}", "other"),
+        }
+        yield goal.outcome(values, None, **details)
 
 
 async def _good(executor: ToolExecutor, effort: Effort) -> Latencies:
