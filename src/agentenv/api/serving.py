@@ -1,4 +1,5 @@
-"""Serves an application with uvicorn, without uvicorn's signal handlers: whoever opened it decides when it ends."""
+"""Serves an application with uvicorn, without uvicorn's signal handlers: whoever opened it decides when it ends.
+Connections are accepted by :mod:`agentenv.api.door`, because uvicorn limits neither them nor their headers."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from typing import Any
 
 import uvicorn
 
+from agentenv.api.door import ConnectionLimits, Door
+from agentenv.api.limited_http import LimitedHttp
 from agentenv.api.listening import listen, url_of
 from agentenv.errors import ConfigError, InfraError
 
@@ -26,6 +29,10 @@ class _Uvicorn(uvicorn.Server):
         """As in uvicorn, and signals that it is done."""
         await super().startup(sockets)
         self.up.set()
+
+    def protocol(self) -> LimitedHttp:
+        """Of a new connection."""
+        return LimitedHttp(self.config, self.server_state, app_state={})
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,18 +70,24 @@ async def served_on(
     ending: Callable[[], None] = lambda: None,
     certificate: Path | None = None,
     key: Path | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[None]:
-    """As :func:`served`, on a socket that listens and that is closed at the end."""
+    """As :func:`served`, on a socket that listens and that is closed at the end. ``limits`` of connections: None: those
+    of this process."""
     try:
         running = _Uvicorn(_config(app, certificate, key))
-        task = asyncio.create_task(running.serve(sockets=[listening]), name=f"{what} http")
+        door = Door(
+            listening, running.protocol, limits=limits, tls=running.config.ssl, idle=lambda protocol: protocol.idle
+        )
+        task = asyncio.create_task(running.serve(sockets=[]), name=f"{what} http")
         try:
             up = asyncio.create_task(running.up.wait())
             await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
             up.cancel()
             if task.done():
                 raise InfraError(f"the {what} did not start to listen") from task.exception()
-            yield
+            with door:
+                yield
         finally:
             running.should_exit = True
             ending()

@@ -22,6 +22,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 from yarl import URL
 
 from agentenv._version import __version__
+from agentenv.api.door import IDLE_S, Door
 from agentenv.api.listening import listen, url_of
 from agentenv.errors import ConnectionLostError, PolicyRefusalError, ProtocolError
 from agentenv.wire.base import MAX_MESSAGE_BYTES
@@ -261,13 +262,14 @@ async def serve_relay(
             handle_signals=False,
             handler_cancellation=True,  # a client that goes away ends its request at the container
             auto_decompress=False,
+            keepalive_timeout=IDLE_S,
             shutdown_timeout=drain_s,
         )
         await runner.setup()
         try:
-            site = web.SockSite(runner, listening, ssl_context=tls)
-            await site.start()
-            yield url_of(listening, host, "https" if tls else "http")
+            assert runner.server is not None
+            with Door(listening, runner.server, tls=tls):
+                yield url_of(listening, host, "https" if tls else "http")
         finally:
             relay.leave()
             await runner.cleanup()

@@ -127,10 +127,12 @@ async def farm_service(
     )
     _apply(settings, farm, access)
     app = farm_app(farm, access)
-    tls = {"certificate": listening.certificate, "key": listening.key}
     opening: asyncio.Task[Farm] | None = None
     try:
-        async with serving.served_on(port, app, "farm service", ending=farm.leave, **tls):
+        served = serving.served_on(
+            port, app, "farm service", ending=farm.leave, certificate=listening.certificate, key=listening.key
+        )
+        async with served:
             opening = asyncio.create_task(farm.__aenter__(), name="farm opening")
             user = keys.mint("*", "admin", expires_s=LONGEST_TOKEN_S)
             with announced(settings.name, address, user):

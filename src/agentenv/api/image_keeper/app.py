@@ -27,6 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
 from agentenv._version import __version__
+from agentenv.api.door import IDLE_S, Door
 from agentenv.api.image_keeper.keeper import Keeper
 from agentenv.api.image_keeper.metrics import exposition
 from agentenv.api.listening import listen, url_of
@@ -68,12 +69,17 @@ async def served(keeper: Keeper, token: str, *, host: str, port: int) -> AsyncIt
     """Serve an open keeper; yields its URL. Port 0: any free one. Raises ConfigError when it cannot listen there."""
     listening: socket.socket = listen(host, port)
     runner = web.AppRunner(
-        keeper_app(keeper, token), access_log=None, shutdown_timeout=_END_S, handler_cancellation=True
+        keeper_app(keeper, token),
+        access_log=None,
+        keepalive_timeout=IDLE_S,
+        shutdown_timeout=_END_S,
+        handler_cancellation=True,
     )
     try:
         await runner.setup()
-        await web.SockSite(runner, listening).start()
-        yield url_of(listening, host)
+        assert runner.server is not None
+        with Door(listening, runner.server):
+            yield url_of(listening, host)
     finally:
         await runner.cleanup()
         listening.close()
