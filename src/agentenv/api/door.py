@@ -1,4 +1,4 @@
-"""Accepts the connections of a service: so many in all, and of one peer, before anything is known of whoever connects."""
+"""Accepts a service's connections: so many in all, and of one peer, before anything is known of whoever connects."""
 
 from __future__ import annotations
 
