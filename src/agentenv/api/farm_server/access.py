@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
+from agentenv.api.farm_server.bodies import MalformedError, TypedRequest, parsed
 from agentenv.api.farm_server.limits import AskLimiter
 from agentenv.api.farm_server.settings import AskLimits, OpenPages
 from agentenv.api.farm_server.tokens import Right, TokenKeys, bearer_token
@@ -56,6 +58,8 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
 )
 """What a token has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it allows
 for the runs it covers. ``operate`` concerns the runs of everybody: admin of all (``*``)."""
+_MALFORMED: Final = AskLimits(asks_per_s=2, burst=20)
+"""Bodies of one token that are not as described: each may take some 50 ms of the event loop."""
 _ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
     "read": {"read"},
     "look": {"read", "look"},
@@ -86,17 +90,25 @@ class Access:
         self.keys = keys
         self.denied = denied
         self.limiter = AskLimiter(limits or AskLimits())
+        self._malformed = AskLimiter(_MALFORMED)
         pages = public or OpenPages()
         self._open = {
             path for path, isopen in (("/metrics", pages.metrics), ("/openapi.json", pages.openapi)) if isopen
         }
 
-    async def check(self, request: Request) -> None:
-        """Raises UnauthorizedError, ForbiddenError. The right is then ``request.state.right``."""
+    def check(self, request: Request) -> Right | None:
+        """The right by which the request may use its route, which is then ``request.state.right``; None: it needs none.
+        Raises UnauthorizedError, ForbiddenError."""
         path = request.scope["route"].path
-        needs = ROUTES[f"{request.method} {path}"]
-        if needs == "nothing" or path in self._open:
-            return
+        route = f"{request.method} {path}"
+        if ROUTES[route] == "nothing" or path in self._open:
+            return None
+        request.state.right = self.right(request, route)
+        return request.state.right  # type: ignore[no-any-return]
+
+    def right(self, request: Request, route: str) -> Right:
+        """What the request's token allows. Raises UnauthorizedError, ForbiddenError when that is not this route."""
+        needs = ROUTES[route]
         right = self.keys.verify(bearer_token(request.headers.get("authorization")), denied=self.denied)
         if not allows(right, needs):
             raise ForbiddenError(
@@ -104,7 +116,21 @@ class Access:
                 f"a token of scope {right.scope!r} for {right.run!r} may not do this",
                 next_step="use one of scope 'admin' for '*'" if needs == "operate" else f"use one of scope {needs!r}",
             )
-        request.state.right = right
+        return right
+
+    def parsed(self, right: Right, adapter: TypeAdapter[Any], raw: bytes, request: Request) -> Any:
+        """What a request's body means. Raises MalformedError, and after many of them TooManyRequestsError: then bodies
+        of the token are not parsed for a while."""
+        if (retry_after_s := self._malformed.full(right.jti)) is not None:
+            raise TooManyRequestsError(
+                "the token has sent too many bodies that are not as /openapi.json describes them",
+                retry_after_s=retry_after_s,
+            )
+        try:
+            return parsed(adapter, raw, request.headers.get("content-type", ""))
+        except MalformedError:
+            self._malformed.hit(right.jti)
+            raise
 
     def run_of(self, right: Right, named: str) -> str:
         """The run that a request is for. Raises ForbiddenError when the token does not cover it, or names several."""
@@ -148,9 +174,15 @@ def checking(access: Access) -> type[APIRoute]:
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 
+            kind: Any = self.body_field and self.body_field.field_info.annotation
+            body = None if kind is None else TypeAdapter[Any](kind)
+
             async def checked(request: Request) -> Response:
-                await access.check(request)
-                return await handle(request)
+                right = access.check(request)
+                if body is None or right is None:
+                    return await handle(request)
+                raw = await request.body()
+                return await handle(TypedRequest(request, raw, access.parsed(right, body, raw, request)))
 
             return checked
 

@@ -4,19 +4,19 @@ route is in :mod:`agentenv.api.farm_server.access`."""
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Query
-from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
 from agentenv.api.farm_server.access import ROUTES, Access, MyRight, checking
+from agentenv.api.farm_server.ask_routes import AskRoutes
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.front import Front, elsewhere
 from agentenv.api.farm_server.openapi import document
-from agentenv.api.farm_server.page_routes import NDJSON, page_routes
+from agentenv.api.farm_server.page_routes import page_routes
 from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
 from agentenv.api.farm_server.tokens import Right
@@ -28,7 +28,6 @@ from agentenv.wire.leases import Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
 
-_EACH_LINE = {"schema": {"$ref": "#/components/schemas/NewsLine"}}
 TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
 
 
@@ -45,10 +44,11 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.router.route_class = checking(access)
-    app.add_middleware(Front, farm=farm)
+    asks = AskRoutes(farm, access)
+    app.add_middleware(Front, farm=farm, asks=asks)
     handle_errors(app)
     _health_routes(app, farm)
-    _ask_routes(app, farm, access)
+    asks.declare(app)
     _lease_routes(app, farm)
     _run_routes(app, farm)
     _token_routes(app, farm, access)
@@ -84,35 +84,6 @@ def _health_routes(app: FastAPI, farm: Farm) -> None:
     async def info(right: MyRight) -> wire.FarmInfo:
         """The farm, and the run of the token."""
         return farm.info(right.only_run)
-
-
-def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
-    @app.post("/v1/asks", responses={409: {"model": ErrorReply}})
-    async def asks(request: wire.AsksRequest, right: MyRight) -> wire.AsksReply:
-        """Ask for slots."""
-        run = access.run_of(right, request.run)
-        access.limit(right, len(request.asks))
-        return await farm.desk.ask(request, run, right.cap, right.jti)
-
-    @app.get("/v1/asks/{request_id}")
-    async def ask_state(request_id: str, right: MyRight, run: wire.RunName = "") -> wire.AskState:
-        """What has become of an ask; reading it keeps it alive."""
-        opened = farm.desk.find(request_id, access.run_of(right, run))
-        if opened is None:
-            raise HTTPException(404, f"there is no ask {request_id!r} of this run (any more)")
-        return farm.desk.state_of(opened)
-
-    @app.delete("/v1/asks/{request_id}")
-    async def cancel(request_id: str, right: MyRight, run: wire.RunName = "") -> wire.Cancelled:
-        """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
-        return wire.Cancelled(cancelled=farm.desk.cancel(request_id, access.run_of(right, run)))
-
-    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {NDJSON: _EACH_LINE}}})
-    async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
-        """What becomes of the client's asks, one JSON object per line."""
-        farm.news.check_room(right.jti)
-        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client, right.jti)
-        return StreamingResponse(lines, media_type=NDJSON)
 
 
 def _lease_routes(app: FastAPI, farm: Farm) -> None:

@@ -46,6 +46,9 @@ _REMEMBERED_S = 60.0
 _PLACES_EVERY_S = 2.0
 MAX_WAITING_SLOTS = 20_000
 """Slots that one run may wait for: each takes some 8 KiB of memory."""
+MAX_CANCELLED = MAX_WAITING_SLOTS
+"""Cancelled asks of one run that are remembered."""
+_OUTLOOK_S = 0.5
 _FULL_RETRY_S = 5.0
 _CANCELLED = "the ask was cancelled"
 
@@ -121,15 +124,18 @@ class Desk:
         self._relay_url = relay_url
         self._comes_from = comes_from
         self._asks: dict[tuple[str, str], OpenAsk] = {}
-        self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """When these were cancelled, the oldest first: an ask may arrive after its own cancellation, on another
-        connection."""
+        self._cancelled: dict[str, OrderedDict[str, float]] = {}
+        """When these asks of each run were cancelled, the oldest first: an ask may arrive after its own cancellation,
+        on another connection."""
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
+        self._outlook: Outlook | None = None
+        self._turn = asyncio.Lock()
+        """Answers that were held back are made one in each round of the event loop: thousands may be due at once."""
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -149,8 +155,9 @@ class Desk:
             await asyncio.wait(waiting, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
-        outlook = self.outlook() if any(one.ticket is not None for one in mine) else None
-        return wire.AsksReply(asks=tuple(self.state_of(one, outlook) for one in mine))
+            async with self._turn:
+                await asyncio.sleep(0)
+        return wire.AsksReply(asks=tuple(map(self.state_of, mine)))
 
     def _check_room(self, asks: Sequence[wire.Ask], run: str) -> None:
         more = sum(len(ask.trajectories) for ask in asks if (run, ask.request_id) not in self._asks)
@@ -173,7 +180,7 @@ class Desk:
             known.heard, known.client = now, client or known.client
             return known
         opened = OpenAsk(ask, run, client, by, now, now)
-        if key in self._cancelled:
+        if ask.request_id in self._cancelled.get(run, ()):
             opened.refuse(LeaseLostError(_CANCELLED), now)
             return opened
         self._asks[key] = opened
@@ -343,21 +350,28 @@ class Desk:
             opened.heard = self._clock()
         return opened
 
-    def state_of(self, opened: OpenAsk, outlook: Outlook | None = None) -> wire.AskState:
-        """What has become of it. ``outlook``: one for all, when many are asked about."""
+    def knows(self, request_id: str, run: str) -> bool:
+        """Whether there is such an ask of the run."""
+        return (run, request_id) in self._asks
+
+    def state_of(self, opened: OpenAsk) -> wire.AskState:
+        """What has become of it."""
         name = opened.ask.request_id
         if opened.error is not None:
             return wire.AskState(request_id=name, state="refused", error=ErrorReply.of(opened.error))
         if opened.granted:
             return wire.AskState(request_id=name, state="granted", leases=tuple(opened.held.values()))
-        opened.told = self.place(opened, outlook or self.outlook())
+        opened.told = self.place(opened, self.outlook())
         return wire.AskState(request_id=name, state="waiting", place=opened.told)
 
     def outlook(self) -> Outlook:
-        """The state of the whole farm, as far as places depend on it. It takes a few ms when thousands wait."""
+        """The state of the whole farm, as far as places depend on it, at most ``_OUTLOOK_S`` old: it takes a few ms
+        when thousands wait."""
         ledger, now = self.yard.ledger, self._clock()
+        if self._outlook is not None and now - self._outlook.now < _OUTLOOK_S:
+            return self._outlook
         load, total = ledger.load(now), sum(ledger.slot_counts().values())
-        return Outlook(
+        self._outlook = Outlook(
             now=now,
             load=load,
             total=total,
@@ -366,6 +380,7 @@ class Desk:
             fair=self.line.fair_shares(total),
             freed_per_s=self._freed.per_s(now),
         )
+        return self._outlook
 
     def place(self, opened: OpenAsk, outlook: Outlook) -> wire.Place:
         """Why it waits, and for how long."""
@@ -405,8 +420,7 @@ class Desk:
         """Withdraw an ask; its leases end if it was granted. False: there is no such ask; one that arrives later is
         refused."""
         key = (run, request_id)
-        self._cancelled[key] = self._clock()
-        self._cancelled.move_to_end(key)
+        self._remember_cancelled(run, request_id)
         opened = self._asks.pop(key, None)
         if opened is None:
             return False
@@ -414,6 +428,20 @@ class Desk:
         for lease in tuple(opened.held):
             self.end(lease, LeaseLostError(_CANCELLED))
         return True
+
+    def _remember_cancelled(self, run: str, request_id: str) -> None:
+        mine = self._cancelled.setdefault(run, OrderedDict())
+        mine[request_id] = self._clock()
+        mine.move_to_end(request_id)
+        if len(mine) > MAX_CANCELLED:
+            mine.popitem(last=False)
+
+    def _forget_cancelled(self, now: float) -> None:
+        for run, mine in list(self._cancelled.items()):
+            while mine and now - next(iter(mine.values())) > _REMEMBERED_S:
+                mine.popitem(last=False)
+            if not mine:
+                del self._cancelled[run]
 
     def end(self, lease_id: int, error: AgentEnvError | None, by: str = BY_FARM) -> bool:
         """End a lease at its container, for the token ``by``; its holder gets ``error`` (None: it asked for it).
@@ -461,8 +489,7 @@ class Desk:
                     self._withdraw(opened)
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
-        while self._cancelled and now - next(iter(self._cancelled.values())) > _REMEMBERED_S:
-            self._cancelled.popitem(last=False)
+        self._forget_cancelled(now)
         for ticket in self.line.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
             self.fail(ticket, error)
@@ -487,11 +514,9 @@ class Desk:
                 self.end(youngest.id, LeaseReclaimedError(reason))
 
     def _tell_places(self) -> None:
-        outlook: Outlook | None = None
         for opened in self._by_ticket.values():
             if opened.client and self._news.listens(opened.run, opened.client):
-                outlook = outlook or self.outlook()
-                before, state = opened.told, self.state_of(opened, outlook)
+                before, state = opened.told, self.state_of(opened)
                 if _differs(before, state.place):
                     self._news.tell(opened.run, opened.client, wire.NewsAsk(ask=state))
 

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentenv.api.farm_server.ask_routes import AskRoutes
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.replies import reply
 from agentenv.errors import PoolClosedError, ProtocolError
@@ -27,10 +28,11 @@ would lose."""
 
 
 class Front:
-    """ASGI middleware. ``body_s``: see ``BODY_S``."""
+    """ASGI middleware. ``asks`` answers what it serves in the application's place. ``body_s``: see ``BODY_S``."""
 
-    def __init__(self, app: ASGIApp, farm: Farm, *, body_s: float = BODY_S) -> None:
+    def __init__(self, app: ASGIApp, farm: Farm, *, asks: AskRoutes | None = None, body_s: float = BODY_S) -> None:
         self._app = app
+        self._asks = asks
         self._farm = farm
         self._body_s = body_s
 
@@ -50,7 +52,9 @@ class Front:
         if (refusal := self._refusal(scope, headers)) is not None:
             await refusal(scope, receive, named)
         else:
-            await self._app(scope, _Body(receive, self._body_s).receive, named)
+            direct = self._asks is not None and self._asks.serves(scope)
+            answering = self._asks if direct and self._asks is not None else self._app
+            await answering(scope, _Body(receive, self._body_s).receive, named)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
         if not self._farm.leads and scope["path"] not in OF_EACH_PROCESS:

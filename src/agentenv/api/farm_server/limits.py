@@ -42,6 +42,13 @@ class AskLimiter:
         cost = min(cost, self._limit.amount)
         if self._windows.hit(self._limit, key, cost=cost):
             return None
+        return self._wait_s(key, cost)
+
+    def full(self, key: str) -> float | None:
+        """As :meth:`hit`, and counts nothing."""
+        return None if self._windows.test(self._limit, key) else self._wait_s(key, 1)
+
+    def _wait_s(self, key: str, cost: int) -> float:
         window_s = self._limit.get_expiry()
         before, _, now, now_expires_s = self._storage.get_sliding_window(self._limit.key_for(key), window_s)
         room = self._limit.amount - cost

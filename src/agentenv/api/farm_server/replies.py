@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from agentenv.api.farm_server.bodies import MalformedError
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
@@ -31,6 +32,7 @@ _STATUS: Final[dict[type[AgentEnvError], int]] = {
     ProtocolError: 409,
     TooManyRequestsError: 429,
     AcquireTimeoutError: 503,
+    MalformedError: 400,
     PoolClosedError: 503,
     SandboxUnavailableError: 503,
     ConnectionLostError: 504,
@@ -62,7 +64,7 @@ def handle_errors(app: FastAPI) -> None:
     """Answer every error of the application in this way."""
     app.add_exception_handler(AgentEnvError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _not_here)
+    app.add_exception_handler(HTTPException, _http_refused)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -77,8 +79,13 @@ async def _malformed(_: Request, error: Exception) -> Response:
     return reply(400, ProtocolError(f"{where}: {first['msg']}", next_step="see /openapi.json"))
 
 
-async def _not_here(_: Request, error: Exception) -> Response:
+async def _http_refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    return not_here(error)
+
+
+def not_here(error: HTTPException) -> Response:
+    """The response for what HTTP itself refuses."""
     response = reply(error.status_code, ProtocolError(str(error.detail), next_step="see /openapi.json"))
     response.headers.update(error.headers or {})
     return response
