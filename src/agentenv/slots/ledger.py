@@ -184,6 +184,7 @@ class Ledger:
         container = self._containers.get(container_id)
         if container is None or container.slots[index].state is not SlotState.resetting:
             return []
+        self._reset_is_over(container.slots[index])
         self._counts.move_slot(container, container.slots[index], state, now)
         self._offer(container, now)
         return (self._retire_if_empty(container) or self._retire_if_spoiled(container)) + self._settle(now)
@@ -283,6 +284,7 @@ class Ledger:
                 self._forget_lease(lease)
                 commands += self._lose_lease(lease, reason)
             slot.lease = None
+            self._reset_is_over(slot)
             self._counts.move_slot(container, slot, SlotState.gone, now)
         self._counts.forget_gone()
         commands += self._refuse(self._images.gone(container, now), now)
@@ -511,6 +513,7 @@ class Ledger:
     def _adopt(self, container: ContainerRecord, slot: SlotRecord, holder: Holder, now: float) -> None:
         lease = LeaseRecord(self._number(), None, holder.trajectory, slot, tags=holder.tags, state=LeaseState.granted)
         lease.epoch = holder.epoch
+        self._reset_is_over(slot)
         self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.since = now - holder.held_s
         slot.lease = lease.id
@@ -527,6 +530,9 @@ class Ledger:
         container = self._containers[lease.container]
         slot = container.slots[lease.slot]
         slot.lease = None
+        if lease.ticket is None:
+            slot.reset_for = lease.tags.run
+            self._line.resetting(lease.tags.run, 1)
         self._counts.move_slot(container, slot, SlotState.resetting, now)
         return [Reclaim(lease.container, lease.slot, lease.id, lease.epoch), *self._retire_if_stuck(container)]
 
@@ -553,6 +559,11 @@ class Ledger:
         """A waiter put back keeps counting its slot as taken: it has had its turn."""
         if lease.ticket is None:
             self._line.gave(lease.tags.run, lease.tags.kind)
+
+    def _reset_is_over(self, slot: SlotRecord) -> None:
+        if slot.reset_for is not None:
+            self._line.resetting(slot.reset_for, -1)
+            slot.reset_for = None
 
     def _stop_leasing(self, container: ContainerRecord) -> None:
         if container.state is not ContainerState.draining:

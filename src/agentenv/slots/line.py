@@ -51,6 +51,9 @@ class Line(Protocol):
     def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
         """The run returned slots. Raises ValueError if it does not hold as many."""
 
+    def resetting(self, run: str, slots: int) -> None:
+        """So many more slots that the run gave are being reset (negative: are clean, or gone)."""
+
     def position(self, ticket: int) -> int:
         """The ask's place among those that are served strictly in order of arrival: 1 is the next of them; 0 if it is
         not in the line. It never grows while the ask waits, unless an older one is put back."""
@@ -98,6 +101,9 @@ class FirstCome:
 
     def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
         """See Line; never raises."""
+
+    def resetting(self, run: str, slots: int) -> None:
+        """See Line."""
 
     def position(self, ticket: int) -> int:
         """See Line."""

@@ -44,9 +44,9 @@ class _Stateful(Generic[State]):
 
 class SlotRecord(_Stateful[SlotState]):
     """One slot of one container. ``lease`` is the id of the live lease on it, if any; ``since`` is when it came into
-    its state, as far as is known."""
+    its state, as far as is known; ``reset_for`` names the run whose lease left it to be reset, until it is clean."""
 
-    __slots__ = ("container", "index", "lease", "since")
+    __slots__ = ("container", "index", "lease", "reset_for", "since")
     _moves = POOL_SLOT_MOVES
 
     def __init__(self, container: str, index: int, state: SlotState = SlotState.free, since: float = 0.0) -> None:
@@ -55,6 +55,7 @@ class SlotRecord(_Stateful[SlotState]):
         self.index = index
         self.since = since
         self.lease: int | None = None
+        self.reset_for: str | None = None
 
     def __repr__(self) -> str:
         holder = "" if self.lease is None else f" lease {self.lease}"

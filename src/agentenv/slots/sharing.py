@@ -3,7 +3,12 @@
 The next slots go to the run that is lowest in this order:
 
 - runs that stay within what is guaranteed to them come before all others;
-- then the run that holds least for its weight; then the one served longest ago; then the oldest ask.
+- then the team that holds least for its weight, then the one served longest ago; within it the run that holds least for
+  its weight; then the one served longest ago; then the oldest ask. A run without a team (``team/run``) is a team of
+  its own, of the run's weight.
+
+Slots that are being reset count as held by the run that had them. A group that is withdrawn while it gathers has cost
+others what stood idle: until they were granted as many slots, its team counts as holding them.
 
 Within a run the same order applies to its kinds (train, eval, interactive) by their weights; within a kind, first
 come, first served. A run that is paused, or that the ask in turn would take over its cap, is not served.
@@ -87,17 +92,46 @@ class _Kind:
 
 
 @dataclass(slots=True)
+class _Team:
+    """Runs that share. ``held``: slots of all, with those in reset; ``owed``: see :meth:`FairLine.withdraw`."""
+
+    weight: float
+    served: int
+    held: int = 0
+    owed: int = 0
+    runs: dict[str, _Run] = field(default_factory=dict)
+
+    @property
+    def load(self) -> float:
+        """What it holds, for its weight."""
+        return (self.held + self.owed) / self.weight
+
+    def rekey(self) -> None:
+        """Bring its runs' places up to date."""
+        for run in self.runs.values():
+            run.rekey()
+
+    def copy(self) -> _Team:
+        copied = _Team(self.weight, self.served, self.held, self.owed)
+        copied.runs = {name: run.copy(copied) for name, run in self.runs.items()}
+        return copied
+
+
+@dataclass(slots=True)
 class _Run:
     """What it holds and waits for, and what follows from that: to be brought up to date after each change."""
 
+    name: str
+    team: _Team
     share: Share
     weights: Mapping[RunKind, float]
     served: int
     held: int = 0
+    resetting: int = 0
     kinds: dict[RunKind, _Kind] = field(default_factory=dict)
     first: Ask | None = None
     """The one to be served when it is the run's turn; None if nobody of it may be served."""
-    key: tuple[bool, float, int, int] = (True, 0.0, 0, 0)
+    key: tuple[bool, float, int, float, int, int] = (True, 0.0, 0, 0.0, 0, 0)
     """Its place among runs; valid if ``first`` is."""
     slots_wanted: int = 0
 
@@ -110,6 +144,7 @@ class _Run:
     def hold(self, name: RunKind, slots: int, now: int) -> None:
         self.kind(name, now).held += slots
         self.held += slots
+        self.team.held += slots
 
     def serve(self, now: int) -> Ask:
         """Grant the ask in turn, by pick number ``now``."""
@@ -117,9 +152,10 @@ class _Run:
         assert ask is not None
         kind = self.kinds[ask.kind]
         kind.line.pick(ask.slots)
-        self.served = kind.served = now
+        self.served = kind.served = self.team.served = now
         self.hold(ask.kind, ask.slots, now)
         self.update()
+        self.team.rekey()
         return ask
 
     def update(self) -> None:
@@ -135,8 +171,17 @@ class _Run:
             self.first, self.slots_wanted = None, 0
             return
         self.first = first
-        self.key = (held + first.slots > share.guaranteed, held / share.weight, self.served, first.ticket)
+        self.rekey()
         self.slots_wanted = self._within(None if share.cap is None else share.cap - held)
+
+    def rekey(self) -> None:
+        """Bring its place among runs up to date."""
+        if self.first is None:
+            return
+        team, charged = self.team, self.held + self.resetting
+        beyond = charged + team.owed + self.first.slots > self.share.guaranteed
+        own = charged / self.share.weight
+        self.key = (beyond, team.load, team.served, own, self.served, self.first.ticket)
 
     def _within(self, room: int | None) -> int:
         """Slots it would get if it could have ``room`` more: whole groups, as if all were as large as the first."""
@@ -150,12 +195,12 @@ class _Run:
 
     @property
     def idle(self) -> bool:
-        return not self.held and not any(kind.line for kind in self.kinds.values())
+        return not (self.held or self.resetting or any(kind.line for kind in self.kinds.values()))
 
-    def copy(self) -> _Run:
-        copied = _Run(self.share, self.weights, self.served, self.held)
+    def copy(self, team: _Team) -> _Run:
+        copied = _Run(self.name, team, self.share, self.weights, self.served, self.held, self.resetting)
         copied.kinds = {name: kind.copy() for name, kind in self.kinds.items()}
-        copied.first, copied.key = self.first, self.key
+        copied.first, copied.key, copied.slots_wanted = self.first, self.key, self.slots_wanted
         return copied
 
     def view(self) -> RunView:
@@ -177,6 +222,10 @@ class FairLine:
 
     def __init__(self, default: Share | None = None, runs: Mapping[str, Share] | None = None) -> None:
         self._runs: dict[str, _Run] = {}
+        self._teams: dict[str, _Team] = {}
+        """Those of runs, and those that owe."""
+        self._debtors: dict[str, _Team] = {}
+        self._team_weights: Mapping[str, float] = {}
         self._asks: dict[int, Ask] = {}
         self._ready: dict[str, _Run] = {}
         """Runs with somebody who may be served."""
@@ -185,20 +234,30 @@ class FairLine:
         self.set_shares(default or Share(), runs or {}, KIND_WEIGHTS)
 
     def set_shares(
-        self, default: Share, runs: Mapping[str, Share], kinds: Mapping[RunKind, float] | None = None
+        self,
+        default: Share,
+        runs: Mapping[str, Share],
+        kinds: Mapping[RunKind, float] | None = None,
+        teams: Mapping[str, float] | None = None,
     ) -> None:
         """The shares from now on: of the runs named, and of all others; leases are not ended for it.
 
-        ``kinds``: weight of every kind within its run (None: as before). Asks that are now larger than their run's
+        ``kinds``: weight of every kind within its run, ``teams``: of teams, by name, 1 if it is not named (None: as
+        before). Asks that are now larger than their run's
         cap are in :meth:`too_large`.
         """
         if kinds is not None:
             if set(kinds) != set(KIND_WEIGHTS) or not all(weight > 0 for weight in kinds.values()):
                 raise ValueError(f"each of {', '.join(KIND_WEIGHTS)} needs a positive weight")
             self._kind_weights = dict(kinds)
+        if teams is not None:
+            if not all(weight > 0 for weight in teams.values()):
+                raise ValueError("each team needs a positive weight")
+            self._team_weights = dict(teams)
         self._default, self._shares = default, dict(runs)
-        for name, run in self._runs.items():
+        for name, run in list(self._runs.items()):
             run.share, run.weights = self._shares.get(name, default), self._kind_weights
+            run.team.weight = self._team_weight(name)
             self._changed(name, run)
 
     # -- the line -----------------------------------------------------------------------------
@@ -211,10 +270,15 @@ class FairLine:
         self._changed(ask.run, run)
 
     def withdraw(self, ticket: int) -> None:
-        """See Line."""
+        """See Line. If the ask was in turn, nobody else was served while it gathered: its team owes the slots that
+        may have been idle for it, until so many were granted to others."""
         ask = self._asks.pop(ticket, None)
         if ask is not None:
             run = self._runs[ask.run]
+            if self._ready and min(self._ready.values(), key=_key).first is ask:
+                self._owe(team_of(ask.run), run.team, ask.slots - 1)
+                self._picks += 1
+                run.served = run.team.served = self._picks
             run.kinds[ask.kind].line.withdraw(ticket)
             self._changed(ask.run, run)
 
@@ -229,6 +293,7 @@ class FairLine:
         self._picks += 1
         before = run.slots_wanted
         ask = run.serve(self._picks)
+        self._settle_debts(run.team, ask.slots)
         self._slots_wanted += run.slots_wanted - before
         if run.first is None:
             del self._ready[ask.run]
@@ -248,6 +313,13 @@ class FairLine:
         if found is None or slots > held:
             raise ValueError(f"run {run!r} cannot return {slots} slots of {kind}: it holds {held}")
         found.hold(kind, -slots, self._picks)
+        self._changed(run, found)
+
+    def resetting(self, run: str, slots: int) -> None:
+        """See Line."""
+        found = self._run(run)
+        found.resetting += slots
+        found.team.held += slots
         self._changed(run, found)
 
     def position(self, ticket: int) -> int:
@@ -285,18 +357,22 @@ class FairLine:
 
     def runs(self) -> dict[str, RunView]:
         """Every run that holds or waits for slots."""
-        return {name: run.view() for name, run in self._runs.items()}
+        return {name: run.view() for name, run in self._runs.items() if run.held or run.slots_waiting}
 
     def upcoming(self, limit: int = 1000) -> dict[int, int]:
         """The tickets that would be served next if slots became free and nothing else changed, in order, each with
         the number of slots granted before it, which is at most ``limit``. It copies
         the queues: a few ms with 10,000 asks."""
-        heap = [(run.key, run.copy()) for run in self._ready.values()]
+        copies = [team.copy() for team in self._teams.values()]
+        heap = [(run.key, run) for team in copies for run in team.runs.values() if run.first is not None]
         heapq.heapify(heap)
         found: dict[int, int] = {}
         ahead, picks = 0, self._picks
         while heap and ahead <= limit:
-            run = heap[0][1]
+            key, run = heap[0]
+            if key != run.key:  # another run of its team was served, after which it is only later
+                heapq.heapreplace(heap, (run.key, run))
+                continue
             picks += 1
             ask = run.serve(picks)
             found[ask.ticket] = ahead
@@ -350,7 +426,7 @@ class FairLine:
     def fair_shares(self, total_slots: int) -> dict[str, float]:
         """The number of slots each run would hold if all were divided by the rules, given what it holds and waits
         for."""
-        return fair_shares(self.runs(), total_slots)
+        return fair_shares(self.runs(), total_slots, self._team_weights)
 
     def __repr__(self) -> str:
         return f"<FairLine {len(self)} waiting, {len(self._runs)} runs>"
@@ -361,25 +437,67 @@ class FairLine:
         run = self._runs.get(name)
         if run is None:
             # It counts as just served. Otherwise one that comes and goes would always be before those that stay.
-            run = _Run(self._shares.get(name, self._default), self._kind_weights, self._picks)
-            self._runs[name] = run
+            team = self._teams.get(team_of(name))
+            if team is None:
+                team = self._teams[team_of(name)] = _Team(self._team_weight(name), self._picks)
+            run = _Run(name, team, self._shares.get(name, self._default), self._kind_weights, self._picks)
+            self._runs[name] = team.runs[name] = run
         return run
+
+    def _team_weight(self, run: str) -> float:
+        return team_weight(run, self._shares.get(run, self._default), self._team_weights)
 
     def _changed(self, name: str, run: _Run) -> None:
         before = run.slots_wanted
         run.update()
+        run.team.rekey()
         self._slots_wanted += run.slots_wanted - before
         if run.first is not None:
             self._ready[name] = run
             return
         self._ready.pop(name, None)
         if run.idle:
-            del self._runs[name]
+            del self._runs[name], run.team.runs[name]
+            self._forget_team(team_of(name), run.team)
+
+    def _forget_team(self, name: str, team: _Team) -> None:
+        if not team.runs and not team.owed:
+            self._teams.pop(name, None)
+
+    def _owe(self, name: str, team: _Team, slots: int) -> None:
+        if slots:
+            team.owed += slots
+            self._debtors[name] = team
+
+    def _settle_debts(self, served: _Team, slots: int) -> None:
+        """Slots were granted to a team."""
+        for name, team in list(self._debtors.items()):
+            if team is not served:
+                team.owed = max(0, team.owed - slots)
+                team.rekey()
+                if not team.owed:
+                    del self._debtors[name]
+                    self._forget_team(name, team)
 
 
-def fair_shares(runs: Mapping[str, RunView], total_slots: int) -> dict[str, float]:
-    """Weighted max-min shares: each run gets ``weight * level`` slots, but at least its guarantee, at most its cap,
-    and not more than it holds and waits for (a paused one: than it holds); the level is what makes use of all.
+def team_of(run: str) -> str:
+    """The team of a run (``team/run``), with its slash; one without is its own."""
+    team, slash, _ = run.partition("/")
+    return team + slash
+
+
+def team_weight(run: str, share: Share, teams: Mapping[str, float]) -> float:
+    """The weight of the team of a run with this share."""
+    team, slash, _ = run.partition("/")
+    return teams.get(team, 1.0) if slash else share.weight
+
+
+def fair_shares(
+    runs: Mapping[str, RunView], total_slots: int, teams: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Weighted max-min shares, of teams and then of their runs: each gets ``weight * level`` slots, but at least its
+    guarantee, at most its cap, and not more than it holds and waits for (a paused one: than it holds); the level is
+    what makes use of all. ``teams``: their weights.
 
     If the guarantees alone exceed ``total_slots``, that is divided by weight up to the guarantees.
     """
@@ -387,12 +505,26 @@ def fair_shares(runs: Mapping[str, RunView], total_slots: int) -> dict[str, floa
     least = {name: min(view.share.guaranteed, most[name]) for name, view in runs.items()}
     if sum(least.values()) > total_slots:
         least, most = dict.fromkeys(runs, 0), least
-    weights = {name: view.share.weight for name, view in runs.items()}
-    level = _level(((least[name], most[name], weights[name]) for name in runs), total_slots)
-    return {name: max(least[name], min(most[name], weights[name] * level)) for name in runs}
+    of_team: dict[str, list[str]] = {}
+    for name in runs:
+        of_team.setdefault(team_of(name), []).append(name)
+
+    def bounds(names: Iterable[str]) -> tuple[int, int]:
+        return sum(least[name] for name in names), sum(most[name] for name in names)
+
+    weights = {team: team_weight(names[0], runs[names[0]].share, teams or {}) for team, names in of_team.items()}
+    level = _level(((*bounds(names), weights[team]) for team, names in of_team.items()), total_slots)
+    shares: dict[str, float] = {}
+    for team, names in of_team.items():
+        low, high = bounds(names)
+        slots = max(low, min(high, weights[team] * level))
+        within = _level(((least[name], most[name], runs[name].share.weight) for name in names), slots)
+        for name in names:
+            shares[name] = max(least[name], min(most[name], runs[name].share.weight * within))
+    return shares
 
 
-def _level(bounds: Iterable[tuple[int, int, float]], total_slots: int) -> float:
+def _level(bounds: Iterable[tuple[int, int, float]], total_slots: float) -> float:
     """The level at which the shares, ``weight * level`` between least and most, amount to ``total_slots``."""
     filled, steps = 0.0, []
     for least, most, weight in bounds:
@@ -419,7 +551,7 @@ def _owed(run: _Run, until: int | None) -> int:
     """Slots that the run must get within its guarantee for its asks of tickets up to ``until`` to be served."""
     if run.first is None or run.held + run.first.slots > run.share.guaranteed:
         return 0
-    virtual = run.copy()
+    virtual = run.team.copy().runs[run.name]
     granted = owed = 0
     while virtual.first is not None and virtual.held + virtual.first.slots <= run.share.guaranteed:
         ask = virtual.serve(virtual.served + 1)
