@@ -36,8 +36,9 @@ class Line(Protocol):
         """Add an ask that is not in the line. One that was picked and is put back has its old place by its ticket;
         its slots have been given back by ``gave`` before."""
 
-    def withdraw(self, ticket: int) -> None:
-        """Remove an ask. No effect if it is not in the line."""
+    def withdraw(self, ticket: int, *, aside: bool = False) -> None:
+        """Remove an ask, whose client has left; ``aside``: which will be pushed again. No effect if it is not in the
+        line."""
 
     def pick(self, free: int) -> Ask | None:
         """Remove and return the ask whose turn it is; its slots count as held from now on.
@@ -82,7 +83,7 @@ class FirstCome:
         insort(self._asks, ask, key=_ticket)
         self._slots += ask.slots
 
-    def withdraw(self, ticket: int) -> None:
+    def withdraw(self, ticket: int, *, aside: bool = False) -> None:  # noqa: ARG002 - the port's
         """See Line."""
         at = self._index(ticket)
         if at is not None:

@@ -269,13 +269,13 @@ class FairLine:
         run.kind(ask.kind, self._picks).line.push(ask)
         self._changed(ask.run, run)
 
-    def withdraw(self, ticket: int) -> None:
+    def withdraw(self, ticket: int, *, aside: bool = False) -> None:
         """See Line. If the ask was in turn, nobody else was served while it gathered: its team owes the slots that
         may have been idle for it, until so many were granted to others."""
         ask = self._asks.pop(ticket, None)
         if ask is not None:
             run = self._runs[ask.run]
-            if self._ready and min(self._ready.values(), key=_key).first is ask:
+            if not aside and self._ready and min(self._ready.values(), key=_key).first is ask:
                 self._owe(team_of(ask.run), run.team, ask.slots - 1)
                 self._picks += 1
                 run.served = run.team.served = self._picks

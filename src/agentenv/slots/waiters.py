@@ -177,7 +177,7 @@ class Waiters:
                 self.line.push(_ask(waiter))
             elif not fits and ticket in self._in_line:
                 self._in_line.remove(ticket)
-                self.line.withdraw(ticket)
+                self.line.withdraw(ticket, aside=True)
 
     @property
     def particular(self) -> Iterable[Waiter]:

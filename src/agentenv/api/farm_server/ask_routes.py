@@ -50,6 +50,7 @@ class AskRoutes:
         """Ask for slots."""
         run = self._access.run_of(right, request.run)
         self._access.limit(right, len(request.asks))
+        self._farm.desk.check_ttl(max(ask.ttl_s for ask in request.asks))
         return await self._farm.desk.ask(request, run, right.cap, right.jti)
 
     async def ask_state(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.AskState:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.news import Newsroom
 from agentenv.api.farm_server.run_labels import RunCounts
+from agentenv.api.farm_server.settings import LeaseLimits
 from agentenv.errors import (
     AgentEnvError,
     LeaseLostError,
@@ -130,6 +131,8 @@ class Desk:
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
+        self.limits = LeaseLimits()
+        """What an ask may be for."""
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
@@ -208,13 +211,38 @@ class Desk:
             check_group(opened.ask.trajectories, self.max_slots)
         except QuotaError as error:
             return error
+        slots, most = len(opened.ask.trajectories), self.max_group
+        if slots > most:
+            return QuotaError(
+                "farm",
+                f"a group of {slots} was asked for, and this farm gives at most {most} slots at once",
+                next_step="ask for smaller groups, or raise leases.max_group_share of the farm",
+            )
         return None
+
+    def check_ttl(self, ttl_s: float) -> None:
+        """Raises QuotaError when a client may not have leases that last so long without a renewal."""
+        if ttl_s > self.limits.max_ttl_s:
+            raise QuotaError(
+                "lease_ttl_s",
+                f"leases of {ttl_s:g} s were asked for, and this farm gives at most {self.limits.max_ttl_s:g}",
+                next_step="set a lower lease_ttl_s: leases in use are renewed; or raise leases.max_ttl_s of the farm",
+            )
+
+    @property
+    def max_group(self) -> int:
+        """Most slots of one ask."""
+        return max(int(self.max_slots * self.limits.max_group_share), self.slots_per_container)
 
     @property
     def max_slots(self) -> int:
         """Slots of the farm at its largest."""
-        known = self.yard.slots_per_container if self.yard.links else self._slots_per_container
-        return self.yard.settings.max_containers * known
+        return self.yard.settings.max_containers * self.slots_per_container
+
+    @property
+    def slots_per_container(self) -> int:
+        """As the last container had, or as it is to have."""
+        return self.yard.slots_per_container if self.yard.links else self._slots_per_container
 
     def _enqueue(self, opened: OpenAsk) -> None:
         request = SlotRequest(

@@ -187,7 +187,8 @@ async def _following(file: SettingsFile | None, farm: Farm, access: Access) -> A
 
 def _apply(settings: FarmSettings, farm: Farm, access: Access) -> None:
     table = settings.share_table
-    farm.line.set_shares(table.default, table.runs, table.kinds)
+    farm.line.set_shares(table.default, table.runs, table.kinds, table.teams)
+    farm.desk.limits = settings.leases
     farm.reclaim_after_s = settings.reclaim_after_s
     access.denied = settings.tokens.denied
     access.limiter.set_limits(settings.limits)

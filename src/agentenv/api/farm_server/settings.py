@@ -24,12 +24,20 @@ from agentenv.wire.leases import RunKind
 
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 RunKey = Annotated[str, Field(max_length=128, pattern=rf"^{RUN_PATTERN}$")]
+TeamKey = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class ShareSettings(Settings):
     """Shares of runs as far as ``runs`` does not say."""
 
     default: RunShare = RunShare()
+
+
+class TeamShare(Settings):
+    """What a team (the runs ``team/…``) is entitled to."""
+
+    weight: Weight = 1.0
+    """Its share of contested slots, relative to those of other teams, and of runs without one."""
 
 
 class KindSettings(Settings):
@@ -58,6 +66,16 @@ class AskLimits(Settings):
     """On average."""
     burst: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
     """Asks that may come at once after a pause."""
+
+
+class LeaseLimits(Settings):
+    """What one ask may be for; more is refused."""
+
+    max_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 3_600.0
+    """Longest time that a lease may last without being renewed: how long a client that dies holds its slots."""
+    max_group_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Largest group, as a part of the farm at its largest: while a group gathers, slots are idle. One that fits into a
+    container is always allowed."""
 
 
 class PlainSettings(Settings):
@@ -126,6 +144,8 @@ class FarmSettings(Settings):
     """What a run is entitled to as far as ``runs`` does not say."""
     runs: dict[RunKey, RunShare] = Field(default_factory=dict)
     """What each run is entitled to, by its name. What is not given is as in ``shares.default``."""
+    teams: dict[TeamKey, TeamShare] = Field(default_factory=dict)
+    """What each team is entitled to, by its name: slots are divided among teams, and then among each team's runs."""
     kinds: KindSettings = KindSettings()
     """How a run's own slots are divided among training, evaluation and interactive use."""
     reclaim_after_s: Seconds | None = None
@@ -137,6 +157,8 @@ class FarmSettings(Settings):
     """Keys that the tokens of runs are signed with, and tokens that are revoked."""
     limits: AskLimits = AskLimits()
     """How fast one token may ask."""
+    leases: LeaseLimits = LeaseLimits()
+    """How long leases last, and how many are given at once."""
     plain: PlainSettings = PlainSettings()
     """Tools called over plain HTTP."""
     images: ImageSettings = ImageSettings()
@@ -195,7 +217,10 @@ class FarmSettings(Settings):
         kinds: dict[RunKind, float] = {
             "train": self.kinds.train, "eval": self.kinds.eval, "interactive": self.kinds.interactive,
         }  # fmt: skip
-        return ShareTable(share_of(self.shares.default), MappingProxyType(runs), MappingProxyType(kinds))
+        teams = {name: team.weight for name, team in self.teams.items()}
+        return ShareTable(
+            share_of(self.shares.default), MappingProxyType(runs), MappingProxyType(kinds), MappingProxyType(teams)
+        )
 
 
 def share_of(share: RunShare) -> Share:
@@ -211,6 +236,8 @@ class ShareTable:
     """Of runs that are not in ``runs``."""
     runs: Mapping[str, Share]
     kinds: Mapping[RunKind, float]
+    teams: Mapping[str, float] = MappingProxyType({})
+    """Their weights."""
 
     def of(self, run: str) -> Share:
         """The share of a run."""
@@ -219,12 +246,14 @@ class ShareTable:
     def changed(self, runs: Mapping[str, RunShare]) -> ShareTable:
         """A table with other shares for these runs."""
         more = {name: share_of(share) for name, share in runs.items()}
-        return ShareTable(self.default, MappingProxyType({**self.runs, **more}), self.kinds)
+        return ShareTable(self.default, MappingProxyType({**self.runs, **more}), self.kinds, self.teams)
 
 
 # -- read again while running ---------------------------------------------------------------------------
 
-WHILE_RUNNING: Final = frozenset({"shares", "runs", "kinds", "reclaim_after_s", "limits", "tokens.denied"})
+WHILE_RUNNING: Final = frozenset(
+    {"shares", "runs", "teams", "kinds", "reclaim_after_s", "limits", "leases", "tokens.denied"}
+)
 """What may change while the service runs. Anything else needs a restart."""
 
 

@@ -161,7 +161,8 @@ class Holder:
         lost: list[LeaseLoss] = []
         for given in request.keys:
             key, slot = self._own(given), self._container.find(given.slot)
-            alive = slot is not None and slot.renew(key, request.ttl_s)
+            # How long a lease may last unattended the farm has decided, not the holder of a pass.
+            alive = slot is not None and slot.renew(key, request.ttl_s, lengthens=self._run is None)
             (renewed if alive else stale).append(key.slot)
             if not alive and slot is not None and (why := slot.why_lost(key)):
                 lost.append(LeaseLoss(slot=key.slot, error=why.code, message=str(why)))

@@ -158,12 +158,13 @@ class Slot:
         ended = self._ended[0] if self._ended is not None else None
         return next((one.tags.run for one in (self.lease, ended) if one is not None and one.key.epoch == epoch), None)
 
-    def renew(self, key: LeaseKey, ttl_s: float) -> bool:
-        """One heartbeat; False when the lease has ended."""
+    def renew(self, key: LeaseKey, ttl_s: float, *, lengthens: bool = True) -> bool:
+        """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer without
+        another than before."""
         if self.lease is None or not self.lease.admits(key):
             return False
-        self.lease.ttl_s = ttl_s
-        self.lease.expires_at_s = self._loop.time() + ttl_s
+        self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
+        self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
         self._watch_expiry()
         return True
 
