@@ -159,8 +159,8 @@ class Slot:
         return next((one.tags.run for one in (self.lease, ended) if one is not None and one.key.epoch == epoch), None)
 
     def renew(self, key: LeaseKey, ttl_s: float, *, lengthens: bool = True) -> bool:
-        """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer without
-        another than before."""
+        """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer than
+        before without another."""
         if self.lease is None or not self.lease.admits(key):
             return False
         self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
