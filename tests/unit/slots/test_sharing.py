@@ -516,3 +516,94 @@ def test_reclaiming_comes_to_rest() -> None:
             free -= ask.slots
     assert rounds == 1
     assert (farm.line.held("a"), farm.line.held("b"), farm.line.held("c")) == (6, 8, 6)
+
+
+# -- teams ------------------------------------------------------------------------------------
+
+
+def test_slots_are_divided_among_teams_and_then_among_their_runs() -> None:
+    farm = Farm()
+    many = [f"vision/{number}" for number in range(9)]
+    for run in (*many, "text/only", "alone"):
+        farm.ask(run, times=100)
+    served = Counter(farm.served(270))
+    assert (served["text/only"], served["alone"]) == (90, 90)
+    assert {served[run] for run in many} == {10}
+
+
+def test_teams_and_their_runs_have_weights() -> None:
+    farm = Farm(**{"vision/a": Share(weight=3.0)})
+    farm.line.set_shares(Share(), {"vision/a": Share(weight=3.0)}, teams={"vision": 2.0})
+    for run in ("vision/a", "vision/b", "text/c"):
+        farm.ask(run, times=100)
+    assert Counter(farm.served(120)) == {"vision/a": 60, "vision/b": 20, "text/c": 40}
+    assert farm.line.fair_shares(60) == pytest.approx({"vision/a": 30, "vision/b": 10, "text/c": 20})
+    with pytest.raises(ValueError, match="team"):
+        farm.line.set_shares(Share(), {}, teams={"vision": 0.0})
+
+
+def test_what_is_upcoming_is_what_is_served() -> None:
+    """With teams, where a pick moves the places of other runs too."""
+    farm = Farm(**{"v/a": Share(guaranteed=3), "v/b": Share(weight=2.0), "t/c": Share(weight=0.5)})
+    draw = random.Random(7)
+    for _ in range(60):
+        farm.ask(draw.choice(["v/a", "v/b", "t/c", "d"]), slots=draw.choice([1, 1, 3]))
+    upcoming = list(farm.line.upcoming())
+    assert upcoming == [ask.ticket for ask in iter(lambda: farm.line.pick(PLENTY), None)]
+
+
+# -- what costs others and is charged ---------------------------------------------------------
+
+
+def test_a_group_withdrawn_while_it_gathers_is_charged() -> None:
+    """Nobody else was served meanwhile: until others have had as many slots, it is not in turn again."""
+    farm = Farm(tiny=Share(weight=0.001), big=Share(weight=1000.0))
+    farm.line.took("big", "train", 20)
+    farm.ask("big", times=500)
+    rounds, served = 0, 0
+    for _ in range(10):
+        (group,) = farm.ask("tiny", slots=20)
+        while (ask := farm.line.pick(19)) is not None:
+            served += ask.slots
+            farm.line.gave("big", "train")
+        rounds += 1
+        farm.line.withdraw(group)
+    assert served >= 19 * (rounds - 1)
+
+
+def test_a_single_ask_and_one_that_steps_aside_may_leave_the_line_for_nothing() -> None:
+    farm = Farm()
+    farm.line.took("b", "train")
+    (single,) = farm.ask("a")
+    farm.line.withdraw(single)
+    (group,) = farm.ask("a", slots=5)
+    farm.line.withdraw(group, aside=True)
+    farm.ask("a", slots=5)
+    farm.ask("b")
+    assert farm.served(1) == ["a"]
+
+
+def test_what_a_withdrawn_group_owes_is_forgotten_when_others_had_it() -> None:
+    farm = Farm()
+    (group,) = farm.ask("a", slots=4)
+    farm.line.withdraw(group)
+    farm.ask("b", times=3)
+    farm.served(3)
+    assert set(farm.line.runs()) == {"b"}
+    assert repr(farm.line) == "<FairLine 0 waiting, 1 runs>"
+
+
+def test_slots_in_reset_are_charged_to_the_run_that_had_them() -> None:
+    """A run that leases and releases at once holds nothing, and uses the farm as much as any other."""
+    farm = Farm()
+    farm.ask("churns", times=50)
+    farm.ask("works", times=50)
+    farm.line.took("works", "train", 3)
+    for _ in range(3):
+        assert farm.served(1) == ["churns"]
+        farm.line.gave("churns", "train")
+        farm.line.resetting("churns", 1)
+    assert farm.served(2) == ["churns", "works"] or farm.line.held("churns") == 1
+    assert "churns" in farm.line.runs()
+    farm.line.resetting("churns", -3)
+    assert farm.served(1) == ["churns"]

@@ -58,7 +58,7 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
 )
 """What a token has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it allows
 for the runs it covers. ``operate`` concerns the runs of everybody: admin of all (``*``)."""
-_MALFORMED: Final = AskLimits(asks_per_s=2, burst=20)
+_MALFORMED: Final = AskLimits(asks_per_s=1, burst=10)
 """Bodies of one token that are not as described: each may take some 50 ms of the event loop."""
 _ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
     "read": {"read"},

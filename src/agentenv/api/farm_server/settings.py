@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import tomllib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
@@ -236,7 +237,7 @@ class ShareTable:
     """Of runs that are not in ``runs``."""
     runs: Mapping[str, Share]
     kinds: Mapping[RunKind, float]
-    teams: Mapping[str, float] = field(default_factory=dict)
+    teams: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Their weights."""
 
     def of(self, run: str) -> Share:

@@ -160,7 +160,7 @@ class Slot:
 
     def renew(self, key: LeaseKey, ttl_s: float, *, lengthens: bool = True) -> bool:
         """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer than
-        before without another."""
+        it did without one."""
         if self.lease is None or not self.lease.admits(key):
             return False
         self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
