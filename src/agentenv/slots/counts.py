@@ -22,7 +22,8 @@ class Load:
 
     ``free``: slots that can be leased now. ``freeing``: slots whose reset began a short time ago (FREEING_S), on
     containers that lease. ``leased``: of all containers. ``stuck``: resets that take longer. ``serving``,
-    ``draining``: containers.
+    ``draining``: containers. ``held_up``: indexes of those of ``draining`` whose slots are not all back: nothing takes
+    their place yet.
     """
 
     waiting: int = 0
@@ -32,6 +33,11 @@ class Load:
     stuck: int = 0
     serving: int = 0
     draining: int = 0
+    held_up: tuple[int, ...] = ()
+
+    def lingering(self, goal: int) -> int:
+        """How many of the first ``goal`` containers take no leases, and are not replaced yet."""
+        return sum(index < goal for index in self.held_up)
 
     @property
     def demand(self) -> int:
@@ -49,6 +55,7 @@ class Counts:
         self._freeing: OrderedDict[SlotRecord, float] = OrderedDict()
         self._late: set[SlotRecord] = set()
         self._freeing_s = FREEING_S
+        self._draining: set[ContainerRecord] = set()
 
     def started(self, container: ContainerRecord) -> None:
         """Add a new container."""
@@ -66,6 +73,9 @@ class Counts:
         self.containers[before] -= 1
         self.containers[to] += 1
         self._free += container.free - free
+        self._draining.discard(container)
+        if to is ContainerState.draining:
+            self._draining.add(container)
         if to is not ContainerState.ready:
             for slot in container.slots:
                 self._freeing.pop(slot, None)
@@ -110,4 +120,5 @@ class Counts:
             stuck=self.slots[SlotState.resetting] - freeing,
             serving=self.containers[ContainerState.ready] + self.containers[ContainerState.suspect],
             draining=self.containers[ContainerState.draining],
+            held_up=tuple(container.index for container in self._draining if container.busy),
         )

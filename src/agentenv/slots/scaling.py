@@ -89,8 +89,10 @@ class ScalePolicy:
         missing = self._missing(state, goal)
         if missing > 0:
             wanted = goal + -(-missing // state.slots_per_container)
-            # Leaving containers still exist: their replacements wait until they are gone.
-            return max(goal, min(wanted, self.max_containers - state.load.draining))
+            # Leaving containers still exist: their replacements wait until they are gone. One that keeps its index
+            # for its last leases is among the goal's.
+            leaving = state.load.draining - state.load.lingering(goal)
+            return max(goal, min(wanted, self.max_containers - leaving))
         if state.load.waiting or now - state.changed_at < self.cooldown_s:
             return goal
         return self._shrunk(state, goal, now)
@@ -98,7 +100,7 @@ class ScalePolicy:
     def _missing(self, state: ScaleState, goal: int) -> int:
         """Slots needed beyond those that exist, are about to be free, or are being started."""
         load = state.load
-        coming = max(0, goal - load.serving) * state.slots_per_container
+        coming = max(0, goal - load.serving - load.lingering(goal)) * state.slots_per_container
         return load.waiting + self.target_idle_slots - load.free - load.freeing - coming
 
     def _shrunk(self, state: ScaleState, goal: int, now: float) -> int:

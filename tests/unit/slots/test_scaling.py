@@ -46,6 +46,7 @@ def _state(
         leased=sum(box.busy for box in boxes) - freeing,
         serving=sum(box.serving for box in boxes),
         draining=sum(box.leaving for box in boxes),
+        held_up=tuple(box.index for box in boxes if box.leaving and box.busy),
     )
     return ScaleState(goal, load, boxes, 10, changed_at, load.demand if peak is None else peak)
 
@@ -76,7 +77,16 @@ def test_slots_in_their_reset_are_about_to_be_free() -> None:
 def test_suspect_and_draining_containers_are_made_up_for() -> None:
     silent = Box(0, 0, 3, None)
     assert POLICY.decide(_state(1, 5, silent), 1) == 2
-    assert POLICY.decide(_state(1, 5, _leaving(0, busy=3)), 1) == 1  # its successor is on the way
+    assert POLICY.decide(_state(1, 5, _leaving(0)), 1) == 1  # its successor is on the way
+
+
+@pytest.mark.parametrize("waiting", [1, 10, 11])
+def test_a_container_that_keeps_its_leases_is_made_up_for(waiting: int) -> None:
+    """Its successor comes when its last lease has ended, which may be never: nobody waits for that."""
+    wanted = 1 + -(-waiting // 10)
+    assert POLICY.decide(_state(1, waiting, _leaving(0, busy=8)), 1_000) == wanted
+    assert replace(POLICY, max_containers=2).decide(_state(1, waiting, _leaving(0, busy=8)), 1_000) == 2
+    assert replace(POLICY, max_containers=1).decide(_state(1, waiting, _leaving(0, busy=8)), 1_000) == 1
 
 
 def test_the_cap_counts_containers_on_their_way_out() -> None:
@@ -233,8 +243,12 @@ def test_random_states(
     bounded = max(policy.min_containers, min(policy.max_containers, goal))
     assert policy.min_containers <= wanted <= policy.max_containers
     assert policy.decide(state, 100.0) == wanted, "the same state twice, two decisions"
+    beside = sum(box.leaving and not (box.busy and box.index < bounded) for box in boxes)
     if wanted > bounded:
-        assert wanted + state.load.draining <= policy.max_containers, "more than the cap, with those leaving"
+        assert wanted + beside <= policy.max_containers, "more than the cap, with those leaving"
+    staying = sum(box.leaving and box.busy > 0 and box.index < bounded for box in boxes)
+    served = state.load.free + 10 * max(0, wanted - state.load.serving - staying)
+    assert served >= waiting or wanted + beside >= policy.max_containers, "somebody waits for a container that will not come"
     if waiting:
         assert wanted >= bounded, "taken away while somebody waits"
     if wanted < bounded:

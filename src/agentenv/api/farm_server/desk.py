@@ -415,7 +415,7 @@ class Desk:
         ticket, load = opened.ticket or 0, outlook.load
         ahead = outlook.upcoming.get(ticket)
         root = opened.ask.root
-        why, detail = self._why(ticket, load.serving, "" if root is None else root.image)
+        why, detail = self._why(ticket, load, "" if root is None else root.image)
         missing = None if ahead is None else ahead + len(opened.ask.trajectories) - load.free
         return wire.Place(
             why=why,
@@ -431,16 +431,17 @@ class Desk:
             total=outlook.total,
         )
 
-    def _why(self, ticket: int, serving: int, image: str) -> tuple[wire.WaitingFor, str]:
+    def _why(self, ticket: int, load: Load, image: str) -> tuple[wire.WaitingFor, str]:
         held_back = self.line.why(ticket)
         if held_back in ("cap", "paused"):
             return held_back, ""
         failed = self.yard.start_failed
-        if failed is not None and serving < self.yard.goal:
+        starting = load.serving + load.lingering(self.yard.goal) < self.yard.goal
+        if failed is not None and starting:
             return "no_capacity", f"{failed.reason} {failed.next_step}".strip()
         if self.yard.ledger.aside(ticket):
             return "image", self.yard.image_problem(image)
-        return ("starting" if serving < self.yard.goal else "queue"), ""
+        return ("starting" if starting else "queue"), ""
 
     # -- ending ----------------------------------------------------------------------------------
 
