@@ -88,7 +88,8 @@ _ROOT = RootSpec(
     capabilities=("net_raw",),
     nested_namespaces=True,
 )
-_TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é")
+_TOKEN = leases.TokenTag(id="0f1e", cap=8)
+_TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é", tokens=(_TOKEN,))
 _REPORT = leases.SlotReport(
     slot=3,
     state=SlotState.leased,
@@ -149,6 +150,7 @@ MODELS: tuple[WireModel, ...] = (
     calls.Result(result=_RESULT),
     calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
     _TAGS,
+    _TOKEN,
     leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS, root=_ROOT),
     leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
     leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, TypeAdapter
 
 from agentenv.wire.base import PROTOCOL_VERSION, SlotIndex, Tag, TrajectoryName, WireModel
-from agentenv.wire.leases import TTL_S, LeaseKey, Root, RunKind, Tags
+from agentenv.wire.leases import TTL_S, LeaseKey, Root, RunKind, Tags, TokenTag
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import ContainerState, SlotState
 
@@ -46,16 +46,16 @@ LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4
 
 
 class AskTags(WireModel):
-    """See :class:`agentenv.wire.leases.Tags`; the run is the request's."""
+    """See :class:`agentenv.wire.leases.Tags`; the run is the request's, and the tokens are the sender's."""
 
     environment: Tag = ""
     kind: RunKind = "train"
     group: Tag = ""
     item: Tag = ""
 
-    def of(self, run: str) -> Tags:
+    def of(self, run: str, tokens: tuple[TokenTag, ...] = ()) -> Tags:
         """The tags of a lease for that run."""
-        return Tags(run=run, environment=self.environment, kind=self.kind, group=self.group, item=self.item)
+        return Tags(run=run, tokens=tokens, **dict(self))
 
 
 class Ask(WireModel):
@@ -295,7 +295,8 @@ class TokenRequest(WireModel):
     run: TokenRun
     scope: Scope = "run"
     cap: Annotated[int, Field(ge=0)] | None = None
-    """Most slots that a run may hold by this token; None: as many as the run may."""
+    """Most slots that may be held at once by this token and those that it makes, whatever their runs; None: as many as
+    its runs may."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_TOKEN_S)]
 
 

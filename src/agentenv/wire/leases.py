@@ -25,6 +25,18 @@ TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
 RunKind = Literal["train", "eval", "interactive"]
 
 
+MAX_TOKENS = 8
+"""Longest chain of tokens of which each was made by the next."""
+
+
+class TokenTag(WireModel):
+    """A token of a farm by its id (``jti``), and the most slots that may be held at once by it and by the tokens that
+    it made (None: no limit)."""
+
+    id: Annotated[Tag, Field(min_length=1)]
+    cap: Annotated[int, Field(ge=0)] | None = None
+
+
 class Tags(WireModel):
     """Who a lease is for. Its container remembers and reports it, so a farm that starts finds out whose the slots
     are. Empty for a pool that has its containers to itself."""
@@ -35,6 +47,12 @@ class Tags(WireModel):
     kind: RunKind = "train"
     group: Tag = ""
     item: Tag = ""
+    tokens: Annotated[tuple[TokenTag, ...], Field(max_length=MAX_TOKENS)] = ()
+    """The token by which a farm was asked for it, and the tokens by whose right that was made, each by the next."""
+
+    def without_tokens(self) -> Tags:
+        """The same whoever asked."""
+        return self.model_copy(update={"tokens": ()}) if self.tokens else self
 
 
 NO_TAGS = Tags()

@@ -248,7 +248,9 @@ def test_random_states(
         assert wanted + beside <= policy.max_containers, "more than the cap, with those leaving"
     staying = sum(box.leaving and box.busy > 0 and box.index < bounded for box in boxes)
     served = state.load.free + 10 * max(0, wanted - state.load.serving - staying)
-    assert served >= waiting or wanted + beside >= policy.max_containers, "somebody waits for a container that will not come"
+    assert served >= waiting or wanted + beside >= policy.max_containers, (
+        "somebody waits for a container that will not come"
+    )
     if waiting:
         assert wanted >= bounded, "taken away while somebody waits"
     if wanted < bounded:

@@ -17,6 +17,7 @@ from agentenv.api.farm_server.settings import AskLimits, OpenPages
 from agentenv.api.farm_server.tokens import Right, TokenKeys, bearer_token
 from agentenv.errors import ForbiddenError, TooManyRequestsError
 from agentenv.wire import farm as wire
+from agentenv.wire.leases import MAX_TOKENS
 
 Needs = Literal["nothing", "read", "look", "run", "admin", "operate"]
 ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
@@ -66,6 +67,10 @@ _ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
     "run": {"read", "look", "run"},
     "admin": {"read", "look", "run", "admin"},
 }
+
+
+_MINT_COST: Final = 20
+"""Asks for slots that making a token counts as: each is a line of the audit log, and programs need few."""
 
 
 def allows(right: Right, needs: Needs) -> bool:
@@ -149,14 +154,24 @@ class Access:
             raise ForbiddenError("run", f"the token is for {right.run!r}, not for {request.run!r}")
         if right.cap is not None and (request.cap is None or request.cap > right.cap):
             raise ForbiddenError("cap", f"the token has a cap of {right.cap}", next_step="give one that is not larger")
+        if len(right.tokens) >= MAX_TOKENS:
+            raise ForbiddenError(
+                "farm_token",
+                f"it is the last of {MAX_TOKENS} tokens of which each was made by the next",
+                next_step="have it made by an earlier one",
+            )
         left_s = right.ends_unix_s - time.time()
         if request.expires_s > left_s:
             raise ForbiddenError(
                 "expires_s", f"the token itself expires in {left_s:.0f} s", next_step="let the new one end before it"
             )
-        token = self.keys.mint(request.run, request.scope, cap=request.cap, expires_s=request.expires_s)
+        token = self.keys.mint(request.run, request.scope, cap=request.cap, expires_s=request.expires_s, maker=right)
         jti = self.keys.verify(token).jti
         return wire.MintedToken(token=token, jti=jti, **request.model_dump())
+
+    def limit_minting(self, right: Right) -> None:
+        """Count a request to make a token. Raises TooManyRequestsError."""
+        self.limit(right, _MINT_COST)
 
     def limit(self, right: Right, cost: int) -> None:
         """Count so many asks of a token. Raises TooManyRequestsError."""

@@ -166,6 +166,7 @@ def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
     @app.post("/v1/tokens")
     async def mint(request: wire.TokenRequest, right: MyRight) -> wire.MintedToken:
         """Make a token, which allows no more than the one that asks for it."""
+        access.limit_minting(right)
         minted = access.mint(request, right)
         farm.audit.token_minted(
             right.jti, minted.run, minted.jti, scope=minted.scope, cap=minted.cap, expires_s=minted.expires_s

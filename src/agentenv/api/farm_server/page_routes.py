@@ -12,7 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Self
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -115,9 +115,9 @@ def page_routes(app: FastAPI, farm: Farm) -> None:
     render: Callable[[Iterable[Reading]], tuple[bytes, str]] = renderer()
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def metrics() -> Response:
-        """For Prometheus (docs/metrics.md)."""
-        body, kind = render(of_farm(farm))
+    async def metrics(request: Request) -> Response:
+        """For Prometheus (docs/metrics.md); of runs, those that the token covers."""
+        body, kind = render(of_farm(farm, getattr(request.state, "right", None)))
         return Response(body, headers={"Content-Type": kind})
 
 

@@ -1,7 +1,8 @@
 """Tokens of runs: what the bearer may ask a farm for, signed by the farm.
 
 A token is a JWT (HS256). Its claims: ``sub`` (a run's name, ``team/*`` or ``*``), ``scope``, ``cap`` (optional),
-``iat``, ``exp`` and ``jti``, by which it can be denied. The farm stores no tokens, only the keys they are signed with.
+``iat``, ``exp`` and ``jti``, by which it can be denied; and ``made_by``, the tokens by whose right it was made, with
+their caps. The farm stores no tokens, only the keys they are signed with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentenv.errors import ConfigError, UnauthorizedError
 from agentenv.wire.farm import LONGEST_TOKEN_S, Scope, TokenRun
+from agentenv.wire.leases import MAX_TOKENS, TokenTag
 
 _ALGORITHM: Final = "HS256"
 _LEAST_KEY_CHARACTERS: Final = 32
@@ -38,8 +40,9 @@ _NEW: Final = "ask whoever runs the farm for a new one (agentenv farm token)"
 class Right:
     """What a token allows. ``run``: a run's name, ``team/*`` (every run below ``team/``) or ``*`` (every run).
 
-    ``cap``: the most slots that a run may hold by this token (None: as many as the run may). ``jti``: the token's id.
-    ``ends_unix_s``: when it expires.
+    ``cap``: the most slots that may be held at once by this token and those that it makes (None: as many as its runs
+    may). ``jti``: the token's id. ``ends_unix_s``: when it expires. ``made_by``: the token that it was made by, and those
+    that that was made by.
     """
 
     run: str
@@ -47,6 +50,20 @@ class Right:
     cap: int | None
     jti: str
     ends_unix_s: float = math.inf
+    made_by: tuple[TokenTag, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[TokenTag, ...]:
+        """Itself, and those that it was made by: what is done by it is done by all of them."""
+        return (TokenTag(id=self.jti, cap=self.cap), *self.made_by)
+
+    def revoked(self, denied: Collection[str]) -> UnauthorizedError | None:
+        """The refusal of a token that was revoked, or that was made by one; None: it was not."""
+        ids = [token.id for token in self.tokens if token.id in denied]
+        if not ids:
+            return None
+        why = "" if ids[0] == self.jti else f": {ids[0]}, by whose right it was made, was"
+        return UnauthorizedError(_FIELD, f"the token ({self.jti}) was revoked{why}", next_step=_NEW)
 
     def covers(self, run: str) -> bool:
         """Whether it is for this run, or for every run of ``run`` if that is ``team/*`` or ``*``. ``team/*`` covers
@@ -73,6 +90,7 @@ class _Claims(BaseModel):
     cap: Annotated[int, Field(ge=0)] | None = None
     jti: Annotated[str, Field(min_length=1, max_length=100)]
     exp: int
+    made_by: Annotated[tuple[TokenTag, ...], Field(max_length=MAX_TOKENS - 1, strict=False)] = ()
 
 
 class TokenKeys:
@@ -100,8 +118,11 @@ class TokenKeys:
             _create(paths[0])
         return cls([_read(path) for path in paths])
 
-    def mint(self, run: str, scope: Scope, *, cap: int | None = None, expires_s: float) -> str:
-        """A new token for ``run`` (or ``team/*``, or ``*``), valid for ``expires_s`` from now.
+    def mint(
+        self, run: str, scope: Scope, *, cap: int | None = None, expires_s: float, maker: Right | None = None
+    ) -> str:
+        """A new token for ``run`` (or ``team/*``, or ``*``), valid for ``expires_s`` from now, and no longer than the
+        token of its ``maker``.
 
         Raises ConfigError, which names the argument that is out of range.
         """
@@ -109,23 +130,32 @@ class TokenKeys:
             raise ConfigError("expires_s", f"must be above 0 and at most {LONGEST_TOKEN_S:.0f} (got {expires_s:g})")
         now_s = time.time()
         try:
-            claims = _Claims(sub=run, scope=scope, cap=cap, jti=secrets.token_hex(8), exp=int(now_s + expires_s) + 1)
+            claims = _Claims(
+                sub=run,
+                scope=scope,
+                cap=cap,
+                jti=secrets.token_hex(8),
+                exp=int(min(now_s + expires_s + 1, math.inf if maker is None else maker.ends_unix_s)),
+                made_by=() if maker is None else maker.tokens,
+            )
         except ValidationError as error:
             first = error.errors()[0]
             name = "run" if first["loc"] == ("sub",) else str(first["loc"][0])
             raise ConfigError(name, f"{first['msg']} (got {first['input']!r})") from None
-        timed = {**claims.model_dump(exclude_none=True), "iat": int(now_s)}
+        timed = {**claims.model_dump(exclude_defaults=True), "iat": int(now_s)}
         return jwt.encode(timed, self._keys[self._signing], algorithm=_ALGORITHM, headers={"kid": self._signing})
 
     def verify(self, token: str, *, denied: Collection[str] = ()) -> Right:
-        """The right that a token gives. ``denied``: the ids (``jti``) of tokens that are no longer accepted.
+        """The right that a token gives. ``denied``: the ids (``jti``) of tokens that are no longer accepted, nor are
+        those that they made.
 
         Raises UnauthorizedError, which says what is wrong with it, and what to do.
         """
         claims = self._claims(token)
-        if claims.jti in denied:
-            raise UnauthorizedError(_FIELD, f"the token ({claims.jti}) was revoked", next_step=_NEW)
-        return Right(claims.sub, claims.scope, claims.cap, claims.jti, claims.exp)
+        right = Right(claims.sub, claims.scope, claims.cap, claims.jti, claims.exp, claims.made_by)
+        if (revoked := right.revoked(denied)) is not None:
+            raise revoked
+        return right
 
     def _claims(self, token: str) -> _Claims:
         if not token:

@@ -1,0 +1,136 @@
+"""What a token promises, and what its holder tries: a table for each promise. A row is an attempt."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from agentenv.api.farm_server.access import Access
+from agentenv.api.farm_server.settings import AskLimits
+from agentenv.api.farm_server.tokens import Right
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import ForbiddenError
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.wire.farm import TokenRequest
+from tests.farm_service import KEYS, Served, served, token
+
+RUN: Final = "team/exp7"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A farm of one container, and how it is asked."""
+
+    farm: Served
+    access: Access
+    http: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, bearer: str, body: Any = None) -> tuple[int, Any]:
+        """Status and body."""
+        headers = {"Authorization": f"Bearer {bearer}"}
+        async with self.http.request(method, self.farm.url + path, headers=headers, json=body) as answer:
+            if answer.content_type == "application/json":
+                return answer.status, await answer.json()
+            return answer.status, await answer.text()
+
+    async def wants(self, bearer: str, *groups: int, run: str = "", wait_s: float = 1.0) -> list[str]:
+        """Ask for groups of so many slots; the states of the asks."""
+        asks = {secrets.token_hex(8): [f"t{number}" for number in range(slots)] for slots in groups}
+        wanted = [{"request_id": name, "trajectories": trajectories} for name, trajectories in asks.items()]
+        status, reply = await self.ask("POST", "/v1/asks", bearer, {"run": run, "asks": wanted, "wait_s": wait_s})
+        assert status == 200, reply
+        return [*asks]
+
+
+@asynccontextmanager
+async def site(slots: int = 8, limits: AskLimits | None = None) -> AsyncIterator[Site]:
+    backend = FakeBackend(ContainerSettings(slots_per_container=slots))
+    access = Access(KEYS, limits=limits)
+    async with (
+        served(backend, PoolSettings(min_containers=1, max_containers=1), access=access) as farm,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Site(farm, access, http)
+
+
+# -- a token shows what it covers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bearer", "seen"),
+    [
+        (token(RUN, "read"), {RUN}),
+        (token("team/*", "read"), {RUN}),
+        (token("exp8", "run"), {"exp8"}),
+        (token("others/*", "admin"), set[str]()),
+        (token("*", "read"), {RUN, "exp8"}),
+    ],
+    ids=["its run", "its team", "another run", "another team", "every run"],
+)
+async def test_metrics_name_the_runs_that_a_token_covers(bearer: str, seen: set[str]) -> None:
+    async with site() as farm:
+        for run in (RUN, "exp8"):
+            await farm.wants(token(run), 1, 1)
+        status, text = await farm.ask("GET", "/metrics", bearer)
+        assert status == 200
+        assert {run for run in (RUN, "exp8") if f'run="{run}"' in text} == seen
+        assert "agentenv_pool_slots" in text, "what is not about runs is for all"
+
+
+# -- no token outlives the one it was made by ---------------------------------------------------------
+
+
+def made_by(maker: str, **wanted: Any) -> Right:
+    """What a token allows that this one has made."""
+    access = Access(KEYS)
+    asked = TokenRequest.model_validate({"run": RUN, "expires_s": 60, **wanted})
+    return KEYS.verify(access.mint(asked, KEYS.verify(maker)).token)
+
+
+@pytest.mark.parametrize("early_s", [0.0, 0.0001, 0.5, 1.0, 10.0])
+def test_a_token_does_not_outlive_its_maker_however_late_it_is_made(
+    early_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = token(RUN, "admin")
+    ends = KEYS.verify(maker).ends_unix_s
+    now = ends - 60
+    monkeypatch.setattr("agentenv.api.farm_server.access.time.time", lambda: now)
+    last = maker
+    for _ in range(5):
+        asked = TokenRequest(run=RUN, scope="admin", expires_s=60 - early_s)
+        last = Access(KEYS).mint(asked, KEYS.verify(last)).token
+        assert KEYS.verify(last).ends_unix_s <= ends
+
+
+def test_a_token_ends_with_any_of_its_makers() -> None:
+    maker = token("team/*", "admin")
+    child = made_by(maker, scope="admin")
+    assert child.made_by == KEYS.verify(maker).tokens
+    for denied in (child.jti, KEYS.verify(maker).jti):
+        refused = child.revoked({denied})
+        assert refused is not None
+        assert denied in refused.message
+    assert child.revoked({"somebody's"}) is None
+
+
+def test_a_chain_of_tokens_ends() -> None:
+    asked = TokenRequest(run=RUN, scope="admin", expires_s=60)
+    last = token(RUN, "admin")
+    for _ in range(7):
+        last = Access(KEYS).mint(asked, KEYS.verify(last)).token
+    with pytest.raises(ForbiddenError, match="each was made by the next"):
+        Access(KEYS).mint(asked, KEYS.verify(last))
+
+
+async def test_tokens_are_made_at_a_limited_rate_whether_they_are_granted_or_refused() -> None:
+    async with site(limits=AskLimits(asks_per_s=1, burst=60)) as farm:
+        bearer = token("team/*", "admin")
+        wanted = {"run": RUN, "expires_s": 60}
+        statuses = [(await farm.ask("POST", "/v1/tokens", bearer, wanted | {"run": run}))[0] for run in (RUN, "*") * 3]
+        assert statuses == [200, 403, 200, 429, 429, 429]
