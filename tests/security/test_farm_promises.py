@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -17,8 +18,10 @@ from agentenv.api.farm_server.tokens import Right
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ForbiddenError
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.backends.local_kept import LocalKeptBackend
 from agentenv.wire.farm import TokenRequest
 from tests.farm_service import KEYS, Served, served, token
+from tests.waiting import START_S, until
 
 RUN: Final = "team/exp7"
 
@@ -134,3 +137,93 @@ async def test_tokens_are_made_at_a_limited_rate_whether_they_are_granted_or_ref
         wanted = {"run": RUN, "expires_s": 60}
         statuses = [(await farm.ask("POST", "/v1/tokens", bearer, wanted | {"run": run}))[0] for run in (RUN, "*") * 3]
         assert statuses == [200, 403, 200, 429, 429, 429]
+
+
+# -- a token's cap is the most that it holds ----------------------------------------------------------
+
+CAP: Final = 3
+CAPPED: Final = token("team/*", "admin", cap=CAP)
+"""Of a team's admin; the others are made by it."""
+
+
+def child(run: str = RUN, cap: int = CAP, maker: str = CAPPED) -> str:
+    """A token that this one has made."""
+    right = KEYS.verify(maker)
+    asked = TokenRequest(run=run, scope="admin", cap=cap, expires_s=3000 - 60 * len(right.tokens))
+    return Access(KEYS).mint(asked, right).token
+
+
+ONE_CHILD: Final = child()
+CAPS: Final[Mapping[str, tuple[tuple[str, str, int, int], ...]]] = {
+    "one at a time": ((CAPPED, RUN, 1, 6),),
+    "in groups": ((CAPPED, RUN, 2, 4),),
+    "in several runs": ((CAPPED, "team/a", 1, 3), (CAPPED, "team/b", 1, 3)),
+    "by a token that it made": ((ONE_CHILD, RUN, 1, 6),),
+    "by many tokens that it made": tuple((child(f"team/{number}"), f"team/{number}", 1, 2) for number in range(5)),
+    "by it and one that it made": ((CAPPED, RUN, 1, 2), (ONE_CHILD, RUN, 1, 2), (CAPPED, "team/a", 1, 2)),
+    "by a token that that made": ((child(maker=ONE_CHILD), RUN, 1, 2), (CAPPED, "team/a", 1, 4)),
+    "by one of a smaller cap, and another": ((child(cap=1), RUN, 1, 3), (child(cap=CAP), RUN, 1, 5)),
+}
+"""Attempts to hold more than the cap: token, run, slots of an ask, asks."""
+
+
+@pytest.mark.parametrize("attempt", CAPS)
+async def test_no_attempt_holds_more_than_the_cap(attempt: str) -> None:
+    async with site() as farm:
+        for bearer, run, slots, asks in CAPS[attempt]:
+            await farm.wants(bearer, *[slots] * asks, run=run, wait_s=0)
+        desk = farm.farm.farm.desk
+        most = max(slots for _, _, slots, _ in CAPS[attempt])
+
+        def held() -> int:
+            return sum(1 for _ in desk.leases(lambda _: True))
+
+        await until(lambda: held() > CAP - most)
+        mine = await farm.wants(token("free"), 1, run="free")
+        await until(lambda: desk.find(mine[0], "free").granted)  # type: ignore[union-attr]
+        assert held() <= CAP + 1, "the other run's is not of the team"
+        assert all(desk.place(one, desk.outlook()).why == "cap" for one in desk.waiting())
+
+
+async def test_an_ask_over_the_cap_says_so_and_goes_on_when_slots_come_back() -> None:
+    async with site() as farm:
+        bearer = token(RUN, cap=2)
+        first, *_, last = await farm.wants(bearer, 1, 1, 1)
+        _, waiting = await farm.ask("GET", f"/v1/asks/{last}", bearer)
+        place = waiting["place"]
+        assert (place["why"], place["run_cap"], place["run_held"]) == ("cap", 2, 2)
+        assert "holds 2 slots of at most 2" in place["detail"]
+        assert farm.farm.farm.yard.ledger.load(0.0).waiting == 0, "nothing is started for it"
+        other = await farm.wants(token(RUN), 1)
+        status, granted = await farm.ask("GET", f"/v1/asks/{other[0]}", bearer)
+        assert (status, granted["state"]) == (200, "granted"), "it holds up no other token of its run"
+        await farm.ask("DELETE", f"/v1/asks/{first}", bearer)
+        await farm.wants(bearer, 1)
+        _, granted = await farm.ask("GET", f"/v1/asks/{last}", bearer)
+        assert granted["state"] == "granted"
+
+
+async def test_a_group_larger_than_the_cap_of_a_maker_is_refused() -> None:
+    async with site() as farm:
+        (name,) = await farm.wants(ONE_CHILD, CAP + 1)
+        _, refused = await farm.ask("GET", f"/v1/asks/{name}", ONE_CHILD)
+        assert (refused["state"], refused["error"]["error"]) == ("refused", "quota")
+
+
+async def test_a_farm_that_was_restarted_counts_what_its_tokens_hold(tmp_path: Path) -> None:
+    settings = ContainerSettings(slots_per_container=8, require_sandbox=False)
+    pool = PoolSettings(min_containers=1, max_containers=1)
+    bearer = token(RUN, cap=2)
+    backend = LocalKeptBackend(settings, state_dir=tmp_path)
+    async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
+        await Site(farm, Access(KEYS), http).wants(bearer, 1, 1)
+        await until(lambda: farm.farm.line.held(RUN) == 2 and farm.farm.load().waiting == 0, START_S)
+        await until(lambda: len([*farm.farm.desk.leases(lambda _: True)]) == 2)
+    again = LocalKeptBackend(settings, state_dir=tmp_path)
+    async with served(again, pool) as farm, aiohttp.ClientSession() as http:
+        await until(lambda: farm.farm.line.held(RUN) == 2, START_S)
+        (name,) = await Site(farm, Access(KEYS), http).wants(bearer, 1)
+        opened = farm.farm.desk.find(name, RUN)
+        assert opened is not None
+        assert farm.farm.desk.place(opened, farm.farm.desk.outlook()).why == "cap"
+        await again.stop_all()

@@ -25,7 +25,7 @@ from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, 
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
 from agentenv.slots.image_waits import ImageWaits
-from agentenv.slots.line import FirstCome, Line
+from agentenv.slots.line import FirstCome, Line, caps_of
 from agentenv.slots.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest, Waiter, Waiters
@@ -370,9 +370,9 @@ class Ledger:
         return self._leases.get(lease_id)
 
     def adopted(self, tags: Tags, trajectory: str) -> LeaseRecord | None:
-        """The active lease of a trajectory with these tags that its container told of, and that was not requested here;
-        of several the last one found."""
-        return self._adopted.get((tags, trajectory))
+        """The active lease of a trajectory with these tags (whichever token asked) that its container told of, and that
+        was not requested here; of several the last one found."""
+        return self._adopted.get((tags.without_tokens(), trajectory))
 
     def lease_on(self, container_id: str, slot: int) -> LeaseRecord | None:
         """The active lease on a slot."""
@@ -506,7 +506,7 @@ class Ledger:
                 if lease.state is LeaseState.granted:
                     commands += self._give_back(lease, LeaseState.released, now)
                 else:  # it is given back when the container answers; until then it counts beside its waiter
-                    self._line.took(lease.tags.run, lease.tags.kind)
+                    self._line.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
                     lease.ticket = None
         return commands
 
@@ -518,9 +518,9 @@ class Ledger:
         slot.since = now - holder.held_s
         slot.lease = lease.id
         self._leases[lease.id] = lease
-        self._adopted[lease.tags, lease.trajectory] = lease
+        self._adopted[lease.tags.without_tokens(), lease.trajectory] = lease
         self.adopted_total += 1
-        self._line.took(lease.tags.run, lease.tags.kind)
+        self._line.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
         """End the lease; its slot is used again only after the container has reset it."""
@@ -538,7 +538,7 @@ class Ledger:
 
     def _forget_lease(self, lease: LeaseRecord) -> None:
         del self._leases[lease.id]
-        key = (lease.tags, lease.trajectory)
+        key = (lease.tags.without_tokens(), lease.trajectory)
         if self._adopted.get(key) is lease:
             del self._adopted[key]
 
@@ -558,7 +558,7 @@ class Ledger:
     def _line_gets_back(self, lease: LeaseRecord) -> None:
         """A waiter put back keeps counting its slot as taken: it has had its turn."""
         if lease.ticket is None:
-            self._line.gave(lease.tags.run, lease.tags.kind)
+            self._line.gave(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
 
     def _reset_is_over(self, slot: SlotRecord) -> None:
         if slot.reset_for is not None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from agentenv.wire.leases import RunKind
+from agentenv.wire.leases import RunKind, Tags
+
+Caps = tuple[tuple[str, int], ...]
+"""Tokens that have a cap, by their ids, and how many slots each may hold at once."""
 
 _ticket = attrgetter("ticket")
 
@@ -24,6 +27,13 @@ class Ask:
     slots: int = 1
     run: str = ""
     kind: RunKind = "train"
+    caps: Caps = ()
+    """Of the tokens by which it was asked for: the slots count to each of them."""
+
+
+def caps_of(tags: Tags) -> Caps:
+    """The caps of the tokens that leases with these tags count to."""
+    return tuple((token.id, token.cap) for token in tags.tokens if token.cap is not None)
 
 
 class Line(Protocol):
@@ -46,11 +56,12 @@ class Line(Protocol):
         None if nobody may be served, or if the one whose turn it is asked for more than ``free`` slots.
         """
 
-    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         """The run holds slots it did not get by an ask."""
 
-    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
-        """The run returned slots. Raises ValueError if it does not hold as many."""
+    def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
+        """The run returned slots, which count to the tokens of ``caps`` no longer. Raises ValueError if it does not
+        hold as many."""
 
     def resetting(self, run: str, slots: int) -> None:
         """So many more slots that the run gave are being reset (negative: are clean, or gone)."""
@@ -97,10 +108,10 @@ class FirstCome:
         self._slots -= ask.slots
         return ask
 
-    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         """See Line."""
 
-    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         """See Line; never raises."""
 
     def resetting(self, run: str, slots: int) -> None:
@@ -126,6 +137,10 @@ class FirstCome:
         copied = FirstCome()
         copied._asks, copied._slots = self._asks.copy(), self._slots
         return copied
+
+    def older(self, ticket: int) -> int:
+        """How many came before that ticket, whether it is in the line or not."""
+        return bisect_left(self._asks, ticket, key=_ticket)
 
     def asks(self) -> Iterator[Ask]:
         """The asks in the line, oldest first. The line must not change meanwhile."""

@@ -11,7 +11,8 @@ Slots that are being reset count as held by the run that had them. A group that 
 others what stood idle: until they were granted as many slots, its team counts as holding them.
 
 Within a run the same order applies to its kinds (train, eval, interactive) by their weights; within a kind, first
-come, first served. A run that is paused, or that the ask in turn would take over its cap, is not served.
+come, first served. A run that is paused, or that the ask in turn would take over its cap, is not served; nor is an ask
+that would take a token over its cap, and others of its run are served before it.
 
 The order depends on what runs hold at this moment and not on what they held before, so it can be rebuilt at any time
 from the leases of the containers; only which run was served longest ago is then unknown. Slots are held for minutes:
@@ -24,13 +25,14 @@ holds nothing waits for at most one ask of each other run beyond their guarantee
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Literal
 
-from agentenv.slots.line import Ask, FirstCome
+from agentenv.slots.line import Ask, Caps, FirstCome
 from agentenv.wire.leases import RunKind
 
 KIND_WEIGHTS: Mapping[RunKind, float] = {"train": 3.0, "eval": 1.0, "interactive": 1.0}
@@ -38,6 +40,7 @@ RECLAIM_ORDER: tuple[RunKind, ...] = ("eval", "train", "interactive")
 """Kinds in the order in which a run gives up slots: a rollout is simply tried again, a person's session cannot be."""
 
 _key = attrgetter("key")
+_ticket = attrgetter("ticket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,15 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class RunView:
     """A run at this moment. ``held``: slots by kind; ``asks``, ``slots_waiting``: in the queue; ``oldest``: the
-    ticket of its oldest ask, None if none waits."""
+    ticket of its oldest ask, None if none waits; ``held_back``: of ``slots_waiting``, those that caps of tokens do not
+    allow now."""
 
     share: Share
     held: Mapping[RunKind, int]
     asks: int
     slots_waiting: int
     oldest: int | None
+    held_back: int = 0
 
     @property
     def slots_held(self) -> int:
@@ -80,15 +85,53 @@ class RunView:
         return sum(self.held.values())
 
 
+_Held = Counter[str]
+"""Slots by token, of tokens with a cap."""
+
+
+def _allowed(ask: Ask, tokens: _Held) -> bool:
+    return all(tokens[token] + ask.slots <= cap for token, cap in ask.caps)
+
+
 @dataclass(slots=True)
 class _Kind:
     served: int
     """Number of the pick that served it last."""
     held: int = 0
-    line: FirstCome = field(default_factory=FirstCome)
+    lines: dict[Caps, FirstCome] = field(default_factory=dict)
+    """Those who wait, by the caps that they have in common: who is held back by one holds up nobody else."""
+
+    def push(self, ask: Ask) -> None:
+        self.lines.setdefault(ask.caps, FirstCome()).push(ask)
+
+    def remove(self, ask: Ask) -> None:
+        line = self.lines[ask.caps]
+        line.withdraw(ask.ticket)
+        if not line:
+            del self.lines[ask.caps]
+
+    def head(self, tokens: _Held) -> Ask | None:
+        """The oldest that no token's cap holds back."""
+        heads = (line.head for line in self.lines.values())
+        return min((ask for ask in heads if ask is not None and _allowed(ask, tokens)), key=_ticket, default=None)
+
+    def position(self, ticket: int) -> int:
+        return 1 + sum(line.older(ticket) for line in self.lines.values())
+
+    @property
+    def asks(self) -> int:
+        return sum(map(len, self.lines.values()))
+
+    @property
+    def oldest(self) -> int | None:
+        return min((line.head.ticket for line in self.lines.values() if line.head is not None), default=None)
+
+    @property
+    def slots_wanted(self) -> int:
+        return sum(line.slots_wanted for line in self.lines.values())
 
     def copy(self) -> _Kind:
-        return _Kind(self.served, self.held, self.line.copy())
+        return _Kind(self.served, self.held, {caps: line.copy() for caps, line in self.lines.items()})
 
 
 @dataclass(slots=True)
@@ -111,9 +154,9 @@ class _Team:
         for run in self.runs.values():
             run.rekey()
 
-    def copy(self) -> _Team:
+    def copy(self, tokens: _Held) -> _Team:
         copied = _Team(self.weight, self.served, self.held, self.owed)
-        copied.runs = {name: run.copy(copied) for name, run in self.runs.items()}
+        copied.runs = {name: run.copy(copied, tokens) for name, run in self.runs.items()}
         return copied
 
 
@@ -126,6 +169,8 @@ class _Run:
     share: Share
     weights: Mapping[RunKind, float]
     served: int
+    tokens: _Held
+    """Of all runs: a token may be for several."""
     held: int = 0
     resetting: int = 0
     kinds: dict[RunKind, _Kind] = field(default_factory=dict)
@@ -141,19 +186,23 @@ class _Run:
             found = self.kinds[name] = _Kind(now)
         return found
 
-    def hold(self, name: RunKind, slots: int, now: int) -> None:
+    def hold(self, name: RunKind, slots: int, now: int, caps: Caps) -> None:
         self.kind(name, now).held += slots
         self.held += slots
         self.team.held += slots
+        for token, _ in caps:
+            self.tokens[token] += slots
+            if not self.tokens[token]:
+                del self.tokens[token]
 
     def serve(self, now: int) -> Ask:
         """Grant the ask in turn, by pick number ``now``."""
         ask = self.first
         assert ask is not None
         kind = self.kinds[ask.kind]
-        kind.line.pick(ask.slots)
+        kind.remove(ask)
         self.served = kind.served = self.team.served = now
-        self.hold(ask.kind, ask.slots, now)
+        self.hold(ask.kind, ask.slots, now, ask.caps)
         self.update()
         self.team.rekey()
         return ask
@@ -162,7 +211,7 @@ class _Run:
         share, held = self.share, self.held
         first, best = None, (0.0, 0, 0)
         for name, kind in self.kinds.items():
-            head = kind.line.head
+            head = kind.head(self.tokens)
             if head is not None:
                 rank = (kind.held / self.weights[name], kind.served, head.ticket)
                 if first is None or rank < best:
@@ -172,7 +221,30 @@ class _Run:
             return
         self.first = first
         self.rekey()
-        self.slots_wanted = self._within(None if share.cap is None else share.cap - held)
+        room = None if share.cap is None else share.cap - held
+        self.slots_wanted = 0 if self.capped else self._within(room)
+
+    @property
+    def capped(self) -> bool:
+        """Whether tokens with a cap wait. What they may have depends on other runs: see :meth:`wanted`."""
+        return any(caps for kind in self.kinds.values() for caps in kind.lines)
+
+    def wanted(self, left: dict[str, int]) -> int:
+        """Slots it would get if there were enough; they are taken from what is ``left`` to each token."""
+        if self.first is None:
+            return 0
+        share, total = self.share, 0
+        for kind in self.kinds.values():
+            for caps, line in kind.lines.items():
+                assert line.head is not None
+                room = line.slots_wanted if share.cap is None else share.cap - self.held - total
+                for token, cap in caps:
+                    room = min(room, left.setdefault(token, cap - self.tokens[token]))
+                slots = line.slots_wanted if room >= line.slots_wanted else max(0, room - room % line.head.slots)
+                total += slots
+                for token, _ in caps:
+                    left[token] -= slots
+        return total
 
     def rekey(self) -> None:
         """Bring its place among runs up to date."""
@@ -191,26 +263,27 @@ class _Run:
 
     @property
     def slots_waiting(self) -> int:
-        return sum(kind.line.slots_wanted for kind in self.kinds.values())
+        return sum(kind.slots_wanted for kind in self.kinds.values())
 
     @property
     def idle(self) -> bool:
-        return not (self.held or self.resetting or any(kind.line for kind in self.kinds.values()))
+        return not (self.held or self.resetting or any(kind.lines for kind in self.kinds.values()))
 
-    def copy(self, team: _Team) -> _Run:
-        copied = _Run(self.name, team, self.share, self.weights, self.served, self.held, self.resetting)
+    def copy(self, team: _Team, tokens: _Held) -> _Run:
+        copied = _Run(self.name, team, self.share, self.weights, self.served, tokens, self.held, self.resetting)
         copied.kinds = {name: kind.copy() for name, kind in self.kinds.items()}
         copied.first, copied.key, copied.slots_wanted = self.first, self.key, self.slots_wanted
         return copied
 
     def view(self) -> RunView:
-        heads = [kind.line.head for kind in self.kinds.values()]
+        oldest = [kind.oldest for kind in self.kinds.values()]
         return RunView(
             self.share,
             {name: kind.held for name, kind in self.kinds.items() if kind.held},
-            sum(len(kind.line) for kind in self.kinds.values()),
+            sum(kind.asks for kind in self.kinds.values()),
             self.slots_waiting,
-            min((head.ticket for head in heads if head is not None), default=None),
+            min((ticket for ticket in oldest if ticket is not None), default=None),
+            self.slots_waiting - self.wanted({}) if self.capped else 0,
         )
 
 
@@ -229,6 +302,9 @@ class FairLine:
         self._asks: dict[int, Ask] = {}
         self._ready: dict[str, _Run] = {}
         """Runs with somebody who may be served."""
+        self._capped: dict[str, _Run] = {}
+        """Runs with somebody who waits by a token with a cap."""
+        self._tokens: _Held = Counter()
         self._picks = 0
         self._slots_wanted = 0
         self.set_shares(default or Share(), runs or {}, KIND_WEIGHTS)
@@ -266,7 +342,7 @@ class FairLine:
         """See Line."""
         self._asks[ask.ticket] = ask
         run = self._run(ask.run)
-        run.kind(ask.kind, self._picks).line.push(ask)
+        run.kind(ask.kind, self._picks).push(ask)
         self._changed(ask.run, run)
 
     def withdraw(self, ticket: int, *, aside: bool = False) -> None:
@@ -279,7 +355,7 @@ class FairLine:
                 self._owe(team_of(ask.run), run.team, ask.slots - 1)
                 self._picks += 1
                 run.served = run.team.served = self._picks
-            run.kinds[ask.kind].line.withdraw(ticket)
+            run.kinds[ask.kind].remove(ask)
             self._changed(ask.run, run)
 
     def pick(self, free: int) -> Ask | None:
@@ -298,22 +374,25 @@ class FairLine:
         if run.first is None:
             del self._ready[ask.run]
         del self._asks[ask.ticket]
+        self._tokens_changed(ask.caps)
         return ask
 
-    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
-        """See Line. It may exceed the run's cap."""
+    def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
+        """See Line. It may exceed the run's cap, and those of tokens."""
         found = self._run(run)
-        found.hold(kind, slots, self._picks)
+        found.hold(kind, slots, self._picks, caps)
         self._changed(run, found)
+        self._tokens_changed(caps)
 
-    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         """See Line."""
         found = self._runs.get(run)
         held = found.kinds[kind].held if found is not None and kind in found.kinds else 0
         if found is None or slots > held:
             raise ValueError(f"run {run!r} cannot return {slots} slots of {kind}: it holds {held}")
-        found.hold(kind, -slots, self._picks)
+        found.hold(kind, -slots, self._picks, caps)
         self._changed(run, found)
+        self._tokens_changed(caps)
 
     def resetting(self, run: str, slots: int) -> None:
         """See Line."""
@@ -326,12 +405,13 @@ class FairLine:
         """See Line: the place among the asks of the same run and kind. What is served before it of others is in
         :meth:`slots_ahead`."""
         ask = self._asks.get(ticket)
-        return 0 if ask is None else self._runs[ask.run].kinds[ask.kind].line.position(ticket)
+        return 0 if ask is None else self._runs[ask.run].kinds[ask.kind].position(ticket)
 
     @property
     def slots_wanted(self) -> int:
-        """See Line: without those of paused runs, and of others only what their caps allow."""
-        return self._slots_wanted
+        """See Line: without those of paused runs, and of others only what their caps and those of tokens allow."""
+        left: dict[str, int] = {}
+        return self._slots_wanted + sum(run.wanted(left) for run in self._capped.values())
 
     def __len__(self) -> int:
         return len(self._asks)
@@ -363,14 +443,20 @@ class FairLine:
         """The tickets that would be served next if slots became free and nothing else changed, in order, each with
         the number of slots granted before it, which is at most ``limit``. It copies
         the queues: a few ms with 10,000 asks."""
-        copies = [team.copy() for team in self._teams.values()]
+        tokens = self._tokens.copy()
+        copies = [team.copy(tokens) for team in self._teams.values()]
         heap = [(run.key, run) for team in copies for run in team.runs.values() if run.first is not None]
         heapq.heapify(heap)
         found: dict[int, int] = {}
         ahead, picks = 0, self._picks
         while heap and ahead <= limit:
             key, run = heap[0]
-            if key != run.key:  # another run of its team was served, after which it is only later
+            if run.capped:  # what others got since may count to its tokens
+                run.update()
+                if run.first is None:
+                    heapq.heappop(heap)
+                    continue
+            if key != run.key:  # another run of its team was served
                 heapq.heapreplace(heap, (run.key, run))
                 continue
             picks += 1
@@ -389,15 +475,19 @@ class FairLine:
         return self.upcoming(limit).get(ticket)
 
     def why(self, ticket: int) -> Literal["queue", "cap", "paused"] | None:
-        """What the ask waits for: its turn (or enough slots, in its turn), slots of its own run to come back, or the
-        run to be resumed. None if it is not in the line."""
+        """What the ask waits for: its turn (or enough slots, in its turn), slots of its own run or token to come back,
+        or the run to be resumed. None if it is not in the line."""
         ask = self._asks.get(ticket)
         if ask is None:
             return None
         run = self._runs[ask.run]
         if run.share.paused:
             return "paused"
-        return "queue" if run.first is not None else "cap"
+        return "queue" if run.first is not None and _allowed(ask, self._tokens) else "cap"
+
+    def held_by(self, token: str) -> int:
+        """Number of slots that count to a token with a cap."""
+        return self._tokens[token]
 
     def too_large(self, total_slots: int) -> list[int]:
         """Tickets of asks that can never be served, in order: larger than their run's cap or than the farm at its
@@ -440,7 +530,8 @@ class FairLine:
             team = self._teams.get(team_of(name))
             if team is None:
                 team = self._teams[team_of(name)] = _Team(self._team_weight(name), self._picks)
-            run = _Run(name, team, self._shares.get(name, self._default), self._kind_weights, self._picks)
+            share = self._shares.get(name, self._default)
+            run = _Run(name, team, share, self._kind_weights, self._picks, self._tokens)
             self._runs[name] = team.runs[name] = run
         return run
 
@@ -452,6 +543,10 @@ class FairLine:
         run.update()
         run.team.rekey()
         self._slots_wanted += run.slots_wanted - before
+        if run.capped:
+            self._capped[name] = run
+        else:
+            self._capped.pop(name, None)
         if run.first is not None:
             self._ready[name] = run
             return
@@ -478,6 +573,12 @@ class FairLine:
                 if not team.owed:
                     del self._debtors[name]
                     self._forget_team(name, team)
+
+    def _tokens_changed(self, caps: Caps) -> None:
+        """Slots that count to these tokens were taken or given back: that matters to every run that waits by them."""
+        if caps:
+            for name, run in list(self._capped.items()):
+                self._changed(name, run)
 
 
 def team_of(run: str) -> str:
@@ -543,7 +644,7 @@ def _usable(view: RunView) -> int:
     """Slots that the run could hold now."""
     if view.share.paused:
         return view.slots_held
-    wanted = view.slots_held + view.slots_waiting
+    wanted = view.slots_held + view.slots_waiting - view.held_back
     return wanted if view.share.cap is None else min(wanted, view.share.cap)
 
 
@@ -551,7 +652,7 @@ def _owed(run: _Run, until: int | None) -> int:
     """Slots that the run must get within its guarantee for its asks of tickets up to ``until`` to be served."""
     if run.first is None or run.held + run.first.slots > run.share.guaranteed:
         return 0
-    virtual = run.team.copy().runs[run.name]
+    virtual = run.team.copy(run.tokens.copy()).runs[run.name]
     granted = owed = 0
     while virtual.first is not None and virtual.held + virtual.first.slots <= run.share.guaranteed:
         ask = virtual.serve(virtual.served + 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agentenv.slots.aside import Aside, Key
-from agentenv.slots.line import Ask, Line
+from agentenv.slots.line import Ask, Line, caps_of
 from agentenv.wire.leases import NO_TAGS, Tags
 from agentenv.wire.roots import RootSpec
 
@@ -154,7 +154,7 @@ class Waiters:
         del self._short[bisect_left(self._short, waiter.ticket)]
         if waiter.served and len(waiter.missing) == len(waiter.leases):
             waiter.served = False
-            self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(waiter.leases))
+            self._gave(waiter, len(waiter.leases))
             if self.gathering == waiter.ticket:
                 self.gathering = None
         self.aside.add(waiter.request.image, _key(waiter), waiter.ticket, len(waiter.missing))
@@ -226,8 +226,12 @@ class Waiters:
         elif missing := waiter.missing:
             if not aside:
                 del self._short[bisect_left(self._short, ticket)]
-            self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(missing))
+            self._gave(waiter, len(missing))
         return waiter
+
+    def _gave(self, waiter: Waiter, slots: int) -> None:
+        tags = waiter.request.tags
+        self.line.gave(tags.run, tags.kind, slots, caps_of(tags))
 
     def position(self, waiter: Waiter) -> int:
         """1: next in the queue; 0: its slots are being requested."""
@@ -256,4 +260,4 @@ def _key(waiter: Waiter) -> Key:
 
 def _ask(waiter: Waiter) -> Ask:
     tags = waiter.request.tags
-    return Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind)
+    return Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind, caps_of(tags))

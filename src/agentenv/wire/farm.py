@@ -110,9 +110,10 @@ WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting", "image
 class Place(WireModel):
     """Why an ask waits, and for how long probably.
 
-    ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have), ``paused`` (the
-    run is), ``starting`` (containers are being started), ``no_capacity`` (containers cannot be started; ``detail``),
-    ``image`` (nodes with free slots do not have its image yet; ``detail``: what failed last in fetching it).
+    ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have, or the token of
+    ``detail``), ``paused`` (the run is), ``starting`` (containers are being started), ``no_capacity`` (they cannot be;
+    ``detail``), ``image`` (nodes with free slots do not have its image yet; ``detail``: what failed last in fetching
+    it).
     """
 
     why: WaitingFor
@@ -125,6 +126,7 @@ class Place(WireModel):
     waited_s: float = 0.0
     run_held: int = 0
     run_cap: int | None = None
+    """The smallest cap of the run, its token, and the tokens that that was made by."""
     run_fair_share: float = 0.0
     free: int = 0
     total: int = 0

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import LONGEST_FREEING_S
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.line import Ask, FirstCome
+from agentenv.slots.line import Ask, Caps, FirstCome
 from agentenv.slots.records import Holder
 from agentenv.slots.waiters import SlotRequest, Waiter
 from agentenv.wire.leases import RunKind, Tags
@@ -35,10 +35,10 @@ class CountingLine(FirstCome):
         self.held += 0 if ask is None else ask.slots
         return ask
 
-    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         self.held += slots
 
-    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
+    def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
         self.held -= slots
 
 

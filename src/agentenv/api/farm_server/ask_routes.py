@@ -51,7 +51,7 @@ class AskRoutes:
         run = self._access.run_of(right, request.run)
         self._access.limit(right, len(request.asks))
         self._farm.desk.check_ttl(max(ask.ttl_s for ask in request.asks))
-        return await self._farm.desk.ask(request, run, right.cap, right.jti)
+        return await self._farm.desk.ask(request, run, right.tokens)
 
     async def ask_state(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.AskState:
         """What has become of an ask; reading it keeps it alive."""

@@ -38,7 +38,7 @@ from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import Tags
+from agentenv.wire.leases import Tags, TokenTag
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 
@@ -61,7 +61,8 @@ class OpenAsk:
     ask: wire.Ask
     run: str
     client: str
-    by: str
+    tokens: tuple[TokenTag, ...]
+    """By which it was asked for, last."""
     since: float
     heard: float
     ticket: int | None = None
@@ -76,6 +77,11 @@ class OpenAsk:
     """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
     told: wire.Place | None = None
     """Its place as last told in the news."""
+
+    @property
+    def by(self) -> str:
+        """The id of the token; empty: it was asked for without one."""
+        return self.tokens[0].id if self.tokens else ""
 
     def refuse(self, error: AgentEnvError, now: float) -> None:
         """It gets nothing."""
@@ -142,9 +148,9 @@ class Desk:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    async def ask(self, request: wire.AsksRequest, run: str, cap: int | None = None, by: str = "") -> wire.AsksReply:
-        """See :class:`agentenv.wire.farm.AsksRequest`. ``cap``: most slots that the token allows the run;
-        ``by``: the token's id.
+    async def ask(self, request: wire.AsksRequest, run: str, tokens: tuple[TokenTag, ...] = ()) -> wire.AsksReply:
+        """See :class:`agentenv.wire.farm.AsksRequest`. ``tokens``: the token that asks, and those that it was made by;
+        the slots count to the caps of all of them.
 
         Raises ProtocolError when a ``request_id`` was used for another ask, TooManyRequestsError when the run waits
         for too many slots, PoolClosedError when closing.
@@ -152,7 +158,7 @@ class Desk:
         if self.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         self._check_room(request.asks, run)
-        mine = [await self._opened(ask, run, request.client, cap, by) for ask in request.asks]
+        mine = [await self._opened(ask, run, request.client, tokens) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
             waiting = {asyncio.ensure_future(one.decided.wait()) for one in mine}
             await asyncio.wait(waiting, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +178,7 @@ class Desk:
                 retry_after_s=_FULL_RETRY_S,
             )
 
-    async def _opened(self, ask: wire.Ask, run: str, client: str, cap: int | None, by: str) -> OpenAsk:
+    async def _opened(self, ask: wire.Ask, run: str, client: str, tokens: tuple[TokenTag, ...]) -> OpenAsk:
         now, key = self._clock(), (run, ask.request_id)
         known = self._asks.get(key)
         if known is not None:
@@ -180,32 +186,32 @@ class Desk:
                 raise ProtocolError(
                     f"request_id {ask.request_id!r} was used for another ask", next_step="use a new one for each ask"
                 )
-            known.heard, known.client = now, client or known.client
+            known.heard, known.client, known.tokens = now, client or known.client, tokens
             return known
-        opened = OpenAsk(ask, run, client, by, now, now)
+        opened = OpenAsk(ask, run, client, tokens, now, now)
         if ask.request_id in self._cancelled.get(run, ()):
             opened.refuse(LeaseLostError(_CANCELLED), now)
             return opened
         self._asks[key] = opened
         if self._comes_from is not None and ask.root is not None and ask.image_reference:
             self._comes_from(ask.root.image, ask.image_reference)
-        if (refused := self._never(opened, cap)) is not None:
+        if (refused := self._never(opened)) is not None:
             self._refuse(opened, refused)
         elif not await self._recovered(opened) and not opened.decided.is_set():
             self._enqueue(opened)
         return opened
 
-    def _never(self, opened: OpenAsk, cap: int | None) -> AgentEnvError | None:
+    def _never(self, opened: OpenAsk) -> AgentEnvError | None:
         """Why waiting cannot help; None if it can."""
         if (failed := self.yard.hopeless()) is not None:
             return unavailable_error(failed)
         slots = len(opened.ask.trajectories)
-        caps = [most for most in (cap, self.line.share_of(opened.run).cap) if most is not None]
-        if caps and slots > min(caps):
+        most = self._cap(opened)
+        if most is not None and slots > most:
             return QuotaError(
                 "farm_run",
-                f"{slots} slots were asked for at once, and run {opened.run!r} may have {min(caps)}",
-                next_step="ask for fewer at once, or have the run's cap raised",
+                f"{slots} slots were asked for at once, and run {opened.run!r} may have {most} by this token",
+                next_step="ask for fewer at once, or have the run's cap raised, or the token's",
             )
         try:
             check_group(opened.ask.trajectories, self.max_slots)
@@ -234,6 +240,11 @@ class Desk:
         """Most slots of one ask."""
         return max(int(self.max_slots * self.limits.max_group_share), self.slots_per_container)
 
+    def _cap(self, opened: OpenAsk) -> int | None:
+        """Most slots that the run, and each of the tokens, may hold."""
+        caps = [self.line.share_of(opened.run).cap, *(token.cap for token in opened.tokens)]
+        return min((cap for cap in caps if cap is not None), default=None)
+
     @property
     def max_slots(self) -> int:
         """Slots of the farm at its largest."""
@@ -247,7 +258,7 @@ class Desk:
     def _enqueue(self, opened: OpenAsk) -> None:
         request = SlotRequest(
             opened.ask.trajectories,
-            opened.ask.tags.of(opened.run),
+            opened.ask.tags.of(opened.run, opened.tokens),
             opened.ask.request_id,
             opened.ask.ttl_s,
             opened.ask.root,
@@ -415,7 +426,7 @@ class Desk:
         ticket, load = opened.ticket or 0, outlook.load
         ahead = outlook.upcoming.get(ticket)
         root = opened.ask.root
-        why, detail = self._why(ticket, load, "" if root is None else root.image)
+        why, detail = self._why(opened, load, "" if root is None else root.image)
         missing = None if ahead is None else ahead + len(opened.ask.trajectories) - load.free
         return wire.Place(
             why=why,
@@ -425,16 +436,19 @@ class Desk:
             eta_s=eta_s(missing, outlook.freed_per_s, outlook.growth, self.yard.start_s),
             waited_s=outlook.now - opened.since,
             run_held=self.line.held(opened.run),
-            run_cap=self.line.share_of(opened.run).cap,
+            run_cap=self._cap(opened),
             run_fair_share=outlook.fair.get(opened.run, 0.0),
             free=load.free,
             total=outlook.total,
         )
 
-    def _why(self, ticket: int, load: Load, image: str) -> tuple[wire.WaitingFor, str]:
+    def _why(self, opened: OpenAsk, load: Load, image: str) -> tuple[wire.WaitingFor, str]:
+        ticket = opened.ticket or 0
         held_back = self.line.why(ticket)
-        if held_back in ("cap", "paused"):
+        if held_back == "paused":
             return held_back, ""
+        if held_back == "cap":
+            return held_back, self._cap_reached(opened)
         failed = self.yard.start_failed
         starting = load.serving + load.lingering(self.yard.goal) < self.yard.goal
         if failed is not None and starting:
@@ -442,6 +456,14 @@ class Desk:
         if self.yard.ledger.aside(ticket):
             return "image", self.yard.image_problem(image)
         return ("starting" if starting else "queue"), ""
+
+    def _cap_reached(self, opened: OpenAsk) -> str:
+        """Which token holds all it may; empty: it is the run."""
+        slots = len(opened.ask.trajectories)
+        for token in opened.tokens:
+            if token.cap is not None and (held := self.line.held_by(token.id)) + slots > token.cap:
+                return f"the token {token.id} holds {held} slots of at most {token.cap}, with those that it made"
+        return ""
 
     # -- ending ----------------------------------------------------------------------------------
 

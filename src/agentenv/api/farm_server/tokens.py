@@ -41,8 +41,8 @@ class Right:
     """What a token allows. ``run``: a run's name, ``team/*`` (every run below ``team/``) or ``*`` (every run).
 
     ``cap``: the most slots that may be held at once by this token and those that it makes (None: as many as its runs
-    may). ``jti``: the token's id. ``ends_unix_s``: when it expires. ``made_by``: the token that it was made by, and those
-    that that was made by.
+    may). ``jti``: the token's id. ``ends_unix_s``: when it expires. ``made_by``: the token that it was made by, and
+    those that that was made by.
     """
 
     run: str
