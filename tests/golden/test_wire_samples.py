@@ -100,6 +100,9 @@ _REPORT = leases.SlotReport(
     running_calls=2,
     in_state_s=61.5,
 )
+_LOST = leases.LostLease(
+    slot=3, epoch=6, run="r", trajectory="t", error="lease_lost", message="not renewed", lost_s=1.5
+)
 _PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
 _MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True, lossy=True)
 _FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
@@ -181,7 +184,8 @@ MODELS: tuple[WireModel, ...] = (
         image_format="erofs",
         image_weaker=("i",),
     ),
-    server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), heard_s=1.25),
+    _LOST,
+    server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), lost=(_LOST,), heard_s=1.25),
     watch.WatchList(boot="0011223344556677", generation=4, slots=(_REPORT,)),
     watch.WatchChange(slot=_REPORT),
     server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra", retry_after_s=1.5),

@@ -72,7 +72,9 @@ async def test_calls_of_a_trajectory_go_to_one_slot_and_a_failing_command_is_dat
         assert (wrong.status, wrong.body["success"], wrong.body["uniq_id"]) == (200, False, "u-1")
         assert (wrong.body["metadata"]["fault"], wrong.body["metadata"]["error"]) == ("model", "unknown_tool")
         (lease,) = farm.farm.farm.desk.leases(lambda _: True)
-        assert lease.tags == Tags(run="tests", environment="plain", kind="train", item=lease.tags.item)
+        assert lease.tags == Tags(
+            run="tests", environment="plain", kind="train", item=lease.tags.item, tokens=lease.tags.tokens
+        )
 
 
 async def test_two_trajectories_run_in_parallel() -> None:

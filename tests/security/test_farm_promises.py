@@ -11,16 +11,19 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from agentenv.api.farm_server.access import Access
-from agentenv.api.farm_server.settings import AskLimits
+from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.settings import AskLimits, PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.errors import ForbiddenError
+from agentenv.errors import ForbiddenError, LeaseReclaimedError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
 from agentenv.wire.farm import TokenRequest
 from tests.farm_service import KEYS, Served, served, token
+from tests.plain_http import PlainHttp, plain_http
 from tests.waiting import START_S, until
 
 RUN: Final = "team/exp7"
@@ -227,3 +230,92 @@ async def test_a_farm_that_was_restarted_counts_what_its_tokens_hold(tmp_path: P
         assert opened is not None
         assert farm.farm.desk.place(opened, farm.farm.desk.outlook()).why == "cap"
         await again.stop_all()
+
+
+# -- a trajectory's lost slot is told, never replaced by an empty one ---------------------------------
+
+IDLE_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Lives:
+    """A farm on this machine whose service may end and be followed by another."""
+
+    directory: Path
+
+    @asynccontextmanager
+    async def life(self, idle_s: float = IDLE_S) -> AsyncIterator[tuple[Farm, PlainHttp]]:
+        backend = LocalKeptBackend(
+            ContainerSettings(slots_per_container=2, require_sandbox=False), state_dir=self.directory
+        )
+        pool = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
+        plain = PlainSettings(idle_s=idle_s, acquire_timeout_s=START_S)
+        async with served(backend, pool, plain=plain) as farm, plain_http(farm.url, token(RUN)) as http:
+            yield farm.farm, http
+
+    async def end(self) -> None:
+        async with LocalKeptBackend(
+            ContainerSettings(slots_per_container=2, require_sandbox=False), state_dir=self.directory
+        ) as backend:
+            await backend.stop_all()
+
+
+@pytest_asyncio.fixture
+async def lives(tmp_path: Path) -> AsyncIterator[Lives]:
+    yield Lives(tmp_path)
+    await Lives(tmp_path).end()
+
+
+async def is_free(farm: Farm) -> None:
+    await until(lambda: farm.load().slots == {"free": 2}, START_S)
+
+
+async def test_a_slot_that_ended_while_no_service_ran_is_told_by_the_next(lives: Lives) -> None:
+    async with lives.life() as (_, http):
+        first = await http.bash("t1", "echo work > f")
+        assert first.status == 200
+    async with lives.life() as (farm, http):
+        await is_free(farm)
+    async with lives.life() as (farm, http):  # and by the one after it
+        for _ in range(2):
+            refused = await http.bash("t1", "cat f || echo EMPTY WORKSPACE")
+            assert refused.refusal == (502, "stale_lease")
+        assert (await http.bash("t2", "echo other")).output == "other\n"
+        await http.release("t1")
+        assert (await http.bash("t1", "ls")).output == "", "it begins anew"
+        await http.release("t1")
+        await is_free_but_for(farm, "t2")
+    async with lives.life() as (_, http):
+        assert (await http.bash("t1", "ls")).status == 200, "it was released: nothing is to be told"
+
+
+async def is_free_but_for(farm: Farm, name: str) -> None:
+    await until(lambda: [lease.trajectory for lease in farm.desk.leases(lambda _: True)] == [name])
+
+
+async def test_a_slot_that_ends_in_a_life_that_has_not_called_it_is_told(lives: Lives) -> None:
+    async with lives.life() as (_, http):
+        await http.bash("t1", "echo work > f")
+    async with lives.life() as (farm, http):
+        assert [lease.trajectory for lease in farm.desk.leases(lambda _: True)] == ["t1"]
+        await is_free(farm)
+        assert (await http.bash("t1", "cat f")).refusal == (502, "stale_lease")
+
+
+async def test_a_slot_that_was_taken_is_told_by_the_next_service(lives: Lives) -> None:
+    async with lives.life(idle_s=600) as (farm, http):
+        await http.bash("t1", "echo work > f")
+        (lease,) = farm.desk.leases(lambda _: True)
+        farm.desk.end(lease.id, LeaseReclaimedError("reclaimed"))
+        await is_free(farm)
+    async with lives.life(idle_s=600) as (_, http):
+        assert (await http.bash("t1", "cat f")).refusal == (502, "lease_reclaimed")
+
+
+async def test_a_call_of_a_new_life_is_sent_when_the_lease_lasts(lives: Lives) -> None:
+    """However short each life is: what a call has done is there as long as the trajectory is not idle."""
+    async with lives.life(idle_s=600) as (farm, http):
+        await http.bash("t1", "echo 1 >> log")
+        (link,) = farm.yard.links.values()
+        (left_s,) = [slot.expires_in_s for slot in (await link.control.slots()).slots if slot.expires_in_s is not None]
+        assert left_s > 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentenv.errors import AgentEnvError
+from agentenv.slots.records import LeaseRecord
 from agentenv.wire.leases import NO_TAGS, Tags
 from agentenv.wire.roots import RootSpec
 
@@ -60,6 +61,8 @@ class EndLease:
 
     lease: int
     error: AgentEnvError
+    record: LeaseRecord
+    """What it was."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Ledger:
             f"slot {lease.slot} of {lease.container} is no longer leased to {lease.trajectory!r}: its epoch ended",
             next_step="start the rollout again on a new slot",
         )
-        return [EndLease(lease_id, error), *self._give_back(lease, LeaseState.lost, now)]
+        return [EndLease(lease_id, error, lease), *self._give_back(lease, LeaseState.lost, now)]
 
     # -- slots --------------------------------------------------------------------------------
 
@@ -553,7 +553,7 @@ class Ledger:
             f"container {lease.container} is gone, with slot {lease.slot} of {lease.trajectory!r}: {reason}",
             next_step="start the rollout again on a new slot",
         )
-        return [EndLease(lease.id, error)]
+        return [EndLease(lease.id, error, lease)]
 
     def _line_gets_back(self, lease: LeaseRecord) -> None:
         """A waiter put back keeps counting its slot as taken: it has had its turn."""

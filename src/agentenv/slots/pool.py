@@ -24,6 +24,7 @@ from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool_errors import check_arguments, check_group, timeout_error, unavailable_error
+from agentenv.slots.records import LeaseRecord
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.yard import Yard
@@ -224,9 +225,9 @@ class SlotPool:
             self._yard.count(error)
             waiting.granted.set_exception(error)
 
-    def lease_ended(self, lease: int, error: AgentEnvError) -> None:
+    def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""
-        held = self._held.pop(lease, None)
+        held = self._held.pop(lease.id, None)
         if held is not None:
             self._yard.tally.lost += 1
             self._yard.count(error)

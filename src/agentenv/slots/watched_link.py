@@ -21,7 +21,7 @@ from agentenv.errors import AgentEnvError, ConnectionLostError, FencedError
 from agentenv.slots.commands import Reclaim
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits, Silence
 from agentenv.slots.records import Holder, holder_of
-from agentenv.wire.leases import EndRequest, SlotReport
+from agentenv.wire.leases import EndRequest, LostLease, SlotReport
 from agentenv.wire.states import SlotState
 from agentenv.wire.watch import CallTimes, WatchBeat, WatchChange, WatchList
 
@@ -60,6 +60,8 @@ class WatchedLink(ContainerLink):
         """How long its calls ran, at its last beat."""
         self.boot = ""
         """The server process behind the last list."""
+        self.lost_before: tuple[LostLease, ...] = ()
+        """Leases that were lost before the container was followed."""
 
     # -- what the container says -----------------------------------------------------------------
 
@@ -69,6 +71,7 @@ class WatchedLink(ContainerLink):
             reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
         reports = sorted(reply.slots, key=lambda report: report.slot)
         self._reports = {report.slot: report for report in reports}
+        self.lost_before = reply.lost
         holders = {report.slot: holder for report in reports if (holder := holder_of(report)) is not None}
         return [report.state for report in reports], holders
 

@@ -42,7 +42,7 @@ from agentenv.slots.container_link import ContainerLink, Ended, Liveness, Reques
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
 from agentenv.slots.placement import DEFAULT_COPIES
-from agentenv.slots.records import Holder, holder_of
+from agentenv.slots.records import Holder, LeaseRecord, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, report_failure
@@ -73,7 +73,7 @@ class Desk(Protocol):
     def expire(self, expired: Sequence[Expire]) -> None:
         """The deadline of these waiters has passed."""
 
-    def lease_ended(self, lease: int, error: AgentEnvError) -> None:
+    def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
         """A lease has ended that its holder has not released."""
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
@@ -208,7 +208,7 @@ class Yard:
                     self.count(command.error)
                     self._desk.fail(command.ticket, command.error)
                 case EndLease():
-                    self._desk.lease_ended(command.lease, command.error)
+                    self._desk.lease_ended(command.record, command.error)
                 case Reclaim():
                     self._start_reclaim(command)
                 case Retire():

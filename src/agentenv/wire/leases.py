@@ -56,6 +56,12 @@ class Tags(WireModel):
 
 
 NO_TAGS = Tags()
+BY_NAME = "plain"
+"""The environment of leases that a farm holds itself, for programs that only know their trajectories' names."""
+LOST_KEPT_S = 3600.0
+"""How long containers and farms remember lost leases of that environment."""
+LOST_KEPT = 2_000
+"""How many of one run each of them remembers, the latest."""
 
 
 def short_tag(text: str) -> str:
@@ -205,7 +211,7 @@ class RenewReply(WireModel):
 class EndRequest(WireModel):
     """``POST /v1/leases/end``: end the lease of this epoch, whoever holds it. For operators and farms, who do not know
     the lease's secret. Its holder then gets ``error`` (the ``code`` of a LeaseLostError) with ``message``; without one
-    the lease ends as if it had been released."""
+    the lease ends as if it had been released, and is no longer a :class:`LostLease` if it was lost before."""
 
     slot: SlotIndex
     epoch: Annotated[int, Field(ge=0)]
@@ -225,6 +231,21 @@ class ReleaseReply(WireModel):
 
     slot: SlotIndex
     state: SlotState
+
+
+class LostLease(WireModel):
+    """A lease of a trajectory that calls by its name alone (:data:`BY_NAME`), which has ended and was not released:
+    the name must not be given another, empty slot without being told. ``error`` is the ``code`` of a class in
+    :mod:`agentenv.errors`."""
+
+    slot: SlotIndex
+    epoch: int
+    run: Tag
+    trajectory: TrajectoryName
+    error: str
+    message: str
+    lost_s: float
+    """For how long."""
 
 
 class SlotReport(WireModel):

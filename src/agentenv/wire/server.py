@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from agentenv.errors import AgentEnvError, Fault, TooManyRequestsError
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
-from agentenv.wire.leases import SlotReport
+from agentenv.wire.leases import LostLease, SlotReport
 
 
 class Health(WireModel):
@@ -59,6 +59,8 @@ class SlotsReply(WireModel):
 
     boot: str
     slots: tuple[SlotReport, ...]
+    lost: tuple[LostLease, ...] = ()
+    """The oldest first, as far as this server process remembers."""
     heard_s: float | None = None
     """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases) or beat of a watch, or
     since this server process started. A farm without heartbeats is orphaned."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
+from agentenv.api.farm_server.lost_names import LostNames
 from agentenv.api.farm_server.news import Newsroom
 from agentenv.api.farm_server.run_labels import RunCounts
 from agentenv.api.farm_server.settings import LeaseLimits
@@ -139,6 +140,8 @@ class Desk:
         self._freed = FreedRate(clock())
         self.limits = LeaseLimits()
         """What an ask may be for."""
+        self.lost_names = LostNames(clock)
+        """Of the leases that the farm holds itself."""
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
@@ -363,12 +366,13 @@ class Desk:
     def expire(self, expired: Sequence[Expire]) -> None:
         """See :class:`agentenv.slots.yard.Desk`: never, because asks have no deadline here."""
 
-    def lease_ended(self, lease: int, error: AgentEnvError) -> None:
+    def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.yard.Desk`. The holder is told, unless it was its container that told us."""
         self._freed.freed(self._clock())
-        opened = self._by_lease.pop(lease, None)
+        self.lost_names.ended(lease, error)
+        opened = self._by_lease.pop(lease.id, None)
         if opened is not None:
-            grant = opened.held.pop(lease)
+            grant = opened.held.pop(lease.id)
             if opened.client and not isinstance(error, StaleLeaseError):
                 lost = wire.NewsLost(lease=grant.lease, error=ErrorReply.of(error))
                 self._news.tell(opened.run, opened.client, lost)
@@ -505,6 +509,8 @@ class Desk:
             link.end_with(lease.slot, lease.epoch, error)
         self._audit.lease_ended(by, lease.tags.run, lease.name, str(error or "released"))
         self.yard.perform(self.yard.ledger.stale(lease_id, self._clock(), error))
+        if error is None:
+            self.lost_names.released(lease)
         return True
 
     def withdraw_run(self, run: str) -> None:

@@ -16,11 +16,10 @@ from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import LeaseKey, RenewRequest
+from agentenv.wire.base import SlotIndex
+from agentenv.wire.leases import BY_NAME, LeaseKey, RenewRequest
 from agentenv.wire.network import NetworkPolicy
 
-ENVIRONMENT: Final = "plain"
-"""Tag of these leases."""
 _LOOK_S: Final = wire.ASK_TTL_S / 2
 """How often an ask that waits is looked at: it is dropped when nobody does."""
 _SEARCH_S: Final = 1.0
@@ -109,11 +108,11 @@ async def granted(desk: Desk, ask: wire.Ask, run: str, right: Right, *, timeout_
     return DeskLease(desk, opened) if opened.held else None
 
 
-async def renew(leases: Sequence[DeskLease], ttl_s: float) -> None:
-    """Leases of one container last so long from now on; the watch tells of those that have ended. Raises
-    AgentEnvError when it is not known that they do."""
+async def renew(leases: Sequence[DeskLease], ttl_s: float) -> tuple[SlotIndex, ...]:
+    """Leases of one container last so long from now on: the slots of those that do. Of those that have ended the watch
+    tells. Raises AgentEnvError when it is not known that they do."""
     keys = tuple(lease.key for lease in leases)
-    await leases[0].link.control.renew(RenewRequest(keys=keys, ttl_s=ttl_s))
+    return (await leases[0].link.control.renew(RenewRequest(keys=keys, ttl_s=ttl_s))).renewed
 
 
 class HeldBefore:
@@ -127,10 +126,11 @@ class HeldBefore:
         self._searched_at = -math.inf
 
     def find(self, run: str, trajectory: str) -> LeaseRecord | None:
-        """The lease of that trajectory."""
+        """The lease of that trajectory. What it may have lost instead is in the desk's ``lost_names``."""
+        self._desk.lost_names.learn(self._desk.yard.links.values())
         if self._clock() - self._searched_at >= _SEARCH_S:
             self._searched_at = self._clock()
-            mine = self._desk.leases(lambda lease: lease.tags.environment == ENVIRONMENT)
+            mine = self._desk.leases(lambda lease: lease.tags.environment == BY_NAME)
             self._found = {(lease.tags.run, lease.trajectory): lease for lease in mine}
         found = self._found.get((run, trajectory))
         return found if found is not None and found.held else None

@@ -11,13 +11,14 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Final
 
 from agentenv.api.farm_server.audit import BY_FARM
 from agentenv.api.farm_server.desk import Desk
 from agentenv.api.farm_server.desk_lease import DeskLease, HeldBefore, renew
+from agentenv.api.farm_server.lost_names import LostSlot
 from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
@@ -83,7 +84,11 @@ class PlainSessions:
     def knows(self, run: str, name: str) -> bool:
         """Whether the trajectory has a slot, has lost one, or waits for one."""
         found = self._runs.get(run)
-        return (found is not None and name in found.trajectories) or self._before.find(run, name) is not None
+        return (found is not None and name in found.trajectories) or self._had_before(run, name)
+
+    def _had_before(self, run: str, name: str) -> bool:
+        """Whether the trajectory had a slot before this process started, and may have it still."""
+        return self._before.find(run, name) is not None or self._desk.lost_names.find(run, name) is not None
 
     async def execute(self, run: str, right: Right, request: plain.ExecuteRequest) -> plain.ExecuteReply:
         """Call a tool on the trajectory's slot. Raises TooManyRequestsError when the token has too many calls at once,
@@ -100,11 +105,11 @@ class PlainSessions:
                 except SlotDestroyedError as error:
                     result = CallResult.refused(request.call_id or "-", error)
                 else:
-                    if request.lease not in (None, _lease(trajectory).name):
+                    if request.lease not in (None, trajectory.lease_name):
                         raise _not_that(request.trajectory_id, request.lease)
                     async with held.large if _may_be_large(request.tool) else nullcontext():
                         result = await trajectory.call(session, request)
-        return plain.ExecuteReply.of(result, _lease(trajectory).name, request.tool.uniq_id)
+        return plain.ExecuteReply.of(result, trajectory.lease_name, request.tool.uniq_id)
 
     async def look(self, run: str, right: Right, about: plain.OfTrajectory, tool: plain.PlainTool) -> CallResult:
         """Call a tool for a request about files; as :meth:`execute`."""
@@ -115,15 +120,27 @@ class PlainSessions:
         """End the trajectory's lease, or its wait. False: it has neither."""
         held = self._runs.get(run)
         trajectory = held.trajectories.pop(name, None) if held is not None else None
+        if (lost := self._desk.lost_names.find(run, name)) is not None:
+            self._desk.lost_names.forget(run, name)
+            self._tasks.start(name, self._forgotten(lost), "release")
         if trajectory is not None and await trajectory.release(by):
             return True
         left = self._before.find(run, name)  # from before this process started
         return left is not None and self._desk.end(left.id, None, by)
 
+    async def _forgotten(self, lost: LostSlot) -> None:
+        """Its container need not tell the next farm process of it."""
+        link = self._desk.yard.links.get(lost.container)
+        if link is not None:
+            with suppress(AgentEnvError):
+                await link.control.end(lost.ended)
+
     # -- upkeep ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Once a second: renew the leases that are in use, and forget what is over."""
+        self._desk.lost_names.learn(self._desk.yard.links.values())
+        self._desk.lost_names.forget_old()
         due: dict[str, list[tuple[Trajectory, DeskLease]]] = defaultdict(list)
         for held in self._runs.values():
             for name, trajectory in list(held.trajectories.items()):
@@ -201,11 +218,6 @@ class PlainSessions:
 
 async def _forget(trajectory: Trajectory) -> None:
     await trajectory.release(BY_FARM)
-
-
-def _lease(trajectory: Trajectory) -> DeskLease:
-    assert trajectory.lease is not None
-    return trajectory.lease
 
 
 def _not_that(trajectory: str, lease: str | None) -> StaleLeaseError:

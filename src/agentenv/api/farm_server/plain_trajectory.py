@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import ENVIRONMENT, DeskLease, HeldBefore, granted
+from agentenv.api.farm_server.desk_lease import DeskLease, HeldBefore, granted, renew
+from agentenv.api.farm_server.lost_names import LostSlot
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
@@ -30,7 +31,7 @@ from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import RunKind
+from agentenv.wire.leases import BY_NAME, LOST_KEPT_S, RunKind
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ Result = TypeVar("Result")
 _FIRST_TTL_S: Final = 30.0
 """How long a lease lasts that nobody takes up."""
 _LONGEST_RENEWAL_S: Final = 60.0
-_REMEMBERED_S: Final = 3600.0
+_REMEMBERED_S: Final = LOST_KEPT_S
 """How long calls of a trajectory that has lost its slot are refused, unless it is released."""
 
 
@@ -73,6 +74,8 @@ class Trajectory:
         self._had = ""
         """The lease that an earlier farm process has granted it."""
         self._gone: AgentEnvError | None = None
+        self._lost_before: LostSlot | None = None
+        """What it has lost before this process held it."""
         self._renewed_at: float | None = None
         self._released = False
 
@@ -93,6 +96,14 @@ class Trajectory:
                 next_step="release it to begin anew, or have plain.idle_s raised",
             )
         return lost
+
+    @property
+    def lease_name(self) -> str:
+        """Of the lease that it has, or had."""
+        if self.lease is not None:
+            return self.lease.name
+        assert self._lost_before is not None, "it has had a slot"
+        return self._lost_before.lease
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -137,10 +148,15 @@ class Trajectory:
         assert self._right is not None
         if self._ask is None:
             before = self._before.find(self.run, self.name)
+            lost = self._desk.lost_names.find(self.run, self.name) if before is None else None
+            if lost is not None:
+                self._lost_before, self._gone = lost, lost.error
+                raise lost.error.copy()
             self._had = "" if before is None else before.name
             self._ask = self._asked(before, kind)
         lease = await granted(self._desk, self._ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
         if lease is not None and self._had in ("", lease.name):
+            await self._keep(lease)
             self.lease = lease
             return lease
         self._ask = None
@@ -152,13 +168,21 @@ class Trajectory:
         await lease.release()
         raise ConnectionLostError(f"the slot {self._had} cannot be reached now", next_step="ask again")
 
+    async def _keep(self, lease: DeskLease) -> None:
+        """Before anything is called it lasts as long as an idle one does, whatever becomes of this process. Raises
+        AgentEnvError when that is not known, or it has ended."""
+        at = self._clock()
+        if lease.key.slot not in await renew([lease], self._settings.idle_s):
+            raise lease.lost or ConnectionLostError(f"the slot {lease.name} is being taken back", next_step="ask again")
+        self.renewed(at)
+
     def _asked(self, before: LeaseRecord | None, kind: RunKind) -> wire.Ask:
         """The ask that has made that lease; or a new one, which cannot be mistaken for one of another slot."""
         nonce = before.tags.item if before is not None else secrets.token_hex(8)
         return wire.Ask(
             request_id=_digest(self.run, self.name, nonce),
             trajectories=(self.name,),
-            tags=wire.AskTags(environment=ENVIRONMENT, kind=before.tags.kind if before else kind, item=nonce),
+            tags=wire.AskTags(environment=BY_NAME, kind=before.tags.kind if before else kind, item=nonce),
             ttl_s=_FIRST_TTL_S,
         )
 
@@ -170,6 +194,7 @@ class Trajectory:
             had = self._desk.end(self.lease.id, None, by)
         if self._ask is not None:
             self._desk.cancel(self._ask.request_id, self.run)
+        self._desk.lost_names.forget(self.run, self.name)
         if self.session is not None:
             await self.session.aclose()
         return had

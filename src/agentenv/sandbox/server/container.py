@@ -158,8 +158,13 @@ class Container:
 
     def inventory(self) -> SlotsReply:
         """For ``GET /v1/slots``."""
-        heard_s = self.context.poller.loop.time() - self._heard_at_s
-        return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots), heard_s=heard_s)
+        now_s = self.context.poller.loop.time()
+        return SlotsReply(
+            boot=self.boot,
+            slots=tuple(slot.report() for slot in self._slots),
+            lost=self.context.lost.report(now_s),
+            heard_s=now_s - self._heard_at_s,
+        )
 
     def statistics(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
+from agentenv.sandbox.server.leases import LostLeases
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.replies import RememberedReply
@@ -35,5 +36,6 @@ class ServerContext:
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, RememberedReply] = field(default_factory=dict)
+    lost: LostLeases = field(default_factory=LostLeases)
     changed: Callable[[int], None] = lambda _: None
     """Called with a slot's number when its state or lease changes."""

@@ -7,8 +7,17 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.errors import ConfigError, ProtocolError
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, Tags
+from agentenv.errors import AgentEnvError, ConfigError, ProtocolError
+from agentenv.wire.leases import (
+    BY_NAME,
+    LOST_KEPT,
+    LOST_KEPT_S,
+    LeaseGrant,
+    LeaseKey,
+    LeaseRequest,
+    LostLease,
+    Tags,
+)
 from agentenv.wire.roots import RootSpec
 
 
@@ -81,3 +90,46 @@ class Lease:
             return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error
+
+
+class LostLeases:
+    """The leases of one container that whoever leases for the same names has to be told of
+    (:class:`agentenv.wire.leases.LostLease`)."""
+
+    def __init__(self) -> None:
+        self._lost: dict[tuple[int, int], tuple[float, Lease, AgentEnvError]] = {}
+        """By slot and epoch, the oldest first."""
+
+    def add(self, lease: Lease, error: AgentEnvError, now_s: float) -> None:
+        """A lease has ended that was not released. Of one run the latest are kept."""
+        if lease.tags.environment != BY_NAME:
+            return
+        self._forget_old(now_s)
+        of_run = [key for key, (_, one, _) in self._lost.items() if one.tags.run == lease.tags.run]
+        if len(of_run) >= LOST_KEPT:
+            del self._lost[of_run[0]]
+        self._lost[lease.key.slot, lease.key.epoch] = now_s, lease, error
+
+    def released(self, slot: int, epoch: int) -> None:
+        """Its holder knows."""
+        self._lost.pop((slot, epoch), None)
+
+    def report(self, now_s: float) -> tuple[LostLease, ...]:
+        """All of them."""
+        self._forget_old(now_s)
+        return tuple(
+            LostLease(
+                slot=slot,
+                epoch=epoch,
+                run=lease.tags.run,
+                trajectory=lease.trajectory,
+                error=error.code,
+                message=error.message,
+                lost_s=max(0.0, now_s - at_s),
+            )
+            for (slot, epoch), (at_s, lease, error) in self._lost.items()
+        )
+
+    def _forget_old(self, now_s: float) -> None:
+        while self._lost and now_s - next(iter(self._lost.values()))[0] > LOST_KEPT_S:
+            del self._lost[next(iter(self._lost))]

@@ -173,7 +173,7 @@ class Slot:
         ended is not an error. Raises StaleLeaseError when the epoch is current but the key does not match its
         lease."""
         if self.lease is not None and self.lease.admits(key):
-            self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
+            self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"), released=True)
             self._reset()
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
@@ -185,6 +185,8 @@ class Slot:
         """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch. With
         ``why`` the lease is lost, and its holder gets that reason."""
         if self.lease is None or self.epoch != epoch:
+            if why is None:
+                self._context.lost.released(self.index, epoch)
             return self.state
         key = self.lease.key
         if why is not None:
@@ -499,10 +501,12 @@ class Slot:
             self._ended = self.lease, error
             self._end_lease(error)
 
-    def _end_lease(self, error: AgentEnvError) -> None:
-        """Every call of the lease is answered; nothing of the lease is remembered."""
+    def _end_lease(self, error: AgentEnvError, *, released: bool = False) -> None:
+        """Every call of the lease is answered; nothing of the lease is remembered but that it was lost."""
         if self.lease is None:
             return
+        if not released:
+            self._context.lost.add(self.lease, error, self._loop.time())
         self._ended_requests.append(self.lease.request_id)
         self.lease = None
         self._over.set()
