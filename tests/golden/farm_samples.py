@@ -122,6 +122,7 @@ FARM_MODELS: tuple[WireModel, ...] = (
     _SEEN,
     farm.ContainerList(containers=(_SEEN,)),
     farm.Draining(container="c", leases=2),
+    farm.Revoked(jti="0011223344556677", streams=2, asks=1, leases=3, ended=True, kept=True),
     farm.TokenRequest(run="team/*", scope="admin", cap=8, expires_s=3600.0),
     farm.MintedToken(token="h.c.s", jti="0011223344556677", run="team/*", scope="admin", cap=8, expires_s=3600.0),
     LOAD,

@@ -127,7 +127,7 @@ def fetch(port: int, count: int) -> None:
 class _Sink(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         with contextlib.suppress(OSError):
-            self._answer(self.server.server_address[1])
+            self._answer(self.request.getsockname()[1])
 
     def _answer(self, port: int) -> None:
         if port == 82:

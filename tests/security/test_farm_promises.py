@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,17 +16,19 @@ import pytest
 import pytest_asyncio
 
 from agentenv.api.farm_server.access import Access
+from agentenv.api.farm_server.desk import OpenAsk
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.settings import AskLimits, PlainSettings
-from agentenv.api.farm_server.tokens import Right
+from agentenv.api.farm_server.tokens import DeniedFile, Right
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.errors import ForbiddenError, LeaseReclaimedError
+from agentenv.errors import ForbiddenError, LeaseReclaimedError, UnauthorizedError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
-from agentenv.wire.farm import TokenRequest
+from agentenv.wire.farm import Grant, TokenRequest
 from tests.farm_service import KEYS, Served, served, token
 from tests.plain_http import PlainHttp, plain_http
-from tests.waiting import START_S, until
+from tests.waiting import START_S, eventually, until
 
 RUN: Final = "team/exp7"
 
@@ -44,6 +48,20 @@ class Site:
             if answer.content_type == "application/json":
                 return answer.status, await answer.json()
             return answer.status, await answer.text()
+
+    def opened(self, name: str) -> OpenAsk:
+        """An ask of RUN."""
+        found = self.farm.farm.desk.find(name, RUN)
+        assert found is not None
+        return found
+
+    async def renewed(self, *grants: Grant) -> list[bool]:
+        """Whether leases of one container are renewed by their holders' pass."""
+        headers = {"Authorization": f"Bearer {grants[0].token}"}
+        body = {"keys": [grant.key.model_dump() for grant in grants], "ttl_s": 86_400}
+        async with self.http.post(f"{grants[0].base_url}/v1/leases/renew", headers=headers, json=body) as answer:
+            renewed = (await answer.json())["renewed"]
+        return [grant.key.slot in renewed for grant in grants]
 
     async def wants(self, bearer: str, *groups: int, run: str = "", wait_s: float = 1.0) -> list[str]:
         """Ask for groups of so many slots; the states of the asks."""
@@ -319,3 +337,118 @@ async def test_a_call_of_a_new_life_is_sent_when_the_lease_lasts(lives: Lives) -
         (link,) = farm.yard.links.values()
         (left_s,) = [slot.expires_in_s for slot in (await link.control.slots()).slots if slot.expires_in_s is not None]
         assert left_s > 500
+
+
+# -- what a token had ends with it --------------------------------------------------------------------
+
+
+def dying(life_s: float) -> str:
+    """A token of RUN that a team's admin has made."""
+    maker = KEYS.verify(token("team/*", "admin"))
+    return KEYS.mint(RUN, "run", expires_s=life_s, maker=maker)
+
+
+async def revoked(farm: Site, bearer: str, **params: str) -> dict[str, Any]:
+    """Revoke it."""
+    query = "&".join(f"{name}={value}" for name, value in params.items())
+    path = f"/v1/tokens/{KEYS.verify(bearer).jti}?{query}"
+    status, answer = await farm.ask("DELETE", path, token("*", "admin"))
+    assert status == 200, answer
+    return dict(answer)
+
+
+async def maker_revoked(farm: Site, bearer: str, **params: str) -> dict[str, Any]:
+    """Revoke the token that has made it."""
+    path = f"/v1/tokens/{KEYS.verify(bearer).made_by[0].id}"
+    status, answer = await farm.ask("DELETE", path, token("*", "admin"))
+    assert status == 200, answer
+    return dict(answer)
+
+
+async def settings_changed(farm: Site, bearer: str, **params: str) -> dict[str, Any]:
+    """As when ``tokens.denied`` changes."""
+    Revocations(farm.access, farm.farm.farm).set_denied({KEYS.verify(bearer).jti})
+    return {}
+
+
+async def expired(farm: Site, bearer: str, **params: str) -> dict[str, Any]:
+    """Its time passes."""
+    ends = KEYS.verify(bearer).ends_unix_s
+    await until(lambda: time.time() >= ends)
+    return {}
+
+
+ENDS: Final = {each.__name__: each for each in (revoked, maker_revoked, settings_changed, expired)}
+STREAMS: Final = ("/v1/news?client=c", "/v1/sight/changes", "/v1/leases/{lease}/tail")
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: Path) -> None:
+    async with site(slots=2) as farm:
+        bearer = dying(4.0 if end == "expired" else 600.0)
+        names = await farm.wants(bearer, 1, 1, 1)
+        desk = farm.farm.farm.desk
+        await until(lambda: len([*desk.leases(lambda _: True)]) == 2)
+        mine = [*desk.leases(lambda _: True)]
+        headers = {"Authorization": f"Bearer {bearer}"}
+        streams = [
+            await farm.http.get(farm.farm.url + path.format(lease=mine[0].name), headers=headers) for path in STREAMS
+        ]
+        assert [stream.status for stream in streams] == [200] * 3
+        waits = asyncio.create_task(
+            farm.ask(
+                "POST", "/v1/asks", bearer, {"wait_s": 25, "asks": [{"request_id": "r" * 16, "trajectories": ["w"]}]}
+            )
+        )
+        await until(lambda: desk.find("r" * 16, RUN) is not None)
+        await ENDS[end](farm, bearer)
+        async with asyncio.timeout(START_S):
+            for stream in streams:
+                await stream.read()  # to its end
+            assert (await waits)[0] == 401
+        assert (await farm.ask("GET", "/v1/farm", bearer))[0] == 401
+        assert not list(desk.waiting()), "nothing is granted any more"
+        desk.end(mine[0].id, LeaseReclaimedError("its slot becomes free"))
+        free = await farm.wants(token("free"), 1, run="free", wait_s=20)
+        assert desk.find(free[0], "free").granted  # type: ignore[union-attr]
+        assert desk.find(names[2], RUN) is None
+
+
+async def test_leases_of_a_revoked_token_are_not_renewed() -> None:
+    async with site() as farm:
+        bearer, other = dying(600.0), token(RUN)
+        (name,), (kept,) = await farm.wants(bearer, 1, wait_s=20), await farm.wants(other, 1, wait_s=20)
+        grants = [farm.farm.farm.desk.state_of(opened).leases[0] for opened in map(farm.opened, (name, kept))]
+        assert await farm.renewed(*grants) == [True, True]
+        answer = await revoked(farm, bearer)
+        assert (answer["leases"], answer["ended"]) == (1, False)
+        assert len([*farm.farm.farm.desk.leases(lambda _: True)]) == 2, "it lasts until it would be renewed"
+
+        async def refused() -> bool:
+            return await farm.renewed(*grants) == [False, True]
+
+        await eventually(refused)
+        await until(lambda: len([*farm.farm.farm.desk.leases(lambda _: True)]) == 1)
+
+
+async def test_leases_of_a_revoked_token_end_at_once_when_that_is_wanted() -> None:
+    async with site() as farm:
+        bearer = dying(600.0)
+        await farm.wants(bearer, 1, 1, wait_s=20)
+        await farm.wants(token(RUN), 1, wait_s=20)
+        await until(lambda: len([*farm.farm.farm.desk.leases(lambda _: True)]) == 3)
+        answer = await revoked(farm, bearer, end_leases="true")
+        assert (answer["leases"], answer["ended"]) == (2, True)
+        assert len([*farm.farm.farm.desk.leases(lambda _: True)]) == 1
+
+
+def test_a_revocation_is_known_to_the_next_service(tmp_path: Path) -> None:
+    keys = (tmp_path / "farm.key",)
+    farm = Farm(FakeBackend(ContainerSettings()))
+    access = Access(KEYS)
+    bearer = dying(600.0)
+    assert Revocations(access, farm, DeniedFile(keys)).revoke(KEYS.verify(bearer).jti, "x", end_leases=False).kept
+    again = Access(KEYS)
+    Revocations(again, Farm(FakeBackend(ContainerSettings())), DeniedFile(keys))
+    with pytest.raises(UnauthorizedError, match="revoked"):
+        again.check_again(KEYS.verify(bearer))

@@ -58,6 +58,7 @@ POST /v1/images                                    401  403 200  200   200   200
 POST /v1/images/commit                             401  403 400  400   400   403         403      400
 GET /v1/images                                     401  200 200  200   200   200         200      200
 POST /v1/tokens                                    401  403 403  403   200   403         403      200
+DELETE /v1/tokens/{jti}                            401  403 403  403   403   403         403      200
 GET /                                              200  200 200  200   200   200         200      200
 GET /page.js                                       200  200 200  200   200   200         200      200
 GET /page.css                                      200  200 200  200   200   200         200      200
@@ -89,6 +90,7 @@ REQUESTS: Final[Mapping[str, tuple[str, Any]]] = {
         {"container": "nowhere", "checkpoint": "0" * 32, "image": f"sha256:{'0' * 64}", "run": RUN},
     ),
     "POST /v1/tokens": ("/v1/tokens", {"run": RUN, "expires_s": 60}),
+    "DELETE /v1/tokens/{jti}": ("/v1/tokens/nobodys", None),
     "GET /v1/leases/{container}/{slot}/{epoch}/tail": ("/v1/leases/nowhere/0/1/tail", None),
     "POST /execute": (
         "/execute",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentenv.cli.farm_admin import client_of, drain, leases, page, runs
+from agentenv.cli.farm_admin import client_of, drain, leases, page, revoke, runs
 from agentenv.cli.farm_relay import relay
 from agentenv.cli.options import FarmTokenOption, JsonOption, group
 from agentenv.cli.output import (
@@ -117,10 +117,10 @@ def token(
         print_json({**made.model_dump(exclude={"expires_s"}), "days": days})
         return
     out().print(made.token, soft_wrap=True, markup=False, highlight=False)
-    err().print(f"valid for {days:g} days; to revoke it, add {made.jti} to tokens.denied", highlight=False)
+    err().print(f"valid for {days:g} days; to revoke it: agentenv farm revoke {made.jti}", highlight=False)
 
 
-for each in (page, runs, leases, drain, relay):
+for each in (page, runs, leases, drain, revoke, relay):
     farm.command()(each)
 
 

@@ -1,4 +1,5 @@
-"""``agentenv farm page | runs | leases | drain``: look at a farm service, and take slots or containers away."""
+"""``agentenv farm page | runs | leases | drain | revoke``: look at a farm service, and take away slots,
+containers or tokens."""
 
 from __future__ import annotations
 
@@ -77,6 +78,28 @@ def drain(
     run_to_end(_drain(container, url, bearer, as_json))
 
 
+@verb
+def revoke(
+    jti: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as `agentenv farm token` printed it.")],
+    end_leases: Annotated[
+        bool, typer.Option("--end-leases", help="End its leases now, not when they would have to be renewed.")
+    ] = False,
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a token, and those that it made. Needs an admin token for `*`.
+
+    Its streams end and what it asks for is withdrawn, at once; its leases are not renewed.
+
+    \b
+    Examples:
+      agentenv farm revoke 5f0c1c9e8a7b6d54
+      agentenv farm revoke 5f0c1c9e8a7b6d54 --end-leases
+    """
+    run_to_end(_revoke(jti, end_leases, url, bearer, as_json))
+
+
 def client_of(url: str | None, bearer: str | None) -> FarmClient:
     """A client of the farm that the options name."""
     from agentenv.slots.farm_access import farm_access
@@ -137,6 +160,18 @@ async def _drain(container: str, url: str | None, bearer: str | None, as_json: b
         return
     until = f"when its {draining.leases} leases have ended" if draining.leases else "now"
     err().print(f"{container} gets no new leases and is replaced {until}", markup=False, highlight=False)
+
+
+async def _revoke(jti: str, end_leases: bool, url: str | None, bearer: str | None, as_json: bool) -> None:
+    async with client_of(url, bearer) as client:
+        revoked = await client.revoke(jti, end_leases=end_leases)
+    if as_json:
+        print_json(revoked.model_dump())
+        return
+    leases = f"{revoked.leases} leases {'ended' if revoked.ended else 'are not renewed'}"
+    err().print(f"revoked: {revoked.streams} streams ended, {revoked.asks} asks withdrawn, {leases}")
+    if not revoked.kept:
+        err().print(f"the farm cannot keep it: add {jti} to tokens.denied in its settings", highlight=False)
 
 
 @verb

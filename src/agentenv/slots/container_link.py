@@ -245,6 +245,9 @@ class ContainerLink:
         """What the container last reported of the slot, if it is watched."""
         return None
 
+    async def end_at_renewal(self, slot: int, epoch: int, why: AgentEnvError) -> None:
+        """For those that watch: whoever renews its own leases need not be told."""
+
     def hurry(self) -> None:
         """Send a heartbeat now, because something looks wrong."""
         self._alarm.set()

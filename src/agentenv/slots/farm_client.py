@@ -132,6 +132,11 @@ class FarmClient:
         """A token that allows no more than the one in use."""
         return await self._request(wire.MintedToken, "POST", "/v1/tokens", request)
 
+    async def revoke(self, jti: str, *, end_leases: bool = False) -> wire.Revoked:
+        """Have a token accepted no longer, and end what it has; see :class:`agentenv.wire.farm.Revoked`."""
+        params = (("end_leases", str(end_leases).lower()),)
+        return await self._request(wire.Revoked, "DELETE", f"/v1/tokens/{quote(jti, safe='')}", params=params)
+
     async def news(self) -> AsyncGenerator[wire.NewsLine, None]:
         """The news as they come, the hello first; the caller closes it. Ends by FarmUnreachableError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=_SILENCE_S)

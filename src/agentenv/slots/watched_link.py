@@ -155,6 +155,21 @@ class WatchedLink(ContainerLink):
         """The lease of this epoch is about to be reclaimed: its holder is to get ``why``."""
         self._why[slot, epoch] = why
 
+    async def end_at_renewal(self, slot: int, epoch: int, why: AgentEnvError) -> None:
+        """The lease of this epoch is not to be renewed any more: its holder gets ``why`` instead. Retried until the
+        container answers, or this is cancelled."""
+        request = EndRequest(slot=slot, epoch=epoch, error=why.code, message=why.message, at_renewal=True)
+        backoff = Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
+        while True:
+            try:
+                await self.control.end(request)
+                return
+            except ConnectionLostError:
+                await asyncio.sleep(backoff.next_s())
+            except AgentEnvError as error:
+                self._note(error)
+                return
+
     async def _reclaim(self, command: Reclaim, resetting: Callable[[bool], None]) -> SlotState | Holder:
         slot, epoch = command.slot, command.epoch
         key = self._keys.pop(command.lease, None) if command.lease is not None else None

@@ -315,6 +315,12 @@ class Yard:
         """No new leases on it; it is replaced when its last lease has ended. May be repeated."""
         self.perform(self.ledger.retire(container, reason))
 
+    def end_at_renewal(self, lease: LeaseRecord, why: AgentEnvError) -> None:
+        """The lease is not to be renewed any more: its holder gets ``why`` instead."""
+        link = self.links.get(lease.container)
+        if link is not None and lease.epoch is not None:
+            self._tasks.start(lease.container, link.end_at_renewal(lease.slot, lease.epoch, why), "end at renewal")
+
     # -- containers ---------------------------------------------------------------------------
 
     async def _read_events(self) -> None:

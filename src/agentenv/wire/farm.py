@@ -41,6 +41,7 @@ PAGE_TOKEN_S: Final = 86_400.0
 """Life of a token that is made for the page."""
 RequestId = Annotated[str, Field(min_length=16, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
 ClientId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
+TokenId = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
 LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4}/\d{1,18}$")]
 """``container/slot/epoch``: made of what the container itself knows, so that it outlives any farm process."""
 
@@ -311,6 +312,19 @@ class MintedToken(WireModel):
     scope: Scope
     cap: int | None = None
     expires_s: float
+
+
+class Revoked(WireModel):
+    """The answer to ``DELETE /v1/tokens/{jti}``: the token is accepted no longer, nor those that it made. So many of
+    their ``streams`` were ended, and ``asks`` withdrawn; their ``leases`` are not renewed, or have ``ended``. ``kept``:
+    the next service knows of it; otherwise add the id to ``tokens.denied`` in its settings."""
+
+    jti: str
+    streams: int
+    asks: int
+    leases: int
+    ended: bool
+    kept: bool
 
 
 class FarmLoad(WireModel):

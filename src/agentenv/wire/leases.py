@@ -217,6 +217,8 @@ class EndRequest(WireModel):
     epoch: Annotated[int, Field(ge=0)]
     error: Annotated[str, Field(max_length=64)] = ""
     message: Annotated[str, Field(max_length=1_000)] = ""
+    at_renewal: bool = False
+    """Not now, but instead of its next renewal. Needs ``error``."""
 
 
 class ReleaseReply(WireModel):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Set
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
+from starlette.types import Message, Receive, Scope, Send
 
 from agentenv.api.farm_server.bodies import MalformedError, TypedRequest, parsed
 from agentenv.api.farm_server.limits import AskLimiter
@@ -46,6 +51,7 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /v1/containers": "read",
         "POST /v1/containers/{container}/drain": "operate",
         "POST /v1/tokens": "admin",
+        "DELETE /v1/tokens/{jti}": "operate",
         "POST /v1/images": "run",
         "POST /v1/images/commit": "run",
         "GET /v1/images": "read",
@@ -93,7 +99,9 @@ class Access:
         public: OpenPages | None = None,
     ) -> None:
         self.keys = keys
-        self.denied = denied
+        self.denied = frozenset(denied)
+        self._lasting: dict[asyncio.Timeout, Right] = {}
+        """Answers that go on, each until its token ends."""
         self.limiter = AskLimiter(limits or AskLimits())
         self._malformed = AskLimiter(_MALFORMED)
         pages = public or OpenPages()
@@ -136,6 +144,37 @@ class Access:
         except MalformedError:
             self._malformed.hit(right.jti)
             raise
+
+    def check_again(self, right: Right) -> None:
+        """Raises UnauthorizedError when the token has been revoked, or has expired, since it was checked."""
+        if (over := right.revoked(self.denied) or right.expired(time.time())) is not None:
+            raise over
+
+    def deny(self, denied: Collection[str]) -> None:
+        """Accept the tokens with these ids no longer, nor those that they made: their answers that go on end now."""
+        self.denied = frozenset(denied)
+        for lasting, right in self._lasting.items():
+            if right.revoked(self.denied) is not None and not lasting.expired():
+                lasting.reschedule(asyncio.get_running_loop().time())
+
+    def streams(self, jti: str) -> int:
+        """Answers that go on by this token, and by those that it made."""
+        return sum(right.revoked({jti}) is not None for right in self._lasting.values())
+
+    @asynccontextmanager
+    async def while_valid(self, right: Right) -> AsyncIterator[None]:
+        """Ends the block, silently, when the token is revoked or expires."""
+        left_s = None if math.isinf(right.ends_unix_s) else max(0.0, right.ends_unix_s - time.time())
+        lasting = asyncio.timeout(left_s)
+        try:
+            async with lasting:
+                self._lasting[lasting] = right
+                yield
+        except TimeoutError:
+            if not lasting.expired():
+                raise
+        finally:
+            self._lasting.pop(lasting, None)
 
     def run_of(self, right: Right, named: str) -> str:
         """The run that a request is for. Raises ForbiddenError when the token does not cover it, or names several."""
@@ -182,6 +221,30 @@ class Access:
             )
 
 
+class Lasting(Response):
+    """An answer that goes on until its end, or until that of the token."""
+
+    def __init__(self, access: Access, right: Right, response: StreamingResponse) -> None:
+        super().__init__()
+        self._access = access
+        self._right = right
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        goes_on = False
+
+        async def noted(message: Message) -> None:
+            nonlocal goes_on
+            await send(message)
+            goes_on = message["type"] == "http.response.start" or message.get("more_body", False)
+
+        async with self._access.while_valid(self._right):
+            await self._response(scope, receive, noted)
+        if goes_on:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def checking(access: Access) -> type[APIRoute]:
     """The kind of routes that check the token first: before anything of the body is read."""
 
@@ -194,10 +257,14 @@ def checking(access: Access) -> type[APIRoute]:
 
             async def checked(request: Request) -> Response:
                 right = access.check(request)
-                if body is None or right is None:
+                if right is None:
                     return await handle(request)
-                raw = await request.body()
-                return await handle(TypedRequest(request, raw, access.parsed(right, body, raw, request)))
+                if body is not None:
+                    raw = await request.body()
+                    request = TypedRequest(request, raw, access.parsed(right, body, raw, request))
+                response = await handle(request)
+                access.check_again(right)  # it may have taken long
+                return Lasting(access, right, response) if isinstance(response, StreamingResponse) else response
 
             return checked
 

@@ -19,6 +19,7 @@ from agentenv.api.farm_server.openapi import document
 from agentenv.api.farm_server.page_routes import page_routes
 from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
+from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
 from agentenv.slots.records import LeaseRecord
@@ -31,7 +32,7 @@ from agentenv.wire.states import SlotState
 TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
 
 
-def farm_app(farm: Farm, access: Access) -> FastAPI:
+def farm_app(farm: Farm, access: Access, revocations: Revocations | None = None) -> FastAPI:
     """The application over an open farm. Raises AssertionError when a route has no line in the table of rights."""
     app = FastAPI(
         title="agentenv farm",
@@ -51,7 +52,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     asks.declare(app)
     _lease_routes(app, farm)
     _run_routes(app, farm)
-    _token_routes(app, farm, access)
+    _token_routes(app, farm, access, revocations or Revocations(access, farm))
     _image_routes(app, farm, access)
     plain_routes(app, farm, access)
     page_routes(app, farm)
@@ -162,7 +163,7 @@ def _image_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         return farm.images.map()
 
 
-def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
+def _token_routes(app: FastAPI, farm: Farm, access: Access, revocations: Revocations) -> None:
     @app.post("/v1/tokens")
     async def mint(request: wire.TokenRequest, right: MyRight) -> wire.MintedToken:
         """Make a token, which allows no more than the one that asks for it."""
@@ -172,6 +173,11 @@ def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
             right.jti, minted.run, minted.jti, scope=minted.scope, cap=minted.cap, expires_s=minted.expires_s
         )
         return minted
+
+    @app.delete("/v1/tokens/{jti}")
+    async def revoke(jti: wire.TokenId, right: MyRight, end_leases: bool = False) -> wire.Revoked:
+        """Accept a token no longer, nor those that it made; end their streams, asks and leases. May be repeated."""
+        return revocations.revoke(jti, right.jti, end_leases=end_leases)
 
 
 def _view(lease: LeaseRecord) -> wire.LeaseView:

@@ -51,7 +51,7 @@ class AskRoutes:
         run = self._access.run_of(right, request.run)
         self._access.limit(right, len(request.asks))
         self._farm.desk.check_ttl(max(ask.ttl_s for ask in request.asks))
-        return await self._farm.desk.ask(request, run, right.tokens)
+        return await self._farm.desk.ask(request, run, right.tokens, right.ends_unix_s)
 
     async def ask_state(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.AskState:
         """What has become of an ask; reading it keeps it alive."""
@@ -96,7 +96,9 @@ class AskRoutes:
         if request.method == "POST":
             right = self._access.right(request, f"POST {_ASKS}")
             asked = self._access.parsed(right, _asks_request, await request.body(), request)
-            return _json(await self.asks(asked, right))
+            answer = await self.asks(asked, right)
+            self._access.check_again(right)  # it may have taken long
+            return _json(answer)
         right = self._access.right(request, f"DELETE {_CANCEL}")
         (run, *_) = parse_qs(request.url.query).get("run", [""])
         try:

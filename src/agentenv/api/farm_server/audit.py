@@ -35,6 +35,10 @@ class FarmAudit(AuditFile):
         """A token was made; ``jti`` denies it later."""
         self._add("token_minted", by, run, jti=jti, scope=scope, cap=cap, expires_s=expires_s)
 
+    def token_revoked(self, by: str, jti: str, *, streams: int, asks: int, leases: int, ended: bool) -> None:
+        """A token was revoked, and with it those that it made; ``leases`` are not renewed, or have ``ended``."""
+        self._add("token_revoked", by, "", jti=jti, streams=streams, asks=asks, leases=leases, ended=ended)
+
     def container_drained(self, by: str, container: str, leases: int) -> None:
         """A container gets no new leases; ``leases``: those that it still has."""
         self._add("container_drained", by, "", container=container, leases=leases)

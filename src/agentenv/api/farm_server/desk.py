@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from agentenv.errors import (
     QuotaError,
     StaleLeaseError,
     TooManyRequestsError,
+    UnauthorizedError,
 )
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.commands import Expire, Grant, HandOver
@@ -53,6 +55,7 @@ MAX_CANCELLED = MAX_WAITING_SLOTS
 _OUTLOOK_S = 0.5
 _FULL_RETRY_S = 5.0
 _CANCELLED = "the ask was cancelled"
+_REVOKED = "the token by which it was leased was revoked"
 
 
 @dataclass(eq=False)
@@ -66,6 +69,8 @@ class OpenAsk:
     """By which it was asked for, last."""
     since: float
     heard: float
+    until_unix_s: float = math.inf
+    """When the token expires."""
     ticket: int | None = None
     held: dict[int, wire.Grant] = field(default_factory=dict)
     """Grants of its leases that have not ended, by the ledger's number."""
@@ -142,6 +147,10 @@ class Desk:
         """What an ask may be for."""
         self.lost_names = LostNames(clock)
         """Of the leases that the farm holds itself."""
+        self.denied: frozenset[str] = frozenset()
+        """Ids of tokens that were revoked."""
+        self._not_renewed: set[int] = set()
+        """Leases of such tokens whose containers were told."""
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
@@ -151,9 +160,15 @@ class Desk:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    async def ask(self, request: wire.AsksRequest, run: str, tokens: tuple[TokenTag, ...] = ()) -> wire.AsksReply:
+    async def ask(
+        self,
+        request: wire.AsksRequest,
+        run: str,
+        tokens: tuple[TokenTag, ...] = (),
+        until_unix_s: float = math.inf,
+    ) -> wire.AsksReply:
         """See :class:`agentenv.wire.farm.AsksRequest`. ``tokens``: the token that asks, and those that it was made by;
-        the slots count to the caps of all of them.
+        the slots count to the caps of all of them. ``until_unix_s``: when it expires, and its asks are withdrawn.
 
         Raises ProtocolError when a ``request_id`` was used for another ask, TooManyRequestsError when the run waits
         for too many slots, PoolClosedError when closing.
@@ -162,6 +177,8 @@ class Desk:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         self._check_room(request.asks, run)
         mine = [await self._opened(ask, run, request.client, tokens) for ask in request.asks]
+        for one in mine:
+            one.until_unix_s = until_unix_s
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
             waiting = {asyncio.ensure_future(one.decided.wait()) for one in mine}
             await asyncio.wait(waiting, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -520,6 +537,37 @@ class Desk:
                 del self._asks[key]
                 self._withdraw(opened)
 
+    def deny(self, denied: frozenset[str], *, end_of: str = "") -> tuple[int, int]:
+        """The tokens with these ids are revoked: what was asked for by them, or by tokens that they made, is withdrawn,
+        and their leases are not renewed; those of the token ``end_of`` end now. How many asks and leases that were."""
+        self.denied = denied
+        asks, leases = self._withdraw_denied(), 0
+        if not denied:
+            return asks, leases
+        self._not_renewed.intersection_update(lease.id for lease in self.yard.ledger.leases())
+        for lease in self.leases(lambda one: bool(one.tags.tokens)):
+            ids = {token.id for token in lease.tags.tokens}
+            if end_of in ids:
+                leases += self.end(lease.id, LeaseLostError(_REVOKED))
+            elif lease.id not in self._not_renewed and not denied.isdisjoint(ids):
+                leases += 1
+                self._not_renewed.add(lease.id)
+                self.yard.end_at_renewal(lease, LeaseLostError(_REVOKED))
+        return asks, leases
+
+    def _withdraw_denied(self) -> int:
+        """Withdraw the asks that wait by tokens that were revoked or have expired. How many."""
+        now, found = time.time(), 0
+        for key, opened in list(self._asks.items()):
+            revoked = any(token.id in self.denied for token in opened.tokens)
+            if opened.ticket is not None and (revoked or now >= opened.until_unix_s):
+                found += 1
+                del self._asks[key]
+                self._withdraw(opened)
+                how = "was revoked" if revoked else "has expired"
+                opened.refuse(UnauthorizedError("farm_token", f"the token ({opened.by}) {how}"), self._clock())
+        return found
+
     def leases(self, chosen: Callable[[LeaseRecord], bool]) -> Iterator[LeaseRecord]:
         """Leases that somebody holds."""
         return (lease for lease in list(self.yard.ledger.leases()) if lease.held and chosen(lease))
@@ -547,6 +595,7 @@ class Desk:
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
         self._forget_cancelled(now)
+        self.deny(self.denied)  # tokens may have expired since, and containers have told of leases
         for ticket in self.line.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
             self.fail(ticket, error)

@@ -91,7 +91,7 @@ async def granted(desk: Desk, ask: wire.Ask, run: str, right: Right, *, timeout_
     withdrawn meanwhile. PoolClosedError, QuotaError, SandboxUnavailableError.
     """
     until = asyncio.get_running_loop().time() + timeout_s
-    await desk.ask(wire.AsksRequest(asks=(ask,), run=run), run, right.tokens)
+    await desk.ask(wire.AsksRequest(asks=(ask,), run=run), run, right.tokens, right.ends_unix_s)
     while (opened := desk.find(ask.request_id, run)) is not None and not opened.decided.is_set():
         left_s = until - asyncio.get_running_loop().time()
         if left_s <= 0:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Self
 
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, ForbiddenError, UnauthorizedError
 from agentenv.slots.farm_client import FarmClient
 from agentenv.wire.farm import ContainerList
 
@@ -98,6 +98,8 @@ class FarmContainers:
             if self.problem != str(error):
                 logger.warning("no list of containers: %s", error)
             self.problem = str(error)
+            if isinstance(error, (UnauthorizedError, ForbiddenError)):
+                self._known = Known()
         else:
             self.problem = ""
             self._known.update(listed, self._clock())

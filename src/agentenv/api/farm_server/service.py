@@ -15,8 +15,9 @@ from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.settings import FarmSettings, ImageSettings, Reloaded, SettingsFile
-from agentenv.api.farm_server.tokens import TokenKeys
+from agentenv.api.farm_server.tokens import DeniedFile, TokenKeys
 from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import read_token
 from agentenv.errors import InfraError
@@ -111,7 +112,7 @@ async def farm_service(
     settings = config.settings if isinstance(config, SettingsFile) else config
     keys = TokenKeys.read(settings.tokens.key_files, create=True)
     audit = FarmAudit(settings.audit_log)
-    access = Access(keys, denied=settings.tokens.denied, limits=settings.limits, public=settings.public)
+    access = Access(keys, limits=settings.limits, public=settings.public)
     port = listen(listening.host, listening.port)
     address = url or url_of(port, listening.host, "https" if listening.certificate else "http")
     farm = Farm(
@@ -125,8 +126,9 @@ async def farm_service(
         keepers=_keepers(settings.images),
         copies_per_image=settings.images.copies_per_image,
     )
-    _apply(settings, farm, access)
-    app = farm_app(farm, access)
+    revocations = Revocations(access, farm, DeniedFile(settings.tokens.key_files))
+    _apply(settings, farm, access, revocations)
+    app = farm_app(farm, access, revocations)
     opening: asyncio.Task[Farm] | None = None
     try:
         served = serving.served_on(
@@ -134,9 +136,10 @@ async def farm_service(
         )
         async with served:
             opening = asyncio.create_task(farm.__aenter__(), name="farm opening")
+            opening.add_done_callback(lambda _: revocations.read_again())  # a standby may have missed some
             user = keys.mint("*", "admin", expires_s=LONGEST_TOKEN_S)
             with announced(settings.name, address, user):
-                async with _following(file, farm, access):
+                async with _following(file, farm, access, revocations):
                     yield Service(farm, keys, address, user, opening)
     finally:
         if opening is not None:
@@ -160,7 +163,9 @@ async def _close(farm: Farm, opening: asyncio.Task[Farm]) -> None:
 
 
 @asynccontextmanager
-async def _following(file: SettingsFile | None, farm: Farm, access: Access) -> AsyncIterator[None]:
+async def _following(
+    file: SettingsFile | None, farm: Farm, access: Access, revocations: Revocations
+) -> AsyncIterator[None]:
     """Apply the settings file again whenever it changes."""
     if file is None:
         yield
@@ -170,7 +175,7 @@ async def _following(file: SettingsFile | None, farm: Farm, access: Access) -> A
         async for reloaded in file.reloads():
             _report(reloaded)
             farm.audit.settings_reloaded(reloaded.changed, reloaded.needs_restart, str(reloaded.error or ""))
-            _apply(reloaded.settings, farm, access)
+            _apply(reloaded.settings, farm, access, revocations)
 
     loop = asyncio.get_running_loop()
     with suppress(NotImplementedError, RuntimeError, ValueError):  # only the main thread can
@@ -185,12 +190,12 @@ async def _following(file: SettingsFile | None, farm: Farm, access: Access) -> A
             loop.remove_signal_handler(signal.SIGHUP)
 
 
-def _apply(settings: FarmSettings, farm: Farm, access: Access) -> None:
+def _apply(settings: FarmSettings, farm: Farm, access: Access, revocations: Revocations) -> None:
     table = settings.share_table
     farm.line.set_shares(table.default, table.runs, table.kinds, table.teams)
     farm.desk.limits = settings.leases
     farm.reclaim_after_s = settings.reclaim_after_s
-    access.denied = settings.tokens.denied
+    revocations.set_denied(settings.tokens.denied)
     access.limiter.set_limits(settings.limits)
 
 

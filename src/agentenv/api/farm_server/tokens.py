@@ -65,6 +65,10 @@ class Right:
         why = "" if ids[0] == self.jti else f": {ids[0]}, by whose right it was made, was"
         return UnauthorizedError(_FIELD, f"the token ({self.jti}) was revoked{why}", next_step=_NEW)
 
+    def expired(self, now_unix_s: float) -> UnauthorizedError | None:
+        """The refusal of a token that has expired; None: it has not."""
+        return _expired() if now_unix_s >= self.ends_unix_s else None
+
     def covers(self, run: str) -> bool:
         """Whether it is for this run, or for every run of ``run`` if that is ``team/*`` or ``*``. ``team/*`` covers
         neither ``team`` nor ``teams/a``."""
@@ -174,7 +178,7 @@ class TokenKeys:
             options: jwt.types.Options = {"require": ["exp", "sub", "jti"], "verify_iat": False}
             return _Claims.model_validate(jwt.decode(token, key, algorithms=[_ALGORITHM], options=options))
         except jwt.ExpiredSignatureError:
-            raise UnauthorizedError(_FIELD, "the token has expired", next_step=_NEW) from None
+            raise _expired() from None
         except (jwt.PyJWTError, ValueError, RecursionError):  # a pydantic ValidationError is a ValueError
             raise _garbled() from None
 
@@ -186,6 +190,10 @@ def bearer_token(authorization: str | None) -> str:
     """The token of an ``Authorization`` header; empty without one."""
     kind, _, given = (authorization or "").partition(" ")
     return given.strip() if kind.lower() == "bearer" else ""
+
+
+def _expired() -> UnauthorizedError:
+    return UnauthorizedError(_FIELD, "the token has expired", next_step=_NEW)
 
 
 def _garbled() -> UnauthorizedError:
@@ -233,3 +241,27 @@ def _read(path: Path) -> str:
     if len(key) < _LEAST_KEY_CHARACTERS:
         raise ConfigError("tokens.key_files", f"{path} holds no key of at least {_LEAST_KEY_CHARACTERS} characters")
     return key
+
+
+class DeniedFile:
+    """The ids of tokens that were revoked while a farm ran, one a line, in a file beside the key that signs: the next
+    service reads them."""
+
+    def __init__(self, keys: Sequence[Path]) -> None:
+        self._path = keys[0].with_name(f"{keys[0].name}.denied")
+
+    def read(self) -> frozenset[str]:
+        """All of them. Raises ConfigError: a service that does not know them must not serve."""
+        try:
+            return frozenset(self._path.read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError) as error:
+            raise ConfigError("tokens.key_files", f"{self._path} cannot be read: {error}") from error
+
+    def add(self, jti: str) -> None:
+        """Add one. Raises OSError."""
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(jti + "\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -152,7 +152,9 @@ class Container:
         why = from_wire(request.error, request.message, "", LeaseLostError) if request.error else None
         if isinstance(why, ProtocolError):
             raise why
-        return ReleaseReply(slot=request.slot, state=await self.slot(request.slot).end(request.epoch, why))
+        slot = self.slot(request.slot)
+        state = await slot.end(request.epoch, why, at_renewal=request.at_renewal)
+        return ReleaseReply(slot=request.slot, state=state)
 
     # -- reports -----------------------------------------------------------------------------------
 

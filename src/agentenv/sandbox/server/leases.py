@@ -37,6 +37,8 @@ class Lease:
     tags: Tags = field(default_factory=Tags)
     root: RootSpec | None = None
     """What its slot is made from; None: it is a plain one."""
+    not_renewed: str = ""
+    """Why it ends instead of being renewed; empty: it is renewed."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
@@ -74,6 +76,7 @@ class Lease:
             "sealed": self.sealed,
             "tags": self.tags.model_dump(),
             "root": None if self.root is None else self.root.to_dict(),
+            "not_renewed": self.not_renewed,
         }
 
     @classmethod
@@ -87,7 +90,8 @@ class Lease:
             sealed = kept.get("sealed") is True
             tags = Tags.model_validate(kept.get("tags", {}))
             root = None if kept.get("root") is None else RootSpec.parse(kept["root"])
-            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root)
+            not_renewed = str(kept.get("not_renewed", ""))
+            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root, not_renewed)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error
 

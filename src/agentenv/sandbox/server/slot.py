@@ -163,6 +163,9 @@ class Slot:
         it did without one."""
         if self.lease is None or not self.lease.admits(key):
             return False
+        if self.lease.not_renewed:
+            self._lose(LeaseLostError(self.lease.not_renewed, next_step="lease by another token"))
+            return False
         self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
         self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
         self._watch_expiry()
@@ -181,19 +184,27 @@ class Slot:
             return SlotState.resetting
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
 
-    async def end(self, epoch: int, why: AgentEnvError | None = None) -> SlotState:
+    async def end(self, epoch: int, why: AgentEnvError | None = None, *, at_renewal: bool = False) -> SlotState:
         """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch. With
-        ``why`` the lease is lost, and its holder gets that reason."""
+        ``why`` the lease is lost, and its holder gets that reason; ``at_renewal``: instead of its next renewal."""
         if self.lease is None or self.epoch != epoch:
             if why is None:
                 self._context.lost.released(self.index, epoch)
             return self.state
         key = self.lease.key
+        if why is not None and at_renewal:
+            self.lease.not_renewed = why.message
+            self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            return self.state
         if why is not None:
-            self._ended = self.lease, why
-            self._end_lease(why)
-            self._reset()
+            self._lose(why)
         return await self.release(key)
+
+    def _lose(self, why: AgentEnvError) -> None:
+        assert self.lease is not None
+        self._ended = self.lease, why
+        self._end_lease(why)
+        self._reset()
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
         """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per

@@ -154,16 +154,6 @@ async def test_a_long_line_is_cut_between_characters(box: Box, shift: int) -> No
         assert not match.lossy
 
 
-@pytest.mark.parametrize("before", ["", "a", "ab", "abc"])
-async def test_a_long_line_is_cut_between_characters(box: Box, before: str) -> None:
-    line = before + "🙂é" * 500 + "needle" + "é🙂" * 500
-    box.make("long", line)
-    (match,) = (await search(box, "needle")).matches
-    assert match.cut
-    assert match.text in line
-    assert 390 < len(match.text.encode()) <= 400
-
-
 async def test_bytes_that_are_no_text_do_no_harm(box: Box) -> None:
     box.make("latin").write_bytes(b"caf\xe9 au lait\nend needle \xff\n")
     (match,) = (await search(box, "needle")).matches
