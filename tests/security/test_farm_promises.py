@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -19,12 +20,14 @@ from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.desk import OpenAsk
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.revocations import Revocations
-from agentenv.api.farm_server.settings import AskLimits, PlainSettings
+from agentenv.api.farm_server.service import USER_TOKEN_S, Listening, farm_service
+from agentenv.api.farm_server.settings import AskLimits, FarmSettings, PlainSettings
 from agentenv.api.farm_server.tokens import DeniedFile, Right
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ForbiddenError, LeaseReclaimedError, UnauthorizedError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.farm_access import farm_access
 from agentenv.wire.farm import Grant, TokenRequest
 from tests.farm_service import KEYS, Served, served, token
 from tests.plain_http import PlainHttp, plain_http
@@ -452,3 +455,26 @@ def test_a_revocation_is_known_to_the_next_service(tmp_path: Path) -> None:
     Revocations(again, Farm(FakeBackend(ContainerSettings())), DeniedFile(keys))
     with pytest.raises(UnauthorizedError, match="revoked"):
         again.check_again(KEYS.verify(bearer))
+
+
+# -- the service's own token --------------------------------------------------------------------------
+
+
+async def test_the_token_of_this_machine_s_user_is_short_lived_renewed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path))
+    audit_log = tmp_path / "audit.jsonl"
+    settings = FarmSettings(backend="fake", audit_log=audit_log).below(tmp_path)
+    async with farm_service(settings, Listening(port=0), user_token_s=3.0) as service:
+        await service.opening
+        first = service.token
+        access = farm_access()
+        assert (access.token, service.keys.verify(first).ends_unix_s <= time.time() + 4.0) == (first, True)
+        await until(lambda: service.token != first)
+        assert access.renew is not None
+        assert access.renew() == service.token
+        assert service.keys.verify(service.token).scope == "admin"
+        minted = [json.loads(line) for line in audit_log.read_text().splitlines()]
+        assert service.keys.verify(service.token).jti in [line["jti"] for line in minted]
+    assert 3600 <= USER_TOKEN_S <= 86_400

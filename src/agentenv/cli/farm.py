@@ -177,7 +177,7 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
         async with farm_service(source, listening, url=url, around=around) as service:
             await service.opening
             if notice is not None:
-                notice.publish(url=service.url, token=service.token)
+                service.user.tell(lambda token: notice.publish(url=service.url, token=token))
             _announce(service, config, as_json)
             await service.run()
 

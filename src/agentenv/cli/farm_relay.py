@@ -72,7 +72,7 @@ async def _relay(
     from agentenv.slots.farm_client import FarmClient
 
     access = farm_access(url, bearer)
-    async with FarmClient(access.urls, access.token) as client:
+    async with FarmClient(access.urls, access.token, renew=access.renew) as client:
         with suppress(FarmUnreachableError):  # farms restart; until then the relay is not ready
             await client.containers()  # a wrong token ends it here, with the reason
         async with (

@@ -181,7 +181,7 @@ async def _keep(
                 )
                 await service.opening
                 await arrival.complete(timeout_s)
-            notice.publish(url=service.url, token=service.token)
+            service.user.tell(lambda token: notice.publish(url=service.url, token=token))
             if metrics_port is not None:
                 url = await stack.enter_async_context(_exporting(backend, metrics_host, metrics_port))
                 notice.publish(metrics_url=url)

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +26,14 @@ _IN_FILE: Final = "file:"
 
 @dataclass(frozen=True)
 class FarmAccess:
-    """A farm service's addresses, and the right to use it. ``run``: which, where the token is for several."""
+    """A farm service's addresses, and the right to use it. ``run``: which, where the token is for several. ``renew``
+    returns the token of now, where it lives for a short time; None: it is the one given."""
 
     urls: tuple[str, ...]
     token: str = field(repr=False)
     run: str = ""
     route: Route = "auto"
+    renew: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
 
 
 def farm_access(
@@ -60,7 +62,10 @@ def farm_access(
                 "is missing, and no farm service runs on this machine",
                 next_step="give its address, or start one: `agentenv farm serve`",
             )
-        return FarmAccess((str(here["url"]),), str(here["token"]), run or run_name(run_here), route)
+        where = str(here["url"])
+        return FarmAccess(
+            (where,), str(here["token"]), run or run_name(run_here), route, lambda: announced_token(where)
+        )
     if not token:
         raise ConfigError("farm_token", "is missing", next_step="give file:PATH of a token (agentenv farm token)")
     return FarmAccess(tuple(part.strip() for part in url.split(",")), token_of(token, "farm_token"), run, route)
@@ -71,18 +76,24 @@ def run_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "local"
 
 
+def announced_token(url: str) -> str | None:
+    """The token for this user's service at that address; None: there is none."""
+    said = running(state_dir(), _KIND)
+    return next((str(one["token"]) for one in said if one["url"] == url), None)
+
+
 @contextmanager
-def announced(name: str, url: str, token: str) -> Iterator[None]:
-    """Tell other processes of this user where this service is, and let them use it. Of several services of one name
-    on this machine the first is announced."""
+def announced(name: str, url: str) -> Iterator[Callable[[str], None]]:
+    """Tell other processes of this user where this service is, and let them use it, once the function yielded is called
+    with a token; it replaces the token before. Of several services of one name on this machine the first is
+    announced."""
     try:
         file = RunFile.open(state_dir(), _KIND, name)
     except AlreadyRunningError:
-        yield
+        yield lambda _: None
         return
     with file:
-        file.write({"url": url, "token": token})
-        yield
+        yield lambda token: file.write({"url": url, "token": token})
 
 
 def page_url(url: str, token: str) -> str:

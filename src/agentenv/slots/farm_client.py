@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -36,6 +37,8 @@ _MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REDIRECTS: Final = 3
 _PASSING: Final = frozenset({502, 503, 504})
 """Statuses of a farm that is starting or ending, and of a proxy in front of one that is."""
+_TOKEN_READ_S: Final = 600.0
+"""How often a token that is renewed is read again: much more often than it expires."""
 _LONGEST_PAUSE_S: Final = 60.0
 """Longest pause that a farm may ask for."""
 
@@ -48,11 +51,20 @@ class FarmClient:
     UnauthorizedError, ForbiddenError, ProtocolError.
     """
 
-    def __init__(self, urls: str | Sequence[str], token: str, *, run: str = "") -> None:
-        """``urls``: see :class:`FarmAddresses`. ``run``: which, if the token is for several. Raises ConfigError for an
-        address that is none."""
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        token: str,
+        *,
+        run: str = "",
+        renew: Callable[[], str | None] | None = None,
+    ) -> None:
+        """``urls``: see :class:`FarmAddresses`. ``run``: which, if the token is for several. ``renew``: see
+        :class:`agentenv.slots.farm_access.FarmAccess`. Raises ConfigError for an address that is none."""
         self._addresses = FarmAddresses(urls)
         self._token = token
+        self._renew = renew
+        self._token_read_s = time.monotonic()
         self.run = run
         self.name = secrets.token_hex(8)
         """Names the news stream."""
@@ -202,6 +214,9 @@ class FarmClient:
         return self._session
 
     def _headers(self) -> dict[str, str]:
+        if self._renew is not None and time.monotonic() - self._token_read_s > _TOKEN_READ_S:
+            self._token_read_s = time.monotonic()
+            self._token = self._renew() or self._token
         return {"Authorization": f"Bearer {self._token}"}
 
     def _follow(self, response: aiohttp.ClientResponse) -> bool:

@@ -82,7 +82,7 @@ class FarmPool:
         settings: PoolSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = FarmClient(access.urls, access.token, run=access.run)
+        self._client = FarmClient(access.urls, access.token, run=access.run, renew=access.renew)
         self._tags = tags
         self._settings = settings or PoolSettings()
         self._route = access.route

@@ -21,11 +21,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_service_of_this_machine_needs_no_setting() -> None:
     with pytest.raises(ConfigError, match="agentenv farm serve"):
         farm_access()
-    with announced("default", "http://127.0.0.1:8700", "secret"):
+    with announced("default", "http://127.0.0.1:8700") as announce:
+        announce("secret")
         found = farm_access(run_here="count words!")
         assert (found.urls, found.token, found.run) == (("http://127.0.0.1:8700",), "secret", "count-words")
         assert farm_access(run="exp7").run == "exp7"
         assert "secret" not in repr(found)
+        announce("another")
+        assert found.renew is not None
+        assert found.renew() == "another"
     with pytest.raises(ConfigError, match="farm_url"):
         farm_access()
 

@@ -7,13 +7,14 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agentenv.api import serving
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
-from agentenv.api.farm_server.audit import FarmAudit
+from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.settings import FarmSettings, ImageSettings, Reloaded, SettingsFile
@@ -26,9 +27,12 @@ from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.farm_access import announced
 from agentenv.slots.keepers import Keepers, keeper_at
 from agentenv.tasks import report_failure
-from agentenv.wire.farm import LONGEST_TOKEN_S, PAGE_TOKEN_S
+from agentenv.wire.farm import PAGE_TOKEN_S
 
 logger = logging.getLogger(__name__)
+
+USER_TOKEN_S: Final = 86_400.0
+"""Life of the token of whoever runs the service. It is replaced after half of it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,41 @@ class Listening:
     key: Path | None = None
 
 
+class UserToken:
+    """A token of every right for whoever runs the service, so that commands on this machine need none. It lives for
+    ``life_s``, and is replaced in time; its id is logged, and in the audit log."""
+
+    def __init__(self, keys: TokenKeys, audit: FarmAudit, life_s: float) -> None:
+        self._keys = keys
+        self._audit = audit
+        self._life_s = life_s
+        self._told: list[Callable[[str], None]] = []
+        self.token = self._made()
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        """``tell`` is called with the token, now and whenever another replaces it."""
+        self._told.append(tell)
+        tell(self.token)
+
+    async def renew(self) -> None:
+        """Replace it again and again."""
+        while True:
+            await asyncio.sleep(self._life_s / 2)
+            self.token = self._made()
+            for tell in self._told:
+                try:
+                    tell(self.token)
+                except OSError as error:
+                    logger.error("commands on this machine get no new token: %s", error)
+
+    def _made(self) -> str:
+        token = self._keys.mint("*", "admin", expires_s=self._life_s)
+        jti = self._keys.verify(token).jti
+        logger.info("the token of this machine's user is %s, for %.0f s", jti, self._life_s)
+        self._audit.token_minted(BY_FARM, "*", jti, scope="admin", cap=None, expires_s=self._life_s)
+        return token
+
+
 @dataclass(frozen=True)
 class Service:
     """A farm service that listens. ``opening`` ends when the farm is open; until then it is a standby, or its
@@ -49,9 +88,13 @@ class Service:
     farm: Farm
     keys: TokenKeys
     url: str
-    token: str = field(repr=False)
-    """For this user: every run, and every right."""
+    user: UserToken
     opening: asyncio.Task[Farm]
+
+    @property
+    def token(self) -> str:
+        """For this user, for now: every run, and every right."""
+        return self.user.token
 
     def page_token(self) -> str:
         """A token for the page: to look at every run, and at the output of their slots."""
@@ -102,6 +145,7 @@ async def farm_service(
     *,
     url: str = "",
     around: Callable[[ContainerBackend], ContainerBackend] = lambda backend: backend,
+    user_token_s: float = USER_TOKEN_S,
 ) -> AsyncIterator[Service]:
     """Run a farm service. ``config``: settings, or a file that is read again when it changes, and on SIGHUP. ``url``:
     its address for others, if that is not where it listens. ``around`` may put a layer around the backend.
@@ -130,6 +174,7 @@ async def farm_service(
     _apply(settings, farm, access, revocations)
     app = farm_app(farm, access, revocations)
     opening: asyncio.Task[Farm] | None = None
+    renewing: asyncio.Task[None] | None = None
     try:
         served = serving.served_on(
             port, app, "farm service", ending=farm.leave, certificate=listening.certificate, key=listening.key
@@ -137,11 +182,16 @@ async def farm_service(
         async with served:
             opening = asyncio.create_task(farm.__aenter__(), name="farm opening")
             opening.add_done_callback(lambda _: revocations.read_again())  # a standby may have missed some
-            user = keys.mint("*", "admin", expires_s=LONGEST_TOKEN_S)
-            with announced(settings.name, address, user):
+            user = UserToken(keys, audit, user_token_s)
+            renewing = asyncio.create_task(user.renew(), name="token of the user")
+            renewing.add_done_callback(report_failure)
+            with announced(settings.name, address) as announce:
+                user.tell(announce)
                 async with _following(file, farm, access, revocations):
                     yield Service(farm, keys, address, user, opening)
     finally:
+        if renewing is not None:
+            renewing.cancel()
         if opening is not None:
             await _close(farm, opening)
         audit.close()
