@@ -80,16 +80,16 @@ class Stream:
     async def receive_decoded(self, chunks: Chunks) -> bytes:
         """The next data of a body in chunks, at most what one read brings; empty at its end. Raises
         InvalidArgumentsError when it ends early, is malformed, or too much of it is no data."""
+        found = bytearray()
         while not chunks.ended:
             data, more = chunks.take(self._unread)
-            if data:
-                await asyncio.sleep(0)
-                return data
-            if not more:
-                await asyncio.sleep(0)
-            elif not await self._receive_more():
+            found += data
+            await asyncio.sleep(0)
+            if found and (more or len(found) >= CHUNK_BYTES):
+                break
+            if more and not await self._receive_more():
                 raise InvalidArgumentsError("The chunked body ends early.")
-        return b""
+        return bytes(found)
 
     async def _receive_more(self) -> bool:
         """Wait for more to be unread; False at the end."""
