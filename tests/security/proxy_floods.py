@@ -46,7 +46,7 @@ FLOODS: Mapping[str, tuple[int, Callable[[], Iterator[bytes]], str]] = MappingPr
         "chunks of one byte": (CONNECTIONS, lambda: _forever(_POST, b"1\r\nx\r\n" * 10_000), ""),
         "trailer fields": (CONNECTIONS, lambda: _forever(_POST + b"0\r\n", b"a\r\n" * 20_000), ""),
         "chunk extensions": (CONNECTIONS, lambda: _forever(_POST, (b"1;" + b"e" * 4000 + b"\r\nx\r\n") * 16), ""),
-        "a header byte by byte": (CONNECTIONS, _byte_by_byte, ""),
+        "a header byte by byte": (16, _byte_by_byte, ""),
         "idle connections": (300, lambda: iter([b""]), ""),
         "half-closed tunnels": (CONNECTIONS, lambda: iter([_TUNNEL]), "shut"),
         "pipelined requests": (CONNECTIONS, lambda: _forever(_GET * 2, _GET * 1000), ""),

@@ -30,9 +30,13 @@ def world() -> Iterator[Networks]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def quiet_s(world: Networks) -> float:
+    return statistics.median(fetches_s(world, 2 * FETCHES))
+
+
 @pytest.mark.parametrize("kind", FLOODS)
-def test_a_neighbour_fetches_and_changes_its_network_beside(world: Networks, kind: str) -> None:
-    quiet_s = statistics.median(fetches_s(world, FETCHES))
+def test_a_neighbour_fetches_and_changes_its_network_beside(world: Networks, quiet_s: float, kind: str) -> None:
     before = world.counts(NEIGHBOUR)
     with flooded(world, kind):
         beside_s = statistics.median(fetches_s(world, FETCHES))

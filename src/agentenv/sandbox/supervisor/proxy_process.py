@@ -38,6 +38,8 @@ from agentenv.wire.network import NetworkPolicy
 log = logging.getLogger(__name__)
 
 ANSWER_DEADLINE_S = 5.0
+_START_DEADLINE_S = 20.0
+"""Of a proxy, and of its template, which imports asyncio first."""
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _CONTROL_FD = 3
@@ -198,7 +200,7 @@ class SlotProxy:
         control, pidfd = await self._template.fork(self._slot), -1
         try:
             try:
-                await readable(control.fileno(), ANSWER_DEADLINE_S)
+                await readable(control.fileno(), _START_DEADLINE_S)
                 said, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if not said or not descriptors:
                     raise ProtocolError("it did not start")
