@@ -60,6 +60,8 @@ _WORD = (
 _ATOM = rf"(?:[12]?>&[12]|[12]?>>?[ \t]*+{_WORD}|<[ \t]*+{_WORD}|{_WORD}|[][](?![^ \t\n;]))"
 _SIMPLE = rf"{_ATOM}(?:[ \t]++{_ATOM})*"
 _PLAIN = re.compile(rf"[ \t]*+{_SIMPLE}(?:[ \t]*+(?:;|&&|\|\|?|\n)[ \t\n]*+{_SIMPLE})*[ \t]*+;?[ \t\n]*+")
+# Compiled once: a pattern that holds the nonce of its command costs as much as all else of a call.
+_REPORT = re.compile(rb"(/[^/]+/)(\d+)/([^/]*)/([^/]*)/(.*?)\1", re.DOTALL)
 _BARE_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z\[\]!{}]+")
 
 
@@ -119,14 +121,14 @@ def typed_ahead_dropped() -> str:
 
 def report(nonce: str, said: bytes) -> ShellReport | None:
     """The complete answer to the question with that nonce, None if incomplete."""
-    mark = nonce.encode()
-    found = re.search(rb"/%b/(\d+)/([^/]*)/([^/]*)/(.*?)/%b/" % (mark, mark), said, re.DOTALL)
-    if found is None:
-        return None
-    statuses = tuple(int(number) for number in re.findall(rb"\d+", found[2]))
-    return ShellReport(
-        int(found[1]), statuses, found[3].decode("ascii", "replace"), found[4].decode("utf-8", "replace")
-    )
+    mark, at = b"/%b/" % nonce.encode(), -1
+    while (at := said.find(mark, at + 1)) >= 0:
+        if found := _REPORT.match(said, at):
+            statuses = tuple(int(number) for number in re.findall(rb"\d+", found[3]))
+            return ShellReport(
+                int(found[2]), statuses, found[4].decode("ascii", "replace"), found[5].decode("utf-8", "replace")
+            )
+    return None
 
 
 def marker_line(nonce: str) -> re.Pattern[bytes]:

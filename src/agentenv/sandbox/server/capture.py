@@ -10,9 +10,10 @@ from agentenv.sessions.head_tail import HeadTail
 
 _READ_BYTES = 256 * 1024
 """More than the capacity of the agent's socket."""
-_FLOOD_BYTES_PER_S = 256 * 1024 * 1024
-"""Maximum read rate per output, so that a flood does not take up the event loop."""
-_FLOOD_BURST_BYTES = 16 * 1024 * 1024
+_FLOOD_BYTES_PER_S = 64 * 1024 * 1024
+_FLOOD_BURST_BYTES = 4 * 1024 * 1024
+"""Beyond this burst, the rate at which an output is read whose bytes are dropped: a flood slows down itself, and what
+somebody will see is never waited for."""
 
 
 class OutputReader:
@@ -45,9 +46,10 @@ class OutputReader:
             self._fd = -1
 
     def _readable(self) -> None:
-        count = self._read()
-        if count and self._fd >= 0:
-            self._throttle(count)
+        count = self._read() or 0
+        dropped = min(count, self.kept.total_bytes - self.kept.kept_bytes)
+        if dropped and self._fd >= 0:
+            self._throttle(dropped)
 
     def _read(self) -> int | None:
         """One read: number of bytes; 0 at the end (now closed); None if nothing is available now."""
