@@ -171,9 +171,9 @@ def check_room(place: Path | int, wanted_bytes: int = 0) -> None:
     disk = os.statvfs(place)
     reserve_bytes = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // 20)
     if disk.f_bavail * disk.f_frsize - wanted_bytes < reserve_bytes:
+        full = os.strerror(errno.ENOSPC)
         raise OSError(
-            errno.ENOSPC,
-            f"{wanted_bytes} bytes more would leave less than {reserve_bytes} on the disk, which stay free",
+            errno.ENOSPC, f"{full}: {wanted_bytes} bytes more would leave less than {reserve_bytes}, which stay free"
         )
 
 
