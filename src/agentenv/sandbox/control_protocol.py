@@ -1,8 +1,10 @@
 """The packets between supervisor and server in both directions, with strict parsing.
 
-One JSON object in one packet of a SOCK_SEQPACKET socket. The server talks to the network, so it is the less trusted
-side: anything it sends that is not exactly one of a few requests is a ProtocolError, and the server is restarted.
-Pure, standard library only.
+One JSON object in one packet of a SOCK_SEQPACKET socket, or in as many as it needs (:func:`encode`, :class:`Joined`).
+Every value that one is made from has a bound, so that no large one ends the connection of all slots.
+
+The server talks to the network, so it is the less trusted side: anything it sends that is not exactly one of a few
+requests is a ProtocolError, and the server is restarted. Pure, standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 
 MAX_PACKET_BYTES: Final = 64 * 1024
-MAX_LEASE_BYTES: Final = 16 * 1024
+MAX_TEXT_BYTES: Final = 16 * 1024 * 1024
+"""Of one JSON object. The largest is a SlotReady: the lease's environment twice and the image's, each of at most
+MAX_ENVIRONMENT_BYTES, and JSON has six bytes for a control character."""
+MAX_LEASE_BYTES: Final = 4 * 1024 * 1024
+_MORE: Final = b"+"
+_LAST: Final = b"="
+"""First byte of a piece that is followed by another, and of the last. A whole object begins with a brace."""
 MAX_GENERATION: Final = 2**63 - 1
 _MAX_REASON_CHARS: Final = 4096
 _MAX_STACK_CHARS: Final = 8 * 1024
@@ -285,18 +293,45 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
 }
 
 
-def encode(packet: SupervisorPacket | Request) -> bytes:
-    """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
+def encode(packet: SupervisorPacket | Request) -> tuple[bytes, ...]:
+    """The packets to be sent for it, in their order: one, unless it is larger than MAX_PACKET_BYTES. Explanatory texts
+    are cut. Raises ConfigError when it is larger than MAX_TEXT_BYTES."""
     if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | Connected | Exported | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
         packet = Pong(stalls)
-    made = json.dumps({"op": _OPS[type(packet)], **dataclasses.asdict(packet)}).encode()
-    if isinstance(packet, Hello) and len(made) > MAX_PACKET_BYTES:
-        reason = f"the specification takes {len(made)} bytes; at most {MAX_PACKET_BYTES} can be handed on"
-        raise ConfigError("env", reason)
-    return made
+    op = _OPS[type(packet)]
+    text = json.dumps({"op": op, **dataclasses.asdict(packet)}).encode()
+    if len(text) <= MAX_PACKET_BYTES:
+        return (text,)
+    if len(text) > MAX_TEXT_BYTES:
+        field_name = "env" if isinstance(packet, Hello) else "root" if isinstance(packet, SlotReady | Reroot) else op
+        raise ConfigError(field_name, f"{op} takes {len(text)} bytes; at most {MAX_TEXT_BYTES} can be handed on")
+    room = MAX_PACKET_BYTES - 1
+    pieces = [text[at : at + room] for at in range(0, len(text), room)]
+    return (*(_MORE + piece for piece in pieces[:-1]), _LAST + pieces[-1])
+
+
+class Joined:
+    """The packets of one direction, joined to the JSON objects that :func:`encode` has divided."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def add(self, packet: bytes) -> bytes | None:
+        """Take the next packet; returns a whole object, None while there is more of it to come. Raises ProtocolError
+        when it is larger than MAX_TEXT_BYTES, or a piece belongs to none."""
+        kind = packet[:1]
+        if kind == _MORE and len(self._pieces) <= MAX_TEXT_BYTES // MAX_PACKET_BYTES:
+            self._pieces.append(packet[1:])
+            return None
+        pieces, self._pieces = self._pieces, []
+        if kind == _MORE:
+            raise ProtocolError(f"a packet has more than {MAX_TEXT_BYTES} bytes")
+        if (kind == _LAST) is not bool(pieces):
+            raise ProtocolError(f"a part of a packet is missing at {packet[:200]!r}")
+        return b"".join((*pieces, packet[1:])) if pieces else packet
 
 
 def parse_supervisor_packet(packet: bytes) -> SupervisorPacket:

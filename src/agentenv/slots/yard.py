@@ -22,6 +22,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
+    BadImageError,
     CheckpointError,
     ConfigError,
     ConnectionLostError,
@@ -230,7 +231,11 @@ class Yard:
         link = self.links[grant.container]
         try:
             epoch = await link.lease(grant)
-        except (CheckpointError, ImageUnavailableError) as error:  # another slot could not have that root either
+        except (
+            BadImageError,
+            CheckpointError,
+            ImageUnavailableError,
+        ) as error:  # another slot could not have that root either
             self.count(error)
             if not isinstance(error, ImageUnavailableError) or not self._fetch_again(grant, error):
                 self._refuse_for_good(grant, error)

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from agentenv.errors import BadImageError
 from agentenv.store.reference import is_digest
+from agentenv.wire.environment import why_no_config
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """Names of ``uname -m`` as images have them, where they differ."""
@@ -74,7 +75,8 @@ def machine_architecture() -> str:
 
 
 def parse_config(content: bytes, architecture: str) -> Config:
-    """An image's configuration. Raises BadImageError when it is malformed or for another kind of machine."""
+    """An image's configuration. Raises BadImageError when it is malformed, for another kind of machine, or larger than
+    the programs of a slot can be given."""
     document = parse_object(content, "the image's configuration")
     system = _get(document, "os", str, "linux")
     found = _get(document, "architecture", str, "")
@@ -88,7 +90,7 @@ def parse_config(content: bytes, architecture: str) -> Config:
     if document.get("rootfs") is None or not all(is_digest(diff_id) for diff_id in diff_ids):
         raise BadImageError("the image's configuration does not name its layers by sha256: it is no image of a system")
     runtime = _get(document, "config", dict, {})
-    return Config(
+    config = Config(
         architecture=found,
         diff_ids=diff_ids,
         env=_environment(_strings(runtime, "Env")),
@@ -97,6 +99,9 @@ def parse_config(content: bytes, architecture: str) -> Config:
         entrypoint=_strings(runtime, "Entrypoint"),
         cmd=_strings(runtime, "Cmd"),
     )
+    if why := why_no_config(config.env, config.user, config.workdir, (*config.entrypoint, *config.cmd)):
+        raise BadImageError(f"the image's configuration cannot be a slot's: {why}")
+    return config
 
 
 def manifest_of(config: Config, sizes_bytes: Sequence[int]) -> bytes:

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError
+from agentenv.wire.environment import MAX_PATH_CHARS, MAX_USER_CHARS, why_no_argument, why_no_environment
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.spec import MIB, Capability, SlotLimits, build
 
 Writable = Literal["memory", "disk"]
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_MAX_ENV: Final = 500
+_CHECKPOINT: Final = re.compile(r"[0-9a-f]{32}")
+_MOST: Final = 2**50
+"""Of any number: more than a machine has, and few enough for every option of a mount."""
+_MAX_SHOWN: Final = 80
 _UNASKED: Final = {
     "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
 }  # fmt: skip
@@ -54,6 +58,8 @@ class RootSpec:
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
 
     def __post_init__(self) -> None:
+        named = not self.checkpoint or bool(_CHECKPOINT.fullmatch(self.checkpoint))
+        self._check("checkpoint", named, "32 hexadecimal digits")
         if not self.image and self.checkpoint:
             for one in dataclasses.fields(self)[2:]:
                 default = one.default_factory() if callable(one.default_factory) else one.default
@@ -61,21 +67,25 @@ class RootSpec:
             return
         self._check("image", bool(_DIGEST.fullmatch(self.image)), "sha256: and 64 hexadecimal digits")
         self._check("writable", self.writable in get_args(Writable), ", ".join(get_args(Writable)))
-        self._check("writable_bytes", self.writable_bytes >= MIB, "1 MiB or more")
-        self._check("writable_inodes", self.writable_inodes >= 100, "100 or more")
+        self._check("writable_bytes", MIB <= self.writable_bytes <= _MOST, f"1 MiB to {_MOST}")
+        self._check("writable_inodes", 100 <= self.writable_inodes <= _MOST, f"100 to {_MOST}")
         for name in ("memory_bytes", "cpu_millis", "processes"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
-        self._check("workdir", not self.workdir or self.workdir.startswith("/"), "an absolute path")
-        self._check("env", len(self.env) <= _MAX_ENV, f"at most {_MAX_ENV} variables")
-        self._check("env", not any("=" in name or not name for name in self.env), "names without =")
+            self._check(name, 0 <= getattr(self, name) <= _MOST, f"0 to {_MOST}")
+        self._check("user", _is_name(self.user, MAX_USER_CHARS), f"at most {MAX_USER_CHARS} characters, none a NUL")
+        path = not self.workdir or (self.workdir.startswith("/") and _is_name(self.workdir, MAX_PATH_CHARS))
+        self._check("workdir", path, f"an absolute path of at most {MAX_PATH_CHARS} characters")
+        if why := why_no_environment(self.env):
+            raise ConfigError("root.env", why, next_step="write what is larger to a file of the slot")
         admin = "net_admin" in self.capabilities and self.network.kind == "public"
         self._check("capabilities", not admin, "net_admin with no network, or with an allow list")
-        unknown = set(self.capabilities) - set(get_args(Capability))
-        self._check("capabilities", not unknown, ", ".join(get_args(Capability)))
+        known = set(self.capabilities) <= set(get_args(Capability))
+        once = len(set(self.capabilities)) == len(self.capabilities)
+        self._check("capabilities", known and once, f"each once of {', '.join(get_args(Capability))}")
 
     def _check(self, name: str, good: bool, allowed: str) -> None:
         if not good:
-            raise ConfigError(f"root.{name}", f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
+            shown = repr(getattr(self, name))
+            raise ConfigError(f"root.{name}", f"got {shown[:_MAX_SHOWN]}", next_step=f"allowed: {allowed}")
 
     def to_dict(self) -> dict[str, Any]:
         """As :meth:`parse` reads it."""
@@ -90,6 +100,10 @@ class RootSpec:
             raw = {name: value for name, value in raw.items() if name != "network"}
         made: Self = build(cls, raw, "root")
         return made if network is None else dataclasses.replace(made, network=NetworkPolicy.parse(network))
+
+
+def _is_name(text: str, most_chars: int) -> bool:
+    return len(text) <= most_chars and not why_no_argument(text)
 
 
 def shm_bytes(given_bytes: int, memory_bytes: int) -> int:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError
+from agentenv.wire.environment import why_no_environment
 
 MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
@@ -119,6 +120,8 @@ class ContainerSpec:
         self._check("image_format", self.image_format in get_args(ImageFormat), ", ".join(get_args(ImageFormat)))
         unknown = set(self.allowed_capabilities) - set(get_args(Capability))
         self._check("allowed_capabilities", not unknown, ", ".join(get_args(Capability)))
+        if why := why_no_environment(self.env):
+            raise ConfigError("env", why)
         networks = all(map(_is_network, self.closed_networks))
         self._check("closed_networks", networks, "IPv4 networks as 10.0.0.0/8, or attached")
 
@@ -217,7 +220,7 @@ def build(kind: Any, raw: Any, where: str) -> Any:
         hints = get_type_hints(kind)
         unknown = set(raw) - set(hints)
         if unknown:
-            raise ConfigError(where, f"unknown field {min(unknown)!r}", next_step=f"allowed: {', '.join(hints)}")
+            raise ConfigError(where, f"unknown field {min(unknown)[:80]!r}", next_step=f"allowed: {', '.join(hints)}")
         try:
             return kind(**{name: build(hints[name], value, f"{where}.{name}") for name, value in raw.items()})  # type: ignore[operator]
         except TypeError as error:
@@ -228,7 +231,7 @@ def build(kind: Any, raw: Any, where: str) -> Any:
         return tuple(build(get_args(kind)[0], item, where) for item in raw)
     if get_origin(kind) is Literal:
         if raw not in get_args(kind):
-            raise ConfigError(where, f"got {raw!r}", next_step=f"allowed: {', '.join(get_args(kind))}")
+            raise ConfigError(where, f"got {str(raw)[:80]!r}", next_step=f"allowed: {', '.join(get_args(kind))}")
         return raw
     if get_origin(kind) is dict:
         if not isinstance(raw, dict) or not all(isinstance(v, str) for v in raw.values()):

@@ -11,13 +11,19 @@ import pytest
 from agentenv.errors import ConfigError, ProtocolError
 from agentenv.sandbox.control_protocol import (
     MAX_GENERATION,
+    MAX_LEASE_BYTES,
     MAX_PACKET_BYTES,
+    MAX_TEXT_BYTES,
+    Connect,
+    Connected,
     Fence,
     Hello,
+    Joined,
     Ping,
     Pong,
     Remember,
     Request,
+    Reroot,
     Reset,
     Seal,
     Serving,
@@ -47,6 +53,15 @@ READY = {
 LOST = {"op": "slot_lost", "slot": 0, "loss": Loss.memory_above, "reason": "r"}
 
 
+def text_of(said: SupervisorPacket | Request) -> bytes:
+    """What its receiver joins its packets to."""
+    joined = Joined()
+    *before, last = map(joined.add, encode(said))
+    assert before == [None] * len(before)
+    assert last is not None
+    return last
+
+
 def packet(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
@@ -64,7 +79,7 @@ def packet(**fields: Any) -> bytes:
     ],
 )
 def test_what_the_supervisor_tells_is_read_as_it_was_said(said: SupervisorPacket) -> None:
-    assert parse_supervisor_packet(encode(said)) == said
+    assert parse_supervisor_packet(text_of(said)) == said
 
 
 @pytest.mark.parametrize(
@@ -82,7 +97,7 @@ def test_what_the_supervisor_tells_is_read_as_it_was_said(said: SupervisorPacket
     ],
 )
 def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
-    assert parse_request(encode(asked), 2) == asked
+    assert parse_request(text_of(asked), 2) == asked
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
         packet(op="seal", slot=0, epoch=None),
         packet(op="remember", slot=0, epoch=0),
         packet(op="remember", slot=0, epoch=0, lease=[1]),
-        packet(op="remember", slot=0, epoch=0, lease={"x": "y" * 20_000}),
+        packet(op="remember", slot=0, epoch=0, lease={"x": "y" * MAX_LEASE_BYTES}),
         packet(op="fence"),
         packet(op="fence", generation=-1),
         packet(op="fence", generation=2**63),
@@ -116,7 +131,7 @@ def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
         packet(op="fence", generation="1"),
         packet(op="fence", generation=1, slot=0),
         packet(op="mount", slot=0, epoch=0),
-        encode(SlotFailed(0, 0, "what only the supervisor says")),
+        text_of(SlotFailed(0, 0, "what only the supervisor says")),
     ],
 )
 def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
@@ -147,7 +162,7 @@ def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
         packet(**{**READY, "paths": {"workspace": "/w", "files": "/f", "tmux_socket": 1}}),
         packet(**{**READY, "limits": {"version": 2}}),
         packet(op="pong", stalls={"count": 1, "longest_s": "1", "recent_s": 0, "stack": ""}),
-        encode(Reset(0, 0)),
+        text_of(Reset(0, 0)),
     ],
 )
 def test_anything_else_of_the_supervisor_s_breaks_the_contract(raw: bytes) -> None:
@@ -172,13 +187,42 @@ def test_random_packets_never_raise_anything_else() -> None:
     assert understood
 
 
-def test_a_spec_too_large_for_a_packet_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="env"):
-        encode(Hello({"env": {"A": "x" * 70_000}}, "token", "full", [], []))
+@pytest.mark.parametrize(
+    "size",
+    [1, MAX_PACKET_BYTES - 100, MAX_PACKET_BYTES, MAX_PACKET_BYTES + 1, 10 * MAX_PACKET_BYTES, MAX_LEASE_BYTES - 100],
+)
+def test_an_object_is_read_as_it_was_said_in_however_many_packets(size: int) -> None:
+    said = Remember(1, 2, {"a": "é" * 10 + "+={" + "x" * (size - 1)})
+    packets = encode(said)
+    assert all(len(one) <= MAX_PACKET_BYTES for one in packets)
+    assert parse_request(text_of(said), 2) == said
+
+
+@pytest.mark.parametrize("packets", [[b"=x"], [b"+x", b"{}"], [b"+x"] * (MAX_TEXT_BYTES // MAX_PACKET_BYTES + 2)])
+def test_parts_that_make_no_whole_break_the_contract(packets: list[bytes]) -> None:
+    joined = Joined()
+    with pytest.raises(ProtocolError):
+        list(map(joined.add, packets))
+    assert joined.add(b"{}") == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (Hello({"env": {"A": "x" * MAX_TEXT_BYTES}}, "token", "full", [], []), "env"),
+        (Reroot(0, 0, {"env": {"A": "x" * MAX_TEXT_BYTES}}), "root"),
+        (SlotReady(0, 0, {"a": "x" * MAX_TEXT_BYTES}, kept=False, limits=LimitFiles()), "root"),
+        (Connect(0, 0, {"hosts": "x" * MAX_TEXT_BYTES}), "connect"),
+        (Connected(0, 0, {"A": "x" * MAX_TEXT_BYTES}, ""), "connected"),
+    ],
+)
+def test_what_is_too_large_is_refused_where_it_is_made(said: SupervisorPacket | Request, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        encode(said)
 
 
 def test_texts_that_explain_are_cut_to_what_a_packet_holds() -> None:
     long = "x" * MAX_PACKET_BYTES
     for said in (SlotFailed(0, 0, long), SlotLost(0, Loss.ended, long), Pong(Stalls(1, 1.0, 1.0, f"{long}the end"))):
-        assert len(encode(said)) < MAX_PACKET_BYTES
-    assert encode(Pong(Stalls(1, 1.0, 1.0, f"{long}the end"))).endswith(b'the end"}}')
+        assert len(encode(said)) == 1
+    assert encode(Pong(Stalls(1, 1.0, 1.0, f"{long}the end")))[0].endswith(b'the end"}}')

@@ -90,10 +90,15 @@ class Server:
     def _hello(self) -> Hello:
         waiting = select.poll()
         waiting.register(self._supervisor, select.POLLIN)
-        packet = self._supervisor.receive() if waiting.poll(_HELLO_TIMEOUT_S * 1000) else None
-        if not isinstance(packet, Hello):
-            raise ProtocolError("the supervisor did not say hello")
-        return packet
+        while waiting.poll(_HELLO_TIMEOUT_S * 1000):
+            try:
+                packet = self._supervisor.receive()
+            except BlockingIOError:  # there is more of it to come
+                continue
+            if isinstance(packet, Hello):
+                return packet
+            break
+        raise ProtocolError("the supervisor did not say hello")
 
     def _made(self, hello: Hello, watch: LoopWatch) -> tuple[SandboxApp, Container]:
         spec = hello.spec

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
+    BadImageError,
     CheckpointError,
     ConfigError,
     ImageUnavailableError,
@@ -42,6 +43,8 @@ SEAL_S = 60.0
 s), and starting (10 s, and 10 s more for a network)."""
 REROOT_S = 60.0
 """How long a lease with a root waits for the supervisor: as a seal, and the same again for another attempt."""
+_OF_ITS_ROOT = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
+"""Errors of a refused root that its holder gets as they are: they are of what was asked for."""
 _ENDED_REQUESTS = 64
 _UNHEARD_S = 5.0
 """How long the supervisor may take to report why a slot's agent ended."""
@@ -353,7 +356,7 @@ class Slot:
         if epoch != self.epoch or not self._rerooting:
             return
         self._rerooting = False
-        if code in (CheckpointError.code, ConfigError.code, ImageUnavailableError.code) and self.lease is not None:
+        if code in _OF_ITS_ROOT and self.lease is not None:
             error = from_wire(code, reason)
             self._ended = self.lease, error
             self._end_lease(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from agentenv.sandbox.control_protocol import (
     Fence,
     Freeze,
     Hello,
+    Joined,
     NotFrozen,
     Ping,
     Pong,
@@ -79,7 +81,8 @@ class SupervisorLink:
         sock.setblocking(False)
         self._sock = sock
         self._on_full = on_full
-        self._unsent: list[bytes] = []
+        self._unsent: deque[bytes] = deque()
+        self._received = Joined()
         self._asked_at_s: float | None = None
 
     def fileno(self) -> int:
@@ -87,22 +90,27 @@ class SupervisorLink:
         return self._sock.fileno()
 
     def receive(self) -> Received | None:
-        """The next packet; None when the supervisor is gone. Raises BlockingIOError when there is none yet,
-        ProtocolError for anything malformed (no descriptor leaks)."""
-        packet, ancillary, flags, _ = self._sock.recvmsg(
-            MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
-        )
-        fds = tuple(_descriptors(ancillary))
-        if not packet:
-            return None
-        try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise ProtocolError("the supervisor sent a packet that is too large")
-            return _received(packet, fds)
-        except ProtocolError:
-            for fd in fds:
-                os.close(fd)
-            raise
+        """The next packet; None when the supervisor is gone. Raises BlockingIOError when there is none yet, or not all
+        of it; ProtocolError for anything malformed (no descriptor leaks)."""
+        while True:
+            packet, ancillary, flags, _ = self._sock.recvmsg(
+                MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+            )
+            fds = tuple(_descriptors(ancillary))
+            if not packet:
+                return None
+            try:
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    raise ProtocolError("the supervisor sent a packet that is too large")
+                text = self._received.add(packet)
+                if text is not None:
+                    return _received(text, fds)
+                if fds:
+                    raise ProtocolError("the supervisor sent descriptors with a part of a packet")
+            except ProtocolError:
+                for fd in fds:
+                    os.close(fd)
+                raise
 
     def ping(self, now_s: float) -> None:
         """Check that the supervisor answers, unless the last answer is still pending."""
@@ -171,7 +179,7 @@ class SupervisorLink:
         try:
             while self._unsent:
                 self._sock.send(self._unsent[0])
-                del self._unsent[0]
+                self._unsent.popleft()
         except BlockingIOError:
             return False
         except OSError:
@@ -179,7 +187,7 @@ class SupervisorLink:
         return True
 
     def _send(self, request: Request) -> None:
-        self._unsent.append(encode(request))
+        self._unsent.extend(encode(request))
         if not self.flush():
             self._on_full()
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
+from agentenv.errors import BadImageError, ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
 from agentenv.rooted import LeadsOutError, RootedDirectory
 from agentenv.sandbox.slot_env import PATH
 from agentenv.sandbox.supervisor import static_bash, syscalls
 from agentenv.sandbox.supervisor.user_namespace import ImageIds
+from agentenv.wire.environment import why_no_config
 
 _BASHES: Final = ("usr/bin/bash", "bin/bash")
 _TMUXES: Final = ("usr/bin/tmux", "bin/tmux", "usr/local/bin/tmux")
@@ -60,7 +61,8 @@ class Images(Protocol):
     """The images of a store, as slots have them below their own layers."""
 
     def require(self, digest: str) -> None:
-        """Raises ImageUnavailableError when the store does not have the image; OSError."""
+        """Raises ImageUnavailableError when the store does not have the image, BadImageError when no slot can have it;
+        OSError."""
 
     async def ready(self, digest: str) -> None:
         """Prepare an image that is there; may take as long as unpacking it. Raises ImageUnavailableError,
@@ -154,8 +156,8 @@ class ImageMounts:
 
 
 def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
-    """An image's manifest, and a descriptor whose lock keeps the image in the store. Raises ImageUnavailableError,
-    OSError."""
+    """An image's manifest, and a descriptor whose lock keeps the image in the store. Raises ImageUnavailableError;
+    BadImageError for an environment larger than programs can have, which earlier versions stored; OSError."""
     manifest = store / "images" / f"{digest.replace(':', '-')}.json"
     try:
         lock = hold(manifest, shared=True)
@@ -163,7 +165,14 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
         raise ImageUnavailableError(
             f"image {digest} is not in the store {store}", next_step="fetch it: agentenv images pull"
         ) from None
-    return lock, json.loads(manifest.read_bytes())
+    try:
+        said = json.loads(manifest.read_bytes())
+        if why := why_no_config(said["env"], said["user"], said["workdir"]):
+            raise BadImageError(f"the configuration of image {digest} cannot be a slot's: {why}")
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock, said
 
 
 def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:

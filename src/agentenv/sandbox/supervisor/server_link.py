@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Callable
 
 from agentenv.errors import ProtocolError
-from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, SupervisorPacket, encode, parse_request
+from agentenv.sandbox.control_protocol import (
+    MAX_PACKET_BYTES,
+    Joined,
+    Request,
+    SupervisorPacket,
+    encode,
+    parse_request,
+)
 from agentenv.sandbox.slotagent import protocol
 
 
@@ -28,15 +35,19 @@ class ServerLink:
         self._on_request = on_request
         self._on_broken = on_broken
         self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._received = Joined()
         self._loop = asyncio.get_running_loop()
         self._open = True
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._read)
 
     def send(self, packet: SupervisorPacket, fd: int | None = None) -> None:
-        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time."""
+        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time. Raises ConfigError when
+        the packet is too large."""
         if self._open:
-            self._queue.append((encode(packet), os.dup(fd) if fd is not None else None))
+            *before, last = encode(packet)
+            self._queue.extend((piece, None) for piece in before)
+            self._queue.append((last, os.dup(fd) if fd is not None else None))
             self._flush()
 
     def drain(self) -> None:
@@ -87,11 +98,13 @@ class ServerLink:
             self._break("it closed its control socket")
             return False
         try:
-            request = parse_request(packet, self._slots)
+            text = self._received.add(packet)
+            request = None if text is None else parse_request(text, self._slots)
         except ProtocolError as error:
             self._break(error.message)
             return False
-        self._on_request(request)
+        if request is not None:
+            self._on_request(request)
         return True
 
     def _break(self, reason: str) -> None:

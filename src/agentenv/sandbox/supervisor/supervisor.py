@@ -156,7 +156,10 @@ class Supervisor:
             limits = limit_files(slot.process.plan)
             packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=_view(slot))
             slot.handed = True
-            self._server.link.send(packet, slot.process.agent.fileno())
+            try:
+                self._server.link.send(packet, slot.process.agent.fileno())
+            except ConfigError as error:  # that slot's lease ends, and nobody else's
+                slot.refuse(error)
 
     def failed(self, slot: SlotLifecycle) -> None:
         """Report to the server that the slot is quarantined."""

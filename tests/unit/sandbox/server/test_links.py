@@ -265,6 +265,7 @@ async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(socket
 
 READY = SlotReady(1, 2, None, kept=False, limits=LimitFiles(2, "/x", None))
 HELLO = Hello({}, "t", "full", ["w"], [])
+(READY_PACKET,), (HELLO_PACKET,) = control_protocol.encode(READY), control_protocol.encode(HELLO)
 
 
 def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> None:
@@ -272,16 +273,17 @@ def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> Non
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = SupervisorLink(ours)
-    send(theirs, control_protocol.encode(READY), [agent.fileno()])
+    send(theirs, READY_PACKET, [agent.fileno()])
     ready = link.receive()
     assert isinstance(ready, SlotHandedOver)
     assert ready.ready == READY
     ready.agent.close()
     for packet, fds in (
-        (control_protocol.encode(READY), 0),
-        (control_protocol.encode(READY), 2),
+        (READY_PACKET, 0),
+        (READY_PACKET, 2),
         (b'{"op":"slot_ready"}', 1),
-        (control_protocol.encode(HELLO), 1),
+        (HELLO_PACKET, 1),
+        (b"+part of one", 1),
     ):
         send(theirs, packet, [agent.fileno()] * fds)
         with pytest.raises(ProtocolError):
