@@ -198,8 +198,6 @@ def _memory_settings(version: int, directory: Path, memory_bytes: int) -> list[S
         return [
             Setting(directory / "memory.limit_in_bytes", limit),
             Setting(directory / "memory.memsw.limit_in_bytes", str(memory_bytes + _SWAP_BYTES), required=False),
-            # Buffers of TCP sockets have a count of their own there, and without a limit none at all.
-            Setting(directory / "memory.kmem.tcp.limit_in_bytes", str(memory_bytes // 4), required=False),
         ]
     return [
         Setting(directory / "memory.max", limit),

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
-#include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
@@ -23,9 +22,9 @@
 #include <unistd.h>
 
 /* Numbers that the C library's headers may be too old for; the same on every machine type. */
-enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467, NR_CACHESTAT = 451, NR_MEMFD_SECRET = 447 };
-enum { SOCK_TYPE = 0xf, IOPRIO_USER = 3, X32_BIT = 0x40000000, NEW_TIME = 0x80, MAX_NUMBER = 512, MAX_CODE = 2048 };
-enum { ANY = -1, ROUTE = 0, TCP = 6, UDP = 17, ICMP = 1, ICMPV6 = 58, MPTCP = 262, UDPLITE = 136, SCTP = 132 };
+enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467 };
+enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 2048 };
+enum { PACKET = 17, NEW_TIME = 0x80, MAX_NUMBER = 512 };
 
 /* When a call is refused: always; when an argument (its low word) equals `value`, or has one of its bits; when it sets
  * a limit of another process; when it asks to stop a process at its exit; when it is for another personality than Linux's
@@ -36,106 +35,76 @@ enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT, HOLDS_AT_EXIT, ANOTHER_PERSO
 struct rule {
     const char *name;
     long number;
+    int i386;
     int error; /* ENOSYS where programs know how to do without, else EPERM */
     enum when when;
     uint32_t argument, value;
 };
-#define REFUSE(name, error) {#name, SYS_##name, error, ALWAYS, 0, 0}
+#define REFUSE(name, i386, error) {#name, SYS_##name, i386, error, ALWAYS, 0, 0}
 
 static const struct rule RULES[] = {
     /* What belongs to the machine and not to the slot: keys, programs in the kernel, handles of any file */
-    REFUSE(add_key, ENOSYS),
-    REFUSE(request_key, ENOSYS),
-    REFUSE(keyctl, ENOSYS),
-    REFUSE(bpf, EPERM),
-    REFUSE(perf_event_open, EPERM),
-    REFUSE(syslog, EPERM),
-    REFUSE(open_by_handle_at, EPERM),
-    REFUSE(kexec_load, EPERM),
-    REFUSE(kexec_file_load, EPERM),
-    REFUSE(quotactl, EPERM),
-    {"quotactl_fd", NR_QUOTACTL_FD, EPERM, ALWAYS, 0, 0},
+    REFUSE(add_key, 286, ENOSYS),
+    REFUSE(request_key, 287, ENOSYS),
+    REFUSE(keyctl, 288, ENOSYS),
+    REFUSE(bpf, 357, EPERM),
+    REFUSE(perf_event_open, 336, EPERM),
+    REFUSE(syslog, 103, EPERM),
+    REFUSE(open_by_handle_at, 342, EPERM),
+    REFUSE(kexec_load, 283, EPERM),
+    REFUSE(kexec_file_load, NO_I386, EPERM),
+    REFUSE(quotactl, 131, EPERM),
+    {"quotactl_fd", NR_QUOTACTL_FD, NR_QUOTACTL_FD, EPERM, ALWAYS, 0, 0},
     /* Counted for the whole machine (fs.aio-nr): one slot could leave none for the others */
-    REFUSE(io_setup, ENOSYS),
-    /* What tells which pages of a shared file others have read, or holds memory that nobody else may look at */
-    REFUSE(mincore, ENOSYS),
-    {"cachestat", NR_CACHESTAT, ENOSYS, ALWAYS, 0, 0},
-    {"memfd_secret", NR_MEMFD_SECRET, ENOSYS, ALWAYS, 0, 0},
+    REFUSE(io_setup, 245, ENOSYS),
+    {"socket", SYS_socket, 359, EAFNOSUPPORT, EQUALS, 0, VSOCK},
     /* What makes kernel bugs easy to exploit, and what no filter of system calls can look into */
-    REFUSE(userfaultfd, EPERM),
-    REFUSE(io_uring_setup, ENOSYS),
-    REFUSE(io_uring_enter, ENOSYS),
-    REFUSE(io_uring_register, ENOSYS),
-    REFUSE(vmsplice, ENOSYS),
-    REFUSE(remap_file_pages, ENOSYS),
-#ifdef SYS_modify_ldt
-    REFUSE(modify_ldt, ENOSYS), /* for 16-bit programs, and such cannot run here */
-#endif
-    {"clone3", SYS_clone3, ENOSYS, ALWAYS, 0, 0}, /* its flags lie in memory: callers fall back to clone */
+    REFUSE(userfaultfd, 374, EPERM),
+    REFUSE(io_uring_setup, 425, ENOSYS),
+    REFUSE(io_uring_enter, 426, ENOSYS),
+    REFUSE(io_uring_register, 427, ENOSYS),
+    {"clone3", SYS_clone3, 435, ENOSYS, ALWAYS, 0, 0}, /* its flags lie in memory: callers fall back to clone */
     /* Mounts by descriptor: programs fall back to mount */
-    REFUSE(open_tree, ENOSYS),
-    REFUSE(move_mount, ENOSYS),
-    REFUSE(fsopen, ENOSYS),
-    REFUSE(fsconfig, ENOSYS),
-    REFUSE(fsmount, ENOSYS),
-    REFUSE(fspick, ENOSYS),
-    {"mount_setattr", NR_MOUNT_SETATTR, ENOSYS, ALWAYS, 0, 0},
-    {"open_tree_attr", NR_OPEN_TREE_ATTR, ENOSYS, ALWAYS, 0, 0},
+    REFUSE(open_tree, 428, ENOSYS),
+    REFUSE(move_mount, 429, ENOSYS),
+    REFUSE(fsopen, 430, ENOSYS),
+    REFUSE(fsconfig, 431, ENOSYS),
+    REFUSE(fsmount, 432, ENOSYS),
+    REFUSE(fspick, 433, ENOSYS),
+    {"mount_setattr", NR_MOUNT_SETATTR, NR_MOUNT_SETATTR, ENOSYS, ALWAYS, 0, 0},
+    {"open_tree_attr", NR_OPEN_TREE_ATTR, NR_OPEN_TREE_ATTR, ENOSYS, ALWAYS, 0, 0},
     /* What the kernel would allow others to do to the agent, because it has the same uid as all of them */
-    {"prlimit64", SYS_prlimit64, EPERM, SETS_OTHERS_LIMIT, 0, 0},
-    {"sched_setparam", SYS_sched_setparam, EPERM, EQUALS, 0, AGENT},
-    {"sched_setscheduler", SYS_sched_setscheduler, EPERM, EQUALS, 0, AGENT},
-    {"sched_setaffinity", SYS_sched_setaffinity, EPERM, EQUALS, 0, AGENT},
-    {"sched_setattr", SYS_sched_setattr, EPERM, EQUALS, 0, AGENT},
-    {"setpriority", SYS_setpriority, EPERM, EQUALS, 1, AGENT},
-    {"setpriority", SYS_setpriority, EPERM, EQUALS, 0, PRIO_USER},
-    {"ioprio_set", SYS_ioprio_set, EPERM, EQUALS, 1, AGENT},
-    {"ioprio_set", SYS_ioprio_set, EPERM, EQUALS, 0, IOPRIO_USER},
+    {"prlimit64", SYS_prlimit64, 340, EPERM, SETS_OTHERS_LIMIT, 0, 0},
+    {"sched_setparam", SYS_sched_setparam, 154, EPERM, EQUALS, 0, AGENT},
+    {"sched_setscheduler", SYS_sched_setscheduler, 156, EPERM, EQUALS, 0, AGENT},
+    {"sched_setaffinity", SYS_sched_setaffinity, 241, EPERM, EQUALS, 0, AGENT},
+    {"sched_setattr", SYS_sched_setattr, 351, EPERM, EQUALS, 0, AGENT},
+    {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 1, AGENT},
+    {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 0, PRIO_USER},
+    {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 1, AGENT},
+    {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 0, IOPRIO_USER},
     /* Two processes that stop each other at their exit could be killed by nobody: SIGKILL no longer ends that stop */
-    {"ptrace", SYS_ptrace, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
+    {"ptrace", SYS_ptrace, 26, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
 };
 
 /* Namespaces and mounts: unless the slot may have nested ones. */
 static const struct rule OWN_NAMESPACES[] = {
-    REFUSE(setns, EPERM),
-    {"unshare", SYS_unshare, EPERM, HAS, 0, CLONE_NEWUSER},
-    {"clone", SYS_clone, EPERM, HAS, 0, CLONE_NEWUSER},
-    REFUSE(mount, EPERM),
-    REFUSE(umount2, EPERM),
-    REFUSE(pivot_root, EPERM),
+    REFUSE(setns, 346, EPERM),
+    {"unshare", SYS_unshare, 310, EPERM, HAS, 0, CLONE_NEWUSER},
+    {"clone", SYS_clone, 120, EPERM, HAS, 0, CLONE_NEWUSER},
+    REFUSE(mount, 21, EPERM),
+    REFUSE(umount2, 52, EPERM),
+    REFUSE(pivot_root, 217, EPERM),
 };
 
 /* For a slot with root inside. Namespaces of any kind: the kernel refuses them too, as long as it has no flaw there. */
 enum { NEW = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWCGROUP };
 static const struct rule OWN_ROOT[] = {
-    {"unshare", SYS_unshare, EPERM, HAS, 0, (uint32_t)NEW | NEW_TIME},
-    {"clone", SYS_clone, EPERM, HAS, 0, (uint32_t)NEW},
+    {"unshare", SYS_unshare, NO_I386, EPERM, HAS, 0, (uint32_t)NEW | NEW_TIME},
+    {"clone", SYS_clone, NO_I386, EPERM, HAS, 0, (uint32_t)NEW},
 };
-static const struct rule PERSONALITY = {"personality", SYS_personality, EPERM, ANOTHER_PERSONALITY, 0, 0};
-
-/* The sockets that a slot may make, all of them with memory that is counted where the kernel counts sockets at all; the
- * type without its flags. Others are refused as by a kernel without them: Go tries MPTCP, libaudit tries NETLINK_AUDIT.
- * Among them are such as hold the machine's memory for nobody (NETLINK_USERSOCK, AF_XDP). */
-static const struct socket { int family, type, protocol; } SOCKETS[] = {
-    {AF_UNIX, ANY, ANY},
-    {AF_INET, SOCK_STREAM, 0}, {AF_INET, SOCK_STREAM, TCP}, {AF_INET, SOCK_DGRAM, 0}, {AF_INET, SOCK_DGRAM, UDP},
-    {AF_INET, SOCK_DGRAM, ICMP}, {AF_INET, SOCK_RAW, ANY},
-    {AF_INET6, SOCK_STREAM, 0}, {AF_INET6, SOCK_STREAM, TCP}, {AF_INET6, SOCK_DGRAM, 0}, {AF_INET6, SOCK_DGRAM, UDP},
-    {AF_INET6, SOCK_DGRAM, ICMPV6}, {AF_INET6, SOCK_RAW, ANY},
-    {AF_NETLINK, ANY, ROUTE},
-};
-static const struct socket PACKETS = {AF_PACKET, ANY, ANY};
-
-/* Tried by the proof; each has its own reason to be refused. */
-static const struct socket NO_SOCKETS[] = {
-    {AF_VSOCK, SOCK_STREAM, 0}, {AF_XDP, SOCK_RAW, 0}, {AF_ALG, SOCK_SEQPACKET, 0}, {AF_PPPOX, SOCK_DGRAM, 0},
-    {AF_NETLINK, SOCK_RAW, NETLINK_USERSOCK}, {AF_NETLINK, SOCK_DGRAM, NETLINK_KOBJECT_UEVENT},
-    {AF_INET, SOCK_STREAM, MPTCP}, {AF_INET6, SOCK_DGRAM, UDPLITE}, {AF_INET, SOCK_SEQPACKET, SCTP},
-};
-
-/* Their machine code has a limit of the whole machine (net.core.bpf_jit_limit), past which no filter can be set: no
- * slot could start. */
-static const uint32_t FILTERS[] = {SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF};
+static const struct rule PERSONALITY = {"personality", SYS_personality, NO_I386, EPERM, ANOTHER_PERSONALITY, 0, 0};
+static const struct rule PACKETS = {"socket", SYS_socket, NO_I386, EAFNOSUPPORT, EQUALS, 0, PACKET};
 #define COUNT(table) (sizeof(table) / sizeof *(table))
 
 /* ---- the filter ---- */
@@ -210,52 +179,6 @@ static void emit_rules(const struct rule *rules, size_t count, pid_t agent) {
         emit_rule(&rules[i], (uint32_t)rules[i].number, agent);
 }
 
-/* Allows these sockets; for others it goes on with any of the call's arguments loaded. */
-static void emit_socket(const struct socket *allowed) {
-    bool typed = allowed->type != ANY, chosen = allowed->protocol != ANY;
-    load_argument(0);
-    if_equal((uint32_t)allowed->family, (typed ? 3U : 0) + (chosen ? 2U : 0) + 1);
-    if (typed) {
-        load_argument(1);
-        emit(BPF_ALU | BPF_AND | BPF_K, SOCK_TYPE, 0, 0);
-        if_equal((uint32_t)allowed->type, (chosen ? 2U : 0) + 1);
-    }
-    if (chosen) {
-        load_argument(2);
-        if_equal((uint32_t)allowed->protocol, 1);
-    }
-    allow();
-}
-
-/* Before and after it, the call's number is loaded. */
-static void emit_sockets(bool packets) {
-    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 1, 0);
-    size_t other = code_size;
-    if_equal(SYS_socketpair, 0);
-    for (size_t i = 0; i < COUNT(SOCKETS); i++)
-        emit_socket(&SOCKETS[i]);
-    if (packets)
-        emit_socket(&PACKETS);
-    load_argument(0);
-    emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 2, 0);
-    emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 1, 0);
-    if_equal(AF_NETLINK, 1);
-    refuse(EPROTONOSUPPORT);
-    refuse(EAFNOSUPPORT);
-    code[other].jf = (uint8_t)(code_size - other - 1);
-    if (packets)
-        return;
-    if_equal(SYS_setsockopt, (unsigned)COUNT(FILTERS) + 5);
-    load_argument(1);
-    if_equal(SOL_SOCKET, (unsigned)COUNT(FILTERS) + 3);
-    load_argument(2);
-    for (size_t i = 0; i < COUNT(FILTERS); i++)
-        emit(BPF_JMP | BPF_JEQ | BPF_K, FILTERS[i], (unsigned)(COUNT(FILTERS) - i), 0);
-    emit(BPF_JMP | BPF_JA, 1, 0, 0);
-    refuse(EPERM);
-    load_number();
-}
-
 /* Allows what is listed, as ranges of numbers; programs know how to do without what is newer than the list (ENOSYS). */
 static void emit_list(bool nested) {
     uint32_t newest = 0;
@@ -274,7 +197,7 @@ static void emit_list(bool nested) {
     refuse(EPERM);
 }
 
-/* Other ways to call the kernel (i386) have other numbers, which are not listed. */
+/* Other ways to call the kernel have other numbers, which are not listed. */
 static void emit_own_numbers_only(void) {
     load(offsetof(struct seccomp_data, arch));
 #ifdef __x86_64__
@@ -286,7 +209,26 @@ static void emit_own_numbers_only(void) {
 }
 
 #ifdef __x86_64__
-/* x32 calls come as x86-64 ones, with a bit in their numbers. A tracer's -1 (no call) is not one of them. */
+/* i386 programs have other numbers, and one call that makes sockets of any family. */
+static void emit_i386(pid_t agent) {
+    load(offsetof(struct seccomp_data, arch));
+    if_not_equal(AUDIT_ARCH_I386, 1);
+    size_t jump = code_size;
+    emit(BPF_JMP | BPF_JA, 0, 0, 0); /* over all that follows; filled in below */
+    load_number();
+    for (size_t i = 0; i < COUNT(RULES); i++)
+        if (RULES[i].i386 != NO_I386)
+            emit_rule(&RULES[i], (uint32_t)RULES[i].i386, agent);
+    for (size_t i = 0; i < COUNT(OWN_NAMESPACES); i++)
+        emit_rule(&OWN_NAMESPACES[i], (uint32_t)OWN_NAMESPACES[i].i386, agent);
+    emit_rule(&(struct rule){"socketcall", 0, 102, EAFNOSUPPORT, EQUALS, 0, SOCKETCALL_SOCKET}, 102, agent);
+    emit_rule(&(struct rule){"umount", 0, 22, EPERM, ALWAYS, 0, 0}, 22, agent);
+    allow();
+    code[jump].k = (uint32_t)(code_size - jump - 1);
+}
+
+/* x32, the third way to call an x86-64 kernel, has yet other numbers, and hardly any program uses it. A tracer's -1 (no
+ * call) is not one of them. */
 static void emit_x32(void) {
     if_equal(UINT32_MAX, 1);
     allow();
@@ -297,19 +239,28 @@ static void emit_x32(void) {
 
 bool guard_slot(pid_t agent, const struct guard *guard) {
     code_size = 0;
-    emit_own_numbers_only();
+    if (guard->listed)
+        emit_own_numbers_only();
+#ifdef __x86_64__
+    else
+        emit_i386(agent);
+#endif
     load_number();
 #ifdef __x86_64__
     emit_x32();
 #endif
     emit_rules(RULES, COUNT(RULES), agent);
-    if (!guard->nested) {
+    if (!guard->nested)
         emit_rules(OWN_NAMESPACES, COUNT(OWN_NAMESPACES), agent);
-        emit_rules(OWN_ROOT, COUNT(OWN_ROOT), agent);
-    }
-    emit_rules(&PERSONALITY, 1, agent);
-    emit_sockets(guard->packets);
-    emit_list(guard->nested);
+    if (guard->listed) {
+        if (!guard->nested)
+            emit_rules(OWN_ROOT, COUNT(OWN_ROOT), agent);
+        if (!guard->packets)
+            emit_rules(&PACKETS, 1, agent);
+        emit_rules(&PERSONALITY, 1, agent);
+        emit_list(guard->nested);
+    } else
+        allow();
     struct sock_fprog program = {(unsigned short)code_size, code};
     if (!guard->may_gain && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return false;
@@ -365,27 +316,8 @@ static size_t prove(const struct rule *rules, size_t count) {
     return refused;
 }
 
-/* Counts what is refused, and prints the rest: those sockets, and filters of any. */
-static size_t prove_sockets(void) {
-    size_t refused = 0;
-    for (size_t i = 0; i < COUNT(NO_SOCKETS); i++) {
-        bool held = socket(NO_SOCKETS[i].family, NO_SOCKETS[i].type | SOCK_CLOEXEC, NO_SOCKETS[i].protocol) < 0 &&
-                    (errno == EAFNOSUPPORT || errno == EPROTONOSUPPORT);
-        refused += held;
-        if (!held)
-            print("allowed ", "a socket that nothing counts");
-    }
-    for (size_t i = 0; i < COUNT(FILTERS); i++) {
-        bool held = setsockopt(-1, SOL_SOCKET, (int)FILTERS[i], NULL, 0) < 0 && errno == EPERM;
-        refused += held;
-        if (!held)
-            print("allowed ", "a filter of a socket");
-    }
-    return refused;
-}
-
 int prove_guard(void) {
-    size_t refused = prove(RULES, COUNT(RULES)) + prove(OWN_NAMESPACES, COUNT(OWN_NAMESPACES)) + prove_sockets();
+    size_t refused = prove(RULES, COUNT(RULES)) + prove(OWN_NAMESPACES, COUNT(OWN_NAMESPACES));
     char digits[12] = {0}, *at = digits + 10;
     do
         *at-- = (char)('0' + refused % 10);

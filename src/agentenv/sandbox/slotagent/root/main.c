@@ -148,7 +148,7 @@ static void become_init(const struct wanted *wanted) {
         fail("set", "the parent-death signal");
     enter_root(&wanted->root);
     bring_up_loopback();
-    const struct guard guard = {true, wanted->root.nested, wanted->packets};
+    const struct guard guard = {true, true, wanted->root.nested, wanted->packets};
     restrict_to(wanted->capabilities, &guard);
     syscall(SYS_close_range, (unsigned)AGENT + 1, ~0U, 0U);
 }
