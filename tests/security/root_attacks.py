@@ -14,6 +14,7 @@ import platform
 import resource
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ _CALLS: Final = {
         "userfaultfd": 323, "kcmp": 312, "init_module": 175, "swapon": 167, "reboot": 169, "acct": 163,
         "settimeofday": 164, "iopl": 172, "syslog": 103, "quotactl": 179, "name_to_handle_at": 303,
         "open_by_handle_at": 304, "ptrace": 101, "mknodat": 259, "io_setup": 206, "personality": 135,
+        "mincore": 27, "io_submit": 209, "fanotify_mark": 301, "remap_file_pages": 216, "vmsplice": 278, "seccomp": 317,
+        "syncfs": 306,
     },
     "aarch64": {
         "add_key": 217, "request_key": 218, "keyctl": 219, "mount": 40, "umount2": 39, "pivot_root": 41,
@@ -35,11 +38,14 @@ _CALLS: Final = {
         "userfaultfd": 282, "kcmp": 272, "init_module": 105, "swapon": 224, "reboot": 142, "acct": 89,
         "settimeofday": 170, "syslog": 116, "quotactl": 60, "name_to_handle_at": 264,
         "open_by_handle_at": 265, "ptrace": 117, "mknodat": 33, "io_setup": 0, "personality": 92,
+        "mincore": 232, "io_submit": 2, "fanotify_mark": 263, "remap_file_pages": 234, "vmsplice": 75, "seccomp": 277,
+        "syncfs": 267,
     },
 }[platform.machine()]  # fmt: skip
 _ALIKE: Final = {
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432, "pidfd_getfd": 438,
-    "mount_setattr": 442, "clone3": 435, "pidfd_open": 434,
+    "mount_setattr": 442, "clone3": 435, "pidfd_open": 434, "memfd_secret": 447, "cachestat": 451,
+    "map_shadow_stack": 453,
 }  # fmt: skip
 _NUMBERS: Final = {**_CALLS, **_ALIKE}
 _NEW: Final = {"mnt": 0x20000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000,
@@ -95,6 +101,14 @@ def send_to(kind: int, family: int) -> None:
     socket.socket(family, kind, 0).close()
 
 
+def _set_option(option: int) -> None:
+    """An option of SOL_SOCKET, with the shortest program that there is where it takes one."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    value = struct.pack("HxxxxxxQ", 1, ctypes.addressof(program))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, option, value)
+
+
 def opaque_by_hand() -> None:
     """What overlay itself writes to hide a directory of a lower layer."""
     os.setxattr("/usr", "user.overlay.opaque", b"y")
@@ -135,6 +149,21 @@ def attempts() -> dict[str, Callable[[], object]]:
         "make a device in /dev": lambda: call("mknodat", _AT_FDCWD, b"/dev/mem", _CHARACTER, os.makedev(1, 1)),
         "a packet socket": lambda: send_to(socket.SOCK_RAW, socket.AF_PACKET),
         "a vsock socket": lambda: send_to(socket.SOCK_STREAM, 40),
+        "a filter of a socket": lambda: _set_option(26),
+        "a program of a socket": lambda: _set_option(50),
+        "a program of a port": lambda: _set_option(51),
+        "a larger buffer than the machine allows": lambda: _set_option(33),
+        "a filter of system calls": lambda: call("seccomp", 1, 0, buffer),
+        "pages of the image in memory": lambda: call("mincore", 0, 0, buffer),
+        "pages of a file in memory": lambda: call("cachestat", -1, buffer, buffer, 0),
+        "submit aio": lambda: call("io_submit", 0, 0, 0),
+        "watch a file system": lambda: call("fanotify_mark", -1, 0, 0, _AT_FDCWD, b"/"),
+        "a handle of a file": lambda: call("name_to_handle_at", _AT_FDCWD, b"/", buffer, buffer, 0),
+        "secret memory": lambda: call("memfd_secret", 0),
+        "a shadow stack": lambda: call("map_shadow_stack", 0, 4096, 0),
+        "pages in another order": lambda: call("remap_file_pages", 0, 0, 0, 0, 0),
+        "pages in a pipe": lambda: call("vmsplice", -1, buffer, 0, 0),
+        "write out a disk of the machine": lambda: call("syncfs", -1),
         "add a key": lambda: call("add_key", b"user", b"k", b"v", 1, -3),
         "read a keyring": lambda: call("keyctl", 6, -3, buffer, 64),
         "request a key": lambda: call("request_key", b"user", b"k", 0, 0),
@@ -143,7 +172,7 @@ def attempts() -> dict[str, Callable[[], object]]:
         "io_uring": lambda: call("io_uring_setup", 8, buffer),
         "userfaultfd": lambda: call("userfaultfd", 0),
         "take all aio contexts": lambda: call("io_setup", 1, ctypes.byref(ctypes.c_ulong())),
-        "another personality": lambda: call("personality", 0x0040000),
+        "another personality": lambda: call("personality", 0x0400000),
         "a call of i386": old_call,
         "compare processes": lambda: call("kcmp", os.getpid(), os.getpid(), 0, 0, 0),
         "load a module": lambda: call("init_module", buffer, 64, b""),

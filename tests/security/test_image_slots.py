@@ -84,6 +84,21 @@ EXPECTED: Final[Mapping[str, str]] = {
     "make a device in /dev": "EPERM",
     "a packet socket": "EAFNOSUPPORT",
     "a vsock socket": "EAFNOSUPPORT",
+    "a filter of a socket": "EPERM",
+    "a program of a socket": "EPERM",
+    "a program of a port": "EPERM",
+    "a larger buffer than the machine allows": "EPERM",
+    "a filter of system calls": "EINVAL",
+    "pages of the image in memory": "ENOSYS",
+    "pages of a file in memory": "ENOSYS",
+    "submit aio": "ENOSYS",
+    "watch a file system": "ENOSYS",
+    "a handle of a file": "ENOSYS",
+    "secret memory": "ENOSYS",
+    "a shadow stack": "ENOSYS",
+    "pages in another order": "ENOSYS",
+    "pages in a pipe": "ENOSYS",
+    "write out a disk of the machine": "done",  # that is, nothing was
     "add a key": "ENOSYS",
     "read a keyring": "ENOSYS",
     "request a key": "ENOSYS",
@@ -494,6 +509,7 @@ async def test_a_lease_that_asks_for_packets_gets_those_of_its_own_interfaces(sl
 
 
 IF_NESTED: Final = {
+    "a filter of system calls": "EFAULT",
     "unshare user": "done",
     "clone with a user namespace": "done",
     "raise the agent's oom score": "EACCES",

@@ -1,4 +1,4 @@
-"""Writes the list of system calls that an image slot may use, from the seccomp profile of the container:
+"""Writes the list of system calls that a slot may use, from the seccomp profile of the container:
 
     python -m agentenv.sandbox.slotagent.call_list docker/seccomp.json
 
@@ -21,12 +21,12 @@ FOR_SLOTS: Final = frozenset({"chroot", "clone", "unshare"})
 IN_NESTED: Final = frozenset({"mount", "pivot_root", "sethostname", "setns", "umount2"})
 """Also those, where programs of the slot may make user namespaces."""
 JUDGED: Final = frozenset({"personality", "socket"})
-"""Calls that the profile allows with certain arguments only; guard.c has the same rules."""
+"""Calls that the profile allows with certain arguments only; guard.c has rules of its own, which allow no more but a personality without random addresses."""
 _SLOTS_COMMENT: Final = "container of slots"
 
 
 def names(profile: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The calls of every image slot, and those that are added where user namespaces may be made."""
+    """The calls of every slot, and those that are added where user namespaces may be made."""
     allowed: set[str] = set(JUDGED)
     for rule in profile["syscalls"]:
         if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args"):

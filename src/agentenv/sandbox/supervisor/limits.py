@@ -198,6 +198,8 @@ def _memory_settings(version: int, directory: Path, memory_bytes: int) -> list[S
         return [
             Setting(directory / "memory.limit_in_bytes", limit),
             Setting(directory / "memory.memsw.limit_in_bytes", str(memory_bytes + _SWAP_BYTES), required=False),
+            # The buffers of TCP and UDP, which are counted apart, and only once they have a limit.
+            Setting(directory / "memory.kmem.tcp.limit_in_bytes", limit, required=False),
         ]
     return [
         Setting(directory / "memory.max", limit),

@@ -64,6 +64,7 @@ def test_v1_slot_plan() -> None:
         "/sys/fs/cgroup/pids/job/agentenv/c/slot-3/pids.max": "52",
         f"{memory}/memory.limit_in_bytes": str(96 * MIB),
         f"{memory}/memory.memsw.limit_in_bytes": str(97 * MIB),
+        f"{memory}/memory.kmem.tcp.limit_in_bytes": str(96 * MIB),
         "/sys/fs/cgroup/cpu,cpuacct/agentenv/c/slot-3/cpu.shares": "2048",
     }
     assert plan.kill_file is None

@@ -1,4 +1,4 @@
-/* The system calls that an image slot may use. call_list.c is written from the container's seccomp profile. */
+/* The system calls that a slot may use. call_list.c is written from the container's seccomp profile. */
 #ifndef CALL_LIST_H
 #define CALL_LIST_H
 

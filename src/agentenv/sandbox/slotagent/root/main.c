@@ -148,7 +148,8 @@ static void become_init(const struct wanted *wanted) {
         fail("set", "the parent-death signal");
     enter_root(&wanted->root);
     bring_up_loopback();
-    const struct guard guard = {true, true, wanted->root.nested, wanted->packets};
+    const struct guard guard = {.may_gain = true, .nested = wanted->root.nested, .packets = wanted->packets,
+                                .net_admin = wanted->capabilities >> CAP_NET_ADMIN & 1};
     restrict_to(wanted->capabilities, &guard);
     syscall(SYS_close_range, (unsigned)AGENT + 1, ~0U, 0U);
 }
