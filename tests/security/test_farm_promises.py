@@ -478,3 +478,21 @@ async def test_the_token_of_this_machine_s_user_is_short_lived_renewed_and_named
         minted = [json.loads(line) for line in audit_log.read_text().splitlines()]
         assert service.keys.verify(service.token).jti in [line["jti"] for line in minted]
     assert 3600 <= USER_TOKEN_S <= 86_400
+
+
+# -- a drained container is made up for ----------------------------------------------------------------
+
+
+async def test_who_asks_beside_a_container_that_keeps_its_leases_gets_a_slot_of_another() -> None:
+    backend = FakeBackend(ContainerSettings(slots_per_container=2))
+    pool = PoolSettings(min_containers=1, max_containers=2)
+    async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
+        asked = Site(farm, Access(KEYS), http)
+        await asked.wants(token(RUN), 1, wait_s=20)
+        (lease,) = farm.farm.desk.leases(lambda _: True)
+        farm.farm.drain(lease.container, "operator")
+        (name,) = await asked.wants(token(RUN), 1, wait_s=0)
+        await until(lambda: asked.opened(name).granted, START_S)
+        (other,) = asked.opened(name).held.values()
+        assert not other.lease.startswith(lease.container), "the lease of the drained one goes on"
+        assert farm.farm.load().max_containers == 2 >= len(farm.farm.yard.links)
