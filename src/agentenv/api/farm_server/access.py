@@ -259,11 +259,13 @@ def checking(access: Access) -> type[APIRoute]:
                 right = access.check(request)
                 if right is None:
                     return await handle(request)
-                if body is not None:
-                    raw = await request.body()
-                    request = TypedRequest(request, raw, access.parsed(right, body, raw, request))
-                response = await handle(request)
-                access.check_again(right)  # it may have taken long
+                try:
+                    if body is not None:
+                        raw = await request.body()
+                        request = TypedRequest(request, raw, access.parsed(right, body, raw, request))
+                    response = await handle(request)
+                finally:
+                    access.check_again(right)  # it may have taken long
                 return Lasting(access, right, response) if isinstance(response, StreamingResponse) else response
 
             return checked

@@ -96,9 +96,10 @@ class AskRoutes:
         if request.method == "POST":
             right = self._access.right(request, f"POST {_ASKS}")
             asked = self._access.parsed(right, _asks_request, await request.body(), request)
-            answer = await self.asks(asked, right)
-            self._access.check_again(right)  # it may have taken long
-            return _json(answer)
+            try:
+                return _json(await self.asks(asked, right))
+            finally:
+                self._access.check_again(right)  # it may have taken long
         right = self._access.right(request, f"DELETE {_CANCEL}")
         (run, *_) = parse_qs(request.url.query).get("run", [""])
         try:

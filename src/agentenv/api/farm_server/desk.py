@@ -89,6 +89,10 @@ class OpenAsk:
         """The id of the token; empty: it was asked for without one."""
         return self.tokens[0].id if self.tokens else ""
 
+    def is_disallowed(self, denied: frozenset[str], now_unix_s: float) -> bool:
+        """Whether its token was revoked, or has expired."""
+        return now_unix_s >= self.until_unix_s or not denied.isdisjoint(token.id for token in self.tokens)
+
     def refuse(self, error: AgentEnvError, now: float) -> None:
         """It gets nothing."""
         self.ticket, self.error, self.ended = None, error, now
@@ -161,11 +165,7 @@ class Desk:
     # -- asking ----------------------------------------------------------------------------------
 
     async def ask(
-        self,
-        request: wire.AsksRequest,
-        run: str,
-        tokens: tuple[TokenTag, ...] = (),
-        until_unix_s: float = math.inf,
+        self, request: wire.AsksRequest, run: str, tokens: tuple[TokenTag, ...] = (), until_unix_s: float = math.inf
     ) -> wire.AsksReply:
         """See :class:`agentenv.wire.farm.AsksRequest`. ``tokens``: the token that asks, and those that it was made by;
         the slots count to the caps of all of them. ``until_unix_s``: when it expires, and its asks are withdrawn.
@@ -557,16 +557,18 @@ class Desk:
 
     def _withdraw_denied(self) -> int:
         """Withdraw the asks that wait by tokens that were revoked or have expired. How many."""
-        now, found = time.time(), 0
-        for key, opened in list(self._asks.items()):
-            revoked = any(token.id in self.denied for token in opened.tokens)
-            if opened.ticket is not None and (revoked or now >= opened.until_unix_s):
-                found += 1
-                del self._asks[key]
-                self._withdraw(opened)
-                how = "was revoked" if revoked else "has expired"
-                opened.refuse(UnauthorizedError("farm_token", f"the token ({opened.by}) {how}"), self._clock())
-        return found
+        now = time.time()
+        over = [
+            (key, one)
+            for key, one in self._asks.items()
+            if one.ticket is not None and one.is_disallowed(self.denied, now)
+        ]
+        for key, opened in over:
+            del self._asks[key]
+            self._withdraw(opened)
+            error = UnauthorizedError("farm_token", f"the token ({opened.by}) was revoked, or has expired")
+            opened.refuse(error, self._clock())
+        return len(over)
 
     def leases(self, chosen: Callable[[LeaseRecord], bool]) -> Iterator[LeaseRecord]:
         """Leases that somebody holds."""
