@@ -78,6 +78,25 @@ async def test_a_run_uses_its_lease_with_its_pass_alone(container: Client) -> No
         assert (await run.control.release(key)).state is SlotState.free
 
 
+async def test_a_run_does_not_make_its_lease_last_longer_without_a_renewal(container: Client) -> None:
+    """A day would keep the slot for as long after the run has died; who granted the lease has decided otherwise."""
+
+    async def state() -> SlotState:
+        return (await container.control.slots()).slots[0].state
+
+    async def over() -> bool:
+        return await state() is SlotState.free
+
+    key = await container.lease(ttl_s=1.5, tags=Tags(run=RUN))
+    async with _as_run(container, RUN) as run:
+        await run.control.renew(RenewRequest(keys=(key,), ttl_s=86_400))
+    await eventually(over)
+    key = await container.lease(ttl_s=30, tags=Tags(run=RUN))
+    await container.control.renew(RenewRequest(keys=(key,), ttl_s=60))
+    assert await state() is SlotState.leased
+    await container.control.release(key)
+
+
 async def test_a_run_may_not_lease_nor_end_nor_look_around(container: Client) -> None:
     key = await container.lease(tags=Tags(run=RUN))
     async with _as_run(container, RUN) as run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,6 +13,9 @@ from agentenv.api.door import HEADER_S
 HEADER_BYTES: Final = 64 * 1024
 """Largest headers of a request, and largest trailers of its body."""
 
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.ERROR)  # uvicorn warns of every request that is none: anybody could fill the disk
+
 
 class LimitedHttp(HttpToolsProtocol):
     """Cuts a connection whose headers are larger than ``HEADER_BYTES`` (431) or take longer than ``HEADER_S``. What
@@ -19,6 +23,7 @@ class LimitedHttp(HttpToolsProtocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.logger = _log
         self._header_bytes = 0
         self._loose_bytes = 0
         """Received since the parser last completed anything: the parser keeps what is incomplete."""

@@ -157,6 +157,13 @@ async def test_no_descriptors_is_logged_once_a_second_and_passes(caplog: pytest.
     listening.close()
 
 
+async def test_requests_that_are_none_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with _served() as port:
+        for _ in range(5):
+            assert (await _answer(b"no request\r\n\r\n", port)).startswith(b"HTTP/1.1 400")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("address", "peer"),
     [

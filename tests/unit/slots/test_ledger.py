@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from agentenv.errors import CheckpointError, ContainerLostError, StaleLeaseError
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
+from agentenv.slots.line import FirstCome
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest
 from agentenv.wire.leases import Tags
@@ -370,3 +373,38 @@ def test_what_a_group_asks_for_and_is_to_give_back_is_given_back_when_it_comes()
     assert ledger.lose("a", "gone", 1) == []
     assert ledger.confirm(asked.lease, 2) == [Reclaim("b", 1, asked.lease)]
     assert _grants(ledger.freed("b", 1, 3)) == [("p", "b", 1)]
+
+
+class _Charges(FirstCome):
+    """Counts the slots in reset of each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_reset: Counter[str] = Counter()
+
+    def resetting(self, run: str, slots: int) -> None:
+        self.in_reset[run] += slots
+
+
+@pytest.mark.parametrize("end", ["freed", "quarantined", "lose", "taken"])
+def test_a_slot_in_reset_is_charged_to_the_run_that_had_it_until_it_is_over(end: str) -> None:
+    line = _Charges()
+    ledger = Ledger(line)
+    ledger.started("a", 0)
+    ledger.inventory("a", [SlotState.free] * 4, 0.0)
+    _, commands = ledger.enqueue(SlotRequest(("t",), Tags(run="churns")), 0.0, 100.0)
+    (grant,) = [one for one in commands if isinstance(one, Grant)]
+    ledger.confirm(grant.lease, 0.0)
+    assert line.in_reset["churns"] == 0
+    ledger.release(grant.lease, 1.0)
+    assert line.in_reset["churns"] == 1
+    match end:
+        case "freed":
+            ledger.freed("a", grant.slot, 2.0)
+        case "quarantined":
+            ledger.quarantined("a", grant.slot, 2.0)
+        case "lose":
+            ledger.lose("a", "it is gone", 2.0)
+        case _:
+            ledger.taken("a", grant.slot, Holder("u", Tags(run="other"), 2), 2.0)
+    assert line.in_reset["churns"] == 0

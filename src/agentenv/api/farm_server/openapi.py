@@ -20,8 +20,8 @@ from agentenv.wire.server import ErrorReply
 Json = dict[str, Any]
 
 _SCHEME: Final = "runToken"
-_LIMITED: Final = frozenset({"POST /v1/asks", "GET /v1/news"})
-"""Routes that a token may use only so often, or so many times at once."""
+_LIMITED: Final = frozenset({"DELETE /v1/asks/{request_id}", "GET /v1/news"})
+"""Routes that a token may use only so often, or so many times at once, besides those with a body."""
 _TOKENS: Final[Mapping[Needs, str]] = {
     "read": "Any token.",
     "run": "A token of scope `run` or `admin`.",
@@ -168,7 +168,7 @@ def _statuses(key: str, path: str, operation: Json) -> Iterator[int]:
         yield 404
     if "requestBody" in operation:
         yield 408
-    if key in _LIMITED:
+    if "requestBody" in operation or key in _LIMITED:
         yield 429
 
 
