@@ -67,7 +67,7 @@ class Ask(WireModel):
     trajectories: Annotated[tuple[TrajectoryName, ...], Field(min_length=1, max_length=MAX_GROUP)]
     tags: AskTags = AskTags()
     ttl_s: TTL_S = 30.0
-    """The leases end when they are not renewed for this long."""
+    """The leases end when they are not renewed for this long: at most what the farm's settings allow (an hour)."""
     root: Root | None = None
     """What the slots are made from; None: plain ones."""
     image_reference: Annotated[str, Field(max_length=1_000, pattern=r"^[^\s\x00-\x1f]*$")] = ""
@@ -122,7 +122,8 @@ class Place(WireModel):
     position: int = 0
     """Among its run's asks of this kind: 1 is the next."""
     slots_ahead: int | None = None
-    """Slots that others get before it, if nothing changes; None if they are very many."""
+    """Slots that others get before it, if nothing changes, as of the last half second; None if they are very many, or
+    that is not known yet."""
     eta_s: float | None = None
     waited_s: float = 0.0
     run_held: int = 0
