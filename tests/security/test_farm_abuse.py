@@ -140,6 +140,7 @@ ATTEMPTS: Final[dict[str, Attempt]] = {
     "bodies of 50,000 unknown fields": lambda farm, one: _bad_bodies(farm, one, "/v1/asks", _many_fields()),
     "the same for a route of FastAPI": lambda farm, one: _bad_bodies(farm, one, "/execute", _many_fields()),
     "bodies that are no JSON": lambda farm, one: _bad_bodies(farm, one, "/v1/leases/release", b"[" * 100_000),
+    "a field of a long name": lambda farm, one: _bad_bodies(farm, one, "/v1/asks", b'{"' + b"x" * 100_000 + b'": 1}'),
     "asks cancelled that never were": _unknown_cancelled,
     "asks of names that are none": _long_names,
     "asks cancelled at once": _cancelled_of_its_own,
@@ -175,6 +176,8 @@ async def test_places_are_computed_once_for_all_who_ask_within_a_moment(
     for one in asks:
         async with attacker.get(f"/v1/asks/{one['request_id']}") as reply:
             assert reply.status == 200
+            found = await reply.json()
+            assert found["place"] is None or found["place"]["waited_s"] >= 0
     assert len(computed) <= 1
 
 

@@ -101,7 +101,7 @@ class AskRoutes:
             finally:
                 self._access.check_again(right)  # it may have taken long
         right = self._access.right(request, f"DELETE {_CANCEL}")
-        (run, *_) = parse_qs(request.url.query).get("run", [""])
+        (run, *_) = parse_qs(request.scope["query_string"].decode("latin-1")).get("run", [""])
         try:
             name = _request_id.validate_python(request.scope["path"].rpartition("/")[2])
             run = _run_name.validate_python(run)

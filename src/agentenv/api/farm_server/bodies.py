@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.errors import ProtocolError
+
+_NAME_CHARS: Final = 200
+"""Of the place of an error, which may be a name of the body's."""
 
 
 class MalformedError(ProtocolError):
@@ -45,5 +48,5 @@ def parsed(adapter: TypeAdapter[Any], raw: bytes, content_type: str) -> Any:
 def malformed(error: ValidationError, where: str = "the body") -> MalformedError:
     """The first of its errors; there may be one for every few bytes of a body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    named = ".".join(map(str, first["loc"])) or where
+    named = ".".join(map(str, first["loc"]))[:_NAME_CHARS] or where
     return MalformedError(f"{named}: {first['msg']}", next_step="see /openapi.json")

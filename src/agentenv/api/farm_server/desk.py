@@ -455,7 +455,7 @@ class Desk:
             position=self.yard.ledger.position(ticket),
             slots_ahead=ahead,
             eta_s=eta_s(missing, outlook.freed_per_s, outlook.growth, self.yard.start_s),
-            waited_s=outlook.now - opened.since,
+            waited_s=self._clock() - opened.since,
             run_held=self.line.held(opened.run),
             run_cap=self._cap(opened),
             run_fair_share=outlook.fair.get(opened.run, 0.0),
