@@ -198,8 +198,10 @@ def test_what_was_unpacked_is_given_up(home: Path) -> None:
 def test_a_dockerfile_is_built(user: User) -> None:
     context = user.home / "context"
     context.mkdir(exist_ok=True)
+    pulled = user.agentenv("images", "pull", "--json", user.image)
+    digest = json.loads(pulled.stdout)["images"][0]["digest"]
     (context / "Dockerfile").write_text(
-        f'FROM {user.image}\nSHELL ["/bin/bash", "-c"]\nRUN id -u > /work/id; echo {len(user.cgroups)}\n'
+        f'FROM {digest}\nSHELL ["/bin/bash", "-c"]\nRUN id -u > /work/id; echo {len(user.cgroups)}\n'
     )
     give(context, *context.iterdir())
     done = user.agentenv("exec", "--dockerfile", str(context), "cat /work/id")
