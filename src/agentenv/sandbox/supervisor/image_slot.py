@@ -7,6 +7,7 @@ by the slot's own root (``slotagent/root``), with no more rights than that has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import posixpath
@@ -144,9 +145,11 @@ class ImageSlot:
         return not any(self._has_bash(layer, config.path) for layer in self._layers)
 
     def _has_bash(self, layer: Frozen, path: str) -> bool:
-        """Looked up once for each layer: a view is made often."""
+        """Looked up once for each layer: a view is made often. A layer that cannot be looked at may have one."""
         if layer.files not in self._bashes:
-            self._bashes[layer.files] = bool(static_bash.bashes_in(layer.files, path))
+            self._bashes[layer.files] = True
+            with contextlib.suppress(OSError):
+                self._bashes[layer.files] = bool(static_bash.bashes_in(layer.files, path))
         return self._bashes[layer.files]
 
     async def gather(self) -> None:
