@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 import time
 from types import TracebackType
@@ -148,7 +149,7 @@ class ContainerControl:
             if not self._owns_session:
                 raise PoolClosedError(f"the control of {self.handle.id} is closed")
             self._session = open_session()
-        data = None if body is None else body.model_dump_json().encode()
+        data = None if body is None else io.BytesIO(body.model_dump_json().encode())  # a lease may have a large root
         content = {} if data is None else {"Content-Type": "application/json"}
         headers = headers_for(self.handle, **content, **self._fence)
         try:

@@ -36,6 +36,7 @@ _ASK_WAIT_S: Final = 0.25
 """How long the farm holds back the answer to an ask: most slots are granted by then, and the others come as news."""
 _REQUESTS_AT_ONCE: Final = 16
 _CHECK_S: Final = 0.25
+_BATCH_BYTES = 1024 * 1024
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 0.5
 """A farm that was restarted is back within a second or two; waiting asks are stated again with the next connection."""
 
@@ -175,12 +176,26 @@ class FarmAsks:
             await asyncio.sleep(0)  # a group's members ask one after the other
             self._outgoing.clear()
             while self._outbox:
-                batch, self._outbox = self._outbox[: wire.MAX_ASKS], self._outbox[wire.MAX_ASKS :]
-                open_ones = [wanted for wanted in batch if not wanted.granted.done()]
+                open_ones = self._next_batch()
                 if open_ones:
                     await self._sending.acquire()
                     task = self._tasks.start("farm", self._post(open_ones), "post")
                     task.add_done_callback(lambda _: self._sending.release())
+
+    def _next_batch(self) -> list[Wanted]:
+        """The asks for one request, those with large environments in smaller numbers: all of a request that is too
+        large would be refused, for the sake of one."""
+        batch: list[Wanted] = []
+        size_bytes = 0
+        while self._outbox and len(batch) < wire.MAX_ASKS:
+            wanted = self._outbox[0]
+            if not wanted.granted.done():
+                size_bytes += len(wanted.ask.model_dump_json())
+                if batch and size_bytes > _BATCH_BYTES:
+                    break
+                batch.append(wanted)
+            del self._outbox[0]
+        return batch
 
     async def _post(self, batch: list[Wanted]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -179,8 +180,8 @@ class FarmClient:
         params: Params = (),
         wait_s: float = 0.0,
     ) -> Reply:
-        data = None if body is None else body.model_dump_json().encode()
-        headers = {**self._headers(), **({} if data is None else {"Content-Type": "application/json"})}
+        content = None if body is None else body.model_dump_json().encode()
+        headers = {**self._headers(), **({} if content is None else {"Content-Type": "application/json"})}
         timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S, connect=_CONNECT_S)
         for _ in range(_MOST_REDIRECTS):
             url = await self._addresses.current()
@@ -188,7 +189,7 @@ class FarmClient:
                 async with self._opened().request(
                     method,
                     url + path,
-                    data=data,
+                    data=None if content is None else io.BytesIO(content),
                     headers=headers,
                     params=tuple(params),
                     timeout=timeout,

@@ -34,6 +34,8 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_ARGUMENTS = 262_144
 """Most arguments of a program: Linux gives them 2 MiB by default, and each takes 9 bytes at least."""
+MAX_CALL_VARIABLES = 100_000
+"""Most variables that a call adds to the environment: about as many as Linux has room for in 2 MiB."""
 MAX_TIMEOUT_S = 24 * 3600.0
 
 
@@ -54,6 +56,11 @@ TrajectoryName = Annotated[str, Field(min_length=1, max_length=256), AfterValida
 MAX_TAG_CHARS = 128
 Tag = Annotated[str, Field(max_length=MAX_TAG_CHARS), AfterValidator(_on_one_line)]
 """A short name that operators see verbatim; empty: none."""
+MAX_COUNT = 2**63 - 1
+"""Of numbers that nothing else limits: what 64 bits hold. JSON has no limit."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+BootName = Annotated[str, Field(max_length=128)]
+"""One life of a server."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
 Arguments = dict[str, JsonValue]

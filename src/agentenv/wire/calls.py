@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, TypeAdapter
 
 from agentenv.errors import AgentEnvError, Fault
-from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, Base64, CallId, WireModel
+from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, Base64, BootName, CallId, Count, WireModel
 from agentenv.wire.leases import LeaseKey
 
 LIVE_WAIT_S = 10.0
@@ -39,7 +39,7 @@ class Attachment(WireModel):
     ``content.text`` (UTF-8; invalid bytes are replaced by the receiver) or ``content.data`` (the bytes themselves)."""
 
     field: Annotated[str, Field(pattern=r"^[a-z_]{1,40}(\.[a-z_]{1,40})?$")]
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: Count
 
 
 class Call(WireModel):
@@ -56,7 +56,7 @@ class Call(WireModel):
     tool: Annotated[str, Field(min_length=1, max_length=64)]
     arguments: Arguments = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
-    boot: str
+    boot: BootName
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
     """Arguments that were sent as attachments; not contained in ``arguments``."""
 
@@ -155,7 +155,7 @@ class Batch(WireModel):
     """Client → server: calls to run (or, resubmitted, to be answered again)."""
 
     type: Literal["batch"] = "batch"
-    batch: int = 0
+    batch: Count = 0
     """Number of the batch within its stream; echoed in :class:`Accepted`."""
     calls: Annotated[tuple[Call, ...], Field(max_length=MAX_BATCH_CALLS)]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from agentenv.wire.base import PROTOCOL_VERSION, SlotIndex, Tag, TrajectoryName, WireModel
+from agentenv.wire.base import PROTOCOL_VERSION, Count, SlotIndex, Tag, TrajectoryName, WireModel
 from agentenv.wire.leases import TTL_S, LeaseKey, Root, RunKind, Tags, TokenTag
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import ContainerState, SlotState
@@ -238,9 +238,9 @@ class RunShare(WireModel):
 
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Its share of contested slots, relative to the weights of the others."""
-    guaranteed: Annotated[int, Field(ge=0)] = 0
+    guaranteed: Count = 0
     """Slots that it gets before anybody above their guarantee."""
-    cap: Annotated[int, Field(ge=0)] | None = None
+    cap: Count | None = None
     """Most slots it may have."""
     paused: bool = False
     """No new slots."""
@@ -298,7 +298,7 @@ class TokenRequest(WireModel):
 
     run: TokenRun
     scope: Scope = "run"
-    cap: Annotated[int, Field(ge=0)] | None = None
+    cap: Count | None = None
     """Most slots that may be held at once by this token and those that it makes, whatever their runs; None: as many as
     its runs may."""
     expires_s: Annotated[float, Field(gt=0, le=LONGEST_TOKEN_S)]

@@ -80,12 +80,12 @@ class CommitRequest(WireModel):
 class LayersRequest(WireModel):
     """``POST /v1/commits`` of a keeper: the same, with the address of the container and a pass that it accepts."""
 
-    container: str
+    container: Annotated[str, Field(max_length=256)]
     checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     image: Digest
     name: CommittedName = ""
-    base_url: Annotated[str, Field(pattern=r"^https?://")]
-    token: str
+    base_url: Annotated[str, Field(max_length=2_000, pattern=r"^https?://")]
+    token: Annotated[str, Field(max_length=4_096)]
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from agentenv.errors import ConfigError
 from agentenv.wire.base import (
     MAX_TAG_CHARS,
+    Count,
     SlotIndex,
     Tag,
     TrajectoryName,
@@ -74,7 +74,7 @@ class LeaseKey(WireModel):
     """The right to use one slot; required with every call."""
 
     slot: SlotIndex
-    epoch: Annotated[int, Field(ge=0)]
+    epoch: Count
     secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
 
 
@@ -90,10 +90,8 @@ class SealRequest(LeaseKey):
 
 
 def _root(raw: Any) -> RootSpec:
-    try:
-        return raw if isinstance(raw, RootSpec) else RootSpec.parse(raw)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    """Raises ConfigError, which is no ValueError: whoever asked gets it as it is, and asks nobody else."""
+    return raw if isinstance(raw, RootSpec) else RootSpec.parse(raw)
 
 
 Root = Annotated[
@@ -144,10 +142,8 @@ class RestoreRequest(LeaseKey):
 
 
 def _network(raw: Any) -> NetworkPolicy:
-    try:
-        return raw if isinstance(raw, NetworkPolicy) else NetworkPolicy.parse(raw)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    """Raises ConfigError: see :func:`_root`."""
+    return raw if isinstance(raw, NetworkPolicy) else NetworkPolicy.parse(raw)
 
 
 Network = Annotated[
@@ -214,7 +210,7 @@ class EndRequest(WireModel):
     the lease ends as if it had been released, and is no longer a :class:`LostLease` if it was lost before."""
 
     slot: SlotIndex
-    epoch: Annotated[int, Field(ge=0)]
+    epoch: Count
     error: Annotated[str, Field(max_length=64)] = ""
     message: Annotated[str, Field(max_length=1_000)] = ""
     at_renewal: bool = False

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from agentenv.wire.base import MAX_TIMEOUT_S, Arguments, CallId, TrajectoryName, WireModel
+from agentenv.wire.base import MAX_TIMEOUT_S, Arguments, CallId, Count, TrajectoryName, WireModel
 from agentenv.wire.calls import CallResult
 from agentenv.wire.farm import FarmLoad, LeaseId, RunName, RunStatus
 from agentenv.wire.leases import RunKind
@@ -105,7 +105,7 @@ class ArtifactReadRequest(OfTrajectory):
 
     path: PathArgument
     encoding: Literal["text", "base64"] = "text"
-    offset: Annotated[int, Field(ge=0)] = 0
+    offset: Count = 0
     max_bytes: ArtifactBytes | None = None
     include_sha256: bool = False
 

@@ -17,9 +17,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from agentenv.wire.base import MAX_TIMEOUT_S, WireModel
-from agentenv.wire.sessions import CommandText, Environment, PathText, Signal
-from agentenv.wire.tools import Argv, UserName
+from agentenv.wire.base import MAX_COUNT, MAX_TIMEOUT_S, WireModel
+from agentenv.wire.sessions import PathText, Signal
+from agentenv.wire.tools import Argv, CommandText, Environment, UserName
 
 MAX_PROGRAMS: Final = 64
 """Connected at once in one slot."""
@@ -102,7 +102,7 @@ class StreamRoom(WireModel):
 
     type: Literal["room"] = "room"
     stream: StreamName
-    bytes: Annotated[int, Field(gt=0)]
+    bytes: Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
 
 class EndOfInput(WireModel):

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import MAX_COMMAND_BYTES, Base64, ForCode, WireModel, for_code
-from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, SlotTool, UserName
+from agentenv.wire.base import Base64, Count, ForCode, WireModel, for_code
+from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, CommandText, Environment, SlotTool, UserName
 
 MAX_WAIT_S = 3600.0
 MAX_INPUT_BYTES = 8 * 1024 * 1024
+MAX_TYPED_BYTES = 1024 * 1024
+"""Of a command for a terminal's shell: the server quotes all of it at once."""
 
 
 def _no_nul(value: str) -> str:
@@ -25,9 +27,9 @@ def _no_nul(value: str) -> str:
     return value
 
 
-def _command(value: str) -> str:
-    if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
-        raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
+def _typed(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_TYPED_BYTES:
+        raise ValueError(f"must be at most {MAX_TYPED_BYTES} bytes: write a longer one to a file, and run that")
     return _no_nul(value)
 
 
@@ -40,13 +42,6 @@ def _input(value: str) -> str:
 def _listed(value: object) -> object:
     """Accept a single key without a list."""
     return (value,) if isinstance(value, str) else value
-
-
-def _environment(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
-        if not name or "=" in name or "\0" in name or "\0" in text:
-            raise ValueError(f"{name!r} is not a valid environment variable")
-    return value
 
 
 def _as_capture(given: dict[str, Any]) -> dict[str, Any]:
@@ -65,11 +60,10 @@ def _as_capture(given: dict[str, Any]) -> dict[str, Any]:
 
 
 SessionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
-CommandText = Annotated[str, AfterValidator(_command)]
+TypedText = Annotated[str, AfterValidator(_typed)]
 InputText = Annotated[str, AfterValidator(_input)]
 Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"]
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul)]
-Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
 Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000), BeforeValidator(_listed)]
 WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
@@ -80,7 +74,7 @@ Columns = Annotated[int, Field(ge=2, le=1_000)]
 class TerminalArguments(WireModel):
     """Run a command in a persistent bash session, get more of its output, send it keys, or start over."""
 
-    command: CommandText | None = Field(
+    command: TypedText | None = Field(
         default=None,
         description="Command to run in the session. It may span several lines. An empty command returns more output "
         "of the one that is running.",
@@ -216,7 +210,7 @@ class ProcessArguments(WireModel):
         description="For kill: the signal to send. KILL ends the process and everything it started; other signals go "
         "to its process group, which may handle them.",
     )
-    offset: Annotated[int, Field(ge=0)] | None = Field(
+    offset: Count | None = Field(
         default=None, description="For log: offset of the first byte; by default the last `limit` bytes."
     )
     limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")

@@ -13,9 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
-from agentenv.wire.base import MAX_ARGUMENTS, MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, ForCode, WireModel
+from agentenv.wire.base import (
+    MAX_ARGUMENTS,
+    MAX_CALL_VARIABLES,
+    MAX_COMMAND_BYTES,
+    MAX_FILE_BYTES,
+    Base64,
+    Count,
+    ForCode,
+    WireModel,
+)
 
 PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -43,6 +52,13 @@ def _no_nul(value: str) -> str:
     return value
 
 
+def _command(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
+        raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
+    return _no_nul(value)
+
+
+CommandText = Annotated[str, AfterValidator(_command)]
 UserName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_no_nul)]
 """A user of an image slot: a name or number of its /etc/passwd, with ``:GROUP`` or without."""
 
@@ -57,6 +73,17 @@ Argv = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS),
 """A program, found by PATH, and its arguments."""
 
 
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name or "\0" in text:
+            raise ValueError(f"{name[:80]!r} is not a valid environment variable")
+    return value
+
+
+Environment = Annotated[dict[str, str], Field(max_length=MAX_CALL_VARIABLES), AfterValidator(_environment)]
+"""Variables of one program. How many bytes they may have is for ``execve`` to say."""
+
+
 class BashArguments(WireModel):
     """Run a command in a new shell in the workspace. No state of the shell is kept.
 
@@ -65,9 +92,11 @@ class BashArguments(WireModel):
     result has the bytes of both streams in its content (:class:`BashReply`), and no text of them.
     """
 
-    command: str = Field(description="The bash command to run. It may span several lines.")
-    cwd: str | None = Field(default=None, description="Working directory; by default the workspace.")
-    env: dict[str, str] | None = Field(default=None, description="Additional environment variables.")
+    command: CommandText = Field(description="The bash command to run. It may span several lines.")
+    cwd: Annotated[str, Field(max_length=4096), AfterValidator(_no_nul)] | None = Field(
+        default=None, description="Working directory; by default the workspace."
+    )
+    env: Environment | None = Field(default=None, description="Additional environment variables.")
     stdin: str | None = Field(default=None, description="Text passed to the command on standard input.")
     stdin_data: ForCode[Base64 | None] = None
     argv: ForCode[Argv | None] = None
@@ -80,26 +109,6 @@ class BashArguments(WireModel):
         if self.stdin is not None and self.stdin_data is not None:
             raise ValueError("give either stdin or stdin_data")
         return self
-
-    @field_validator("command")
-    @classmethod
-    def _command(cls, value: str) -> str:
-        if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
-            raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
-        return _no_nul(value)
-
-    @field_validator("cwd")
-    @classmethod
-    def _cwd(cls, value: str | None) -> str | None:
-        return value if value is None else _no_nul(value)
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        for name, text in (value or {}).items():
-            if not name or "=" in name or "\0" in name or "\0" in text:
-                raise ValueError(f"{name!r} is not a valid environment variable")
-        return value
 
 
 class BashReply(WireModel):
@@ -115,7 +124,7 @@ class ReadFileArguments(WireModel):
     """Read a file."""
 
     path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
-    offset: Annotated[int, Field(ge=0)] = Field(default=0, description="Offset of the first byte to read.")
+    offset: Count = Field(default=0, description="Offset of the first byte to read.")
     limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
         default=None,
         description="Maximum number of bytes to read. By default the whole file, up to 1 MiB: the result says where "

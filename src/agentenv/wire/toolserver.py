@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentenv.wire.base import MAX_TIMEOUT_S, PROTOCOL_VERSION, Arguments, CallId, WireModel
+from agentenv.wire.base import MAX_TIMEOUT_S, PROTOCOL_VERSION, Arguments, BootName, CallId, WireModel
 from agentenv.wire.calls import CallResult
 
 MAX_WAIT_S = 60.0
@@ -68,8 +68,8 @@ class ToolCallRequest(WireModel):
     tool: Annotated[str, Field(min_length=1, max_length=64)]
     arguments: Arguments = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
-    boot: str
-    state_boot: str | None = None
+    boot: BootName
+    state_boot: BootName | None = None
     forget: Annotated[tuple[CallId, ...], Field(max_length=1_000)] = ()
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 20.0
 

@@ -15,8 +15,9 @@ from agentenv.api.farm_server.ask_routes import AskRoutes
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.replies import reply
 from agentenv.errors import PoolClosedError, ProtocolError
+from agentenv.wire.base import MAX_MESSAGE_BYTES
 
-MAX_REQUEST_BYTES: Final = 1024 * 1024
+MAX_REQUEST_BYTES: Final = MAX_MESSAGE_BYTES
 BODY_S: Final = 30.0
 """Longest time that a request's body may take to arrive."""
 REQUEST_ID: Final = "X-Request-ID"

@@ -142,10 +142,11 @@ def spawn_text(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
     for name in env:
         if not name or "=" in name:
             raise ValueError(f"{name!r} is not a valid environment variable name")
-    strings = [os.fsencode(text) for text in (cwd, *argv, *(f"{name}={value}" for name, value in env.items()))]
-    if any(b"\0" in text for text in strings):
+    strings = (cwd, *argv, *(f"{name}={value}" for name, value in env.items()))
+    text = "\0".join(strings)  # at once: each for itself takes the event loop five times as long
+    if text.count("\0") >= len(strings):
         raise ValueError("argv, env and cwd must not contain NUL bytes")
-    return _COUNTS.pack(len(argv), len(env)) + b"\0".join(strings) + b"\0"
+    return _COUNTS.pack(len(argv), len(env)) + os.fsencode(text) + b"\0"
 
 
 def exit_usage(payload: bytes) -> Usage:

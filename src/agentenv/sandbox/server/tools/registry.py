@@ -21,6 +21,8 @@ from agentenv.wire.tools import SlotTool
 _ROWS: Final = {one.name: one for one in SLOT_TOOLS}
 MAX_VALUE_BYTES = 16 * 1024 * 1024
 """Largest attachment that is read into a value."""
+MAX_JSON_BYTES = 4 * 1024 * 1024
+"""Largest that is parsed: twice what Linux gives the arguments and the environment of a program."""
 _MAX_PROBLEMS = 3
 _MAX_SHOWN = 80
 
@@ -44,7 +46,7 @@ def _value(row: SlotTool, field: str, attached: Attached) -> Any:
     carried = carried_as(row.arguments, field)
     if field in row.streamed:
         return b"" if carried == "bytes" else ""
-    content = attached.content(field, MAX_VALUE_BYTES)
+    content = attached.content(field, MAX_JSON_BYTES if carried == "json" else MAX_VALUE_BYTES)
     if carried == "bytes":
         return content
     try:
