@@ -6,14 +6,15 @@ import dataclasses
 import importlib
 import pkgutil
 import re
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
-from pydantic import AfterValidator, BaseModel, PlainValidator
+from pydantic import AfterValidator, BaseModel, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 import agentenv.api
@@ -54,12 +55,17 @@ from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.slot_env import proxy_env
-from agentenv.wire.base import MAX_COUNT, WireModel
+from agentenv.sandbox.slotagent.bootstrap import encode_script
+from agentenv.sandbox.slotagent.protocol import spawn_text
+from agentenv.sessions import shell_protocol
+from agentenv.wire.base import MAX_ARGUMENTS, MAX_CALL_VARIABLES, MAX_COMMAND_BYTES, MAX_COUNT, WireModel
 from agentenv.wire.environment import MAX_ENVIRONMENT_BYTES, MAX_PATH_CHARS, MAX_USER_CHARS
 from agentenv.wire.leases import LeaseRequest, Tags
 from agentenv.wire.network import MOST_HOSTS, NetworkPolicy
 from agentenv.wire.roots import RootSpec
+from agentenv.wire.sessions import MAX_TYPED_BYTES, TerminalArguments
 from agentenv.wire.spec import Capability, ContainerSpec
+from agentenv.wire.tools import BashArguments
 
 
 def _modules() -> None:
@@ -232,3 +238,31 @@ def test_the_largest_of_each_control_packet_is_read_as_it_was_said(packet: Super
 
 def test_every_kind_of_control_packet_is_tried() -> None:
     assert {type(packet) for packet in PACKETS} == {*get_args(SupervisorPacket), *get_args(Request)}
+
+
+LARGE_ENV: Final = {str(number): "x" for number in range(MAX_CALL_VARIABLES)}
+WORK: Final[dict[str, Callable[[], object]]] = {
+    "a typed command": lambda: shell_protocol.evaluated("'" * MAX_TYPED_BYTES).encode(),
+    "its words": lambda: shell_protocol.is_plain("'" * MAX_TYPED_BYTES),
+    "a script": lambda: encode_script("x" * MAX_COMMAND_BYTES),
+    "arguments": lambda: spawn_text(["x"] * MAX_ARGUMENTS, {}, "/"),
+    "arguments of a call": lambda: BashArguments(command="x", argv=("x",) * MAX_ARGUMENTS),
+    "variables": lambda: spawn_text(["x"], LARGE_ENV, "/"),
+    "variables of a call": lambda: BashArguments(command="x", env=LARGE_ENV),
+    "a root": lambda: RootSpec.parse(LARGEST.to_dict()),
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_what_the_server_does_with_a_large_value_takes_its_loop_no_50_ms(work: Callable[[], object]) -> None:
+    took_s = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        work()
+        took_s.append(time.thread_time() - began_s)
+    assert min(took_s) < 0.05
+
+
+def test_a_command_that_is_too_long_to_be_typed_is_refused() -> None:
+    with pytest.raises(ValidationError, match="write a longer one to a file"):
+        TerminalArguments(command="x" * (MAX_TYPED_BYTES + 1))
