@@ -58,7 +58,16 @@ Tag = Annotated[str, Field(max_length=MAX_TAG_CHARS), AfterValidator(_on_one_lin
 """A short name that operators see verbatim; empty: none."""
 MAX_COUNT = 2**63 - 1
 """Of numbers that nothing else limits: what 64 bits hold. JSON has no limit."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+def _count(value: int) -> int:
+    if value > MAX_COUNT:
+        raise ValueError(f"must be at most {MAX_COUNT}")
+    return value
+
+
+Count = Annotated[int, Field(ge=0), AfterValidator(_count)]
+"""A number that nothing else limits. Models are not shown that bound."""
 BootName = Annotated[str, Field(max_length=128)]
 """One life of a server."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]

@@ -25,6 +25,7 @@ from agentenv.wire.base import (
     ForCode,
     WireModel,
 )
+from agentenv.wire.environment import MAX_PATH_CHARS
 
 PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -52,6 +53,12 @@ def _no_nul(value: str) -> str:
     return value
 
 
+def _directory(value: str) -> str:
+    if len(value) > MAX_PATH_CHARS:
+        raise ValueError(f"must be at most {MAX_PATH_CHARS} characters")
+    return _no_nul(value)
+
+
 def _command(value: str) -> str:
     if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
         raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
@@ -74,13 +81,15 @@ Argv = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGUMENTS),
 
 
 def _environment(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > MAX_CALL_VARIABLES:
+        raise ValueError(f"must be at most {MAX_CALL_VARIABLES} variables")
     for name, text in value.items():
         if not name or "=" in name or "\0" in name or "\0" in text:
             raise ValueError(f"{name[:80]!r} is not a valid environment variable")
     return value
 
 
-Environment = Annotated[dict[str, str], Field(max_length=MAX_CALL_VARIABLES), AfterValidator(_environment)]
+Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 """Variables of one program. How many bytes they may have is for ``execve`` to say."""
 
 
@@ -93,7 +102,7 @@ class BashArguments(WireModel):
     """
 
     command: CommandText = Field(description="The bash command to run. It may span several lines.")
-    cwd: Annotated[str, Field(max_length=4096), AfterValidator(_no_nul)] | None = Field(
+    cwd: Annotated[str, AfterValidator(_directory)] | None = Field(
         default=None, description="Working directory; by default the workspace."
     )
     env: Environment | None = Field(default=None, description="Additional environment variables.")

@@ -103,19 +103,15 @@ def _bounded(annotation: Any, metadata: list[Any]) -> bool:
         return True  # a dataclass that checks itself
     if get_origin(annotation) in (Union, types.UnionType):
         return all(_bounded(one, metadata) for one in get_args(annotation))
-    if annotation is int:
+    checked = any(isinstance(one, AfterValidator) and one.func.__name__ in _CHECKS for one in metadata)
+    if annotation is int and not checked:
         return any(isinstance(one, (Le, Lt)) for one in metadata) and any(isinstance(one, (Ge, Gt)) for one in metadata)
     sized = any(isinstance(one, MaxLen) or _pattern_is_bounded(one) for one in metadata)
-    sized |= any(isinstance(one, AfterValidator) and one.func.__name__ in _CHECKS for one in metadata)
-    if annotation in (str, bytes):
-        return sized
-    if get_origin(annotation) in (tuple, dict):
-        return sized
-    return False
+    return sized or checked
 
 
-_CHECKS: Final = {"_command", "_typed", "_input"}
-"""Validators that compare a text's bytes with a constant."""
+_CHECKS: Final = {"_command", "_typed", "_input", "_directory", "_environment", "_count"}
+"""Validators that compare a size with a constant, which a model is not shown."""
 
 
 def _flat(more: list[Any]) -> Iterator[Any]:
