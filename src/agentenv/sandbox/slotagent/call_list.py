@@ -21,8 +21,8 @@ FOR_SLOTS: Final = frozenset({"chroot", "clone", "unshare"})
 IN_NESTED: Final = frozenset({"mount", "pivot_root", "sethostname", "setns", "umount2"})
 """Also those, where programs of the slot may make user namespaces."""
 JUDGED: Final = frozenset({"personality", "socket"})
-"""Calls that the profile allows with certain arguments only; guard.c has rules of its own, which allow no more but a
-personality without random addresses."""
+"""Calls that the profile allows with certain arguments only; guard.c has its own rules, which also allow a personality
+without random addresses."""
 _SLOTS_COMMENT: Final = "container of slots"
 
 

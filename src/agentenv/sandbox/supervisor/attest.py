@@ -16,19 +16,17 @@ from typing import Final
 NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero")
 READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-COVERED_FILES: Final = tuple(
-    f"/proc/{name}"
-    for name in (
-        *("diskstats", "interrupts", "kcore", "keys", "latency_stats", "partitions", "sched_debug", "timer_list"),
-        "timer_stats",
-    )
+COVERED_FILES: Final = (
+    *("/proc/config.gz", "/proc/diskstats", "/proc/interrupts", "/proc/iomem", "/proc/ioports", "/proc/kcore"),
+    *("/proc/keys", "/proc/latency_stats", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
+    *("/proc/timer_stats", "/sys/kernel/notes"),
 )
 COVERED_DIRECTORIES: Final = (
-    *("/proc/acpi", "/proc/asound", "/proc/scsi"),
-    *("/sys/block", "/sys/class/block", "/sys/dev/block", "/sys/devices/virtual/block"),
-    *("/sys/devices/virtual/powercap", "/sys/firmware"),
+    *("/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/block", "/sys/class/bdi", "/sys/class/block", "/sys/dev/block"),
+    *("/sys/devices/virtual/bdi", "/sys/devices/virtual/block", "/sys/devices/virtual/powercap", "/sys/firmware"),
+    "/sys/fs",
 )
-"""What is covered of the machine's, as in ``slotagent/root/tree.c``."""
+"""What is covered of the machine's, as in ``slotagent/root/tree.c``; plain slots have those of /proc only."""
 _PRIVATE = frozenset({"nosuid", "nodev", "noexec"})
 _STATUS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 

@@ -26,8 +26,6 @@ AGENT_FD = 3
 AGENT_PATH = "/run/agentenv/slotagent"
 FILES_PATH = SlotPaths.files
 SHELL_PATH = "/run/agentenv/bash"
-MACHINES_FILES = ("/proc/keys", "/proc/diskstats", "/proc/partitions")
-"""What would show a plain slot the machine's keys, and the disks of others with their reads and writes."""
 MAX_TERMINALS = 64
 """Terminals a slot may have open at once; the kernel's own count covers the whole machine."""
 
@@ -124,20 +122,13 @@ def _first_uid(block: int) -> int:
 
 
 def bwrap_argv(
-    bwrap: str,
-    root: Path,
-    workspace: Path,
-    terminals: Path,
-    limits: SlotLimits,
-    info_fd: int,
-    *,
-    covered: Sequence[str],
+    bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, covered: Iterable[str]
 ) -> list[str]:
     """The command that creates one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
-    which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: those of
-    :data:`MACHINES_FILES` that this kernel has. Order matters: later mounts cover earlier ones.
+    which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: files of /proc that
+    tell of the machine, and read as empty in the slot. Order matters: later mounts cover earlier ones.
     """
     return [
         bwrap,
@@ -147,7 +138,7 @@ def bwrap_argv(
         "--clearenv", "--hostname", "slot", "--info-fd", str(info_fd),
         "--ro-bind", str(root), "/",
         "--proc", "/proc",
-        *(argument for path in covered for argument in ("--dev-bind", "/dev/null", path)),
+        *(word for file in covered for word in ("--dev-bind", "/dev/null", file)),
         # Nothing can be set through it: neither a lower oom_score_adj nor another process's memory.
         "--remount-ro", "/proc",
         # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.

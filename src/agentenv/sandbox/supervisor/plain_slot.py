@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
-from agentenv.sandbox.supervisor import child, mounts, slot_process, syscalls, workspace_copy
+from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls, workspace_copy
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
-from agentenv.sandbox.supervisor.isolation import AGENT_FD, MACHINES_FILES, MAX_TERMINALS, USER, bwrap_argv
+from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
@@ -172,6 +172,6 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
         setup.tree.slot_terminals(slot),
         limits,
         INFO_FD,
-        covered=[path for path in MACHINES_FILES if Path(path).exists()],
+        [file for file in attest.COVERED_FILES if file.startswith("/proc/") and Path(file).exists()],
     )
     return child.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)

@@ -36,6 +36,8 @@ INFO_FD = 4
 FAILED = 127
 """Exit code of a program of ours that has told why on standard error."""
 _NETWORK_PROCESSES = 8
+_PENDING_SIGNALS = 8192
+"""Queued signals, and timers, of a slot. The kernel's default grows with the machine (96,365 with 24 GB)."""
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
 
@@ -291,6 +293,10 @@ def first_steps(program: Path, plan: CgroupPlan | None, rlimits: Mapping[int, in
 def rlimits(setup: SlotSetup, processes: int, memory_bytes: int) -> dict[int, int]:
     """What limits each process of a slot: a second limit, or the only one where there are no cgroups."""
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: setup.spec.limits.open_files}
+    most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]  # nobody may raise it without CAP_SYS_RESOURCE
+    wanted[resource.RLIMIT_SIGPENDING] = (
+        _PENDING_SIGNALS if most == resource.RLIM_INFINITY else min(most, _PENDING_SIGNALS)
+    )
     if setup.identity.mode != USER:
         # Where pids.max counts exactly, this is a second limit: it also counts the slot's
         # network stack, which runs under the slot's uid outside of it.

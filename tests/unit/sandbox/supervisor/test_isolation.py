@@ -50,7 +50,7 @@ def test_uids() -> None:
 
 def argv() -> list[str]:
     return isolation.bwrap_argv(
-        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, covered=["/proc/keys"]
+        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, ["/proc/keys", "/proc/partitions"]
     )
 
 
@@ -79,8 +79,8 @@ def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -
     given = argv()
     mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
     assert given[closed - 1] == "--remount-ro"
-    assert mounted < given.index("/proc/keys") < closed
-    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, covered=[])
+    assert mounted < given.index("/proc/keys") < given.index("/proc/partitions") < closed
+    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, [])
     assert "/proc/keys" not in without, "a kernel without keys has no such file to cover"
 
 

@@ -167,17 +167,19 @@ static void mount_devices(const struct outside *from) {
     mount_at(from->queues, "/dev/mqueue");
 }
 
-/* What tells of the machine, or sets something of it: as Docker hides it (moby, oci/defaults.go), and what tells of its
- * disks: among them are those of other slots, with their files' names and their reads and writes. What is not there on this
- * kernel needs no cover. */
+/* What tells of the machine, or sets something of it: what Docker hides (moby, oci/defaults.go), and disks, whose names
+ * are paths of the machine and whose counters tell what neighbours write. The list is that of supervisor/attest.py, which
+ * looks at every slot. What is not there on this kernel needs no cover. */
 static void cover_machine(void) {
     static const char *const read_only[] = {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"};
     static const char *const files[] = {"/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
                                         "/proc/timer_stats", "/proc/sched_debug", "/proc/interrupts",
-                                        "/proc/diskstats", "/proc/partitions"};
+                                        "/proc/diskstats", "/proc/partitions", "/proc/config.gz", "/proc/iomem",
+                                        "/proc/ioports", "/sys/kernel/notes"};
     static const char *const directories[] = {"/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware",
-                                              "/sys/devices/virtual/powercap", "/sys/devices/virtual/block",
-                                              "/sys/block", "/sys/class/block", "/sys/dev/block"};
+                                              "/sys/block", "/sys/class/bdi", "/sys/class/block", "/sys/dev/block",
+                                              "/sys/fs", "/sys/devices/virtual/bdi", "/sys/devices/virtual/block",
+                                              "/sys/devices/virtual/powercap"};
     for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
         if (mount(read_only[i], read_only[i], NULL, MS_BIND | MS_REC, NULL) < 0 && errno != ENOENT)
             fail("cover", read_only[i]);
