@@ -62,7 +62,7 @@ async def slots(container_of_images: ImageSlots) -> AsyncIterator[ImageSlots]:
 async def _open(slots: ImageSlots, who: str) -> ToolSession:
     session = await (slots.open_plain() if who == "plain" else slots.open())
     text = Path(socket_walk.__file__).read_text()
-    await session.call("write_file", {"path": "/tmp/walk.py", "text": text})  # noqa: S108 - the slot's
+    await session.call("write_file", {"path": "/tmp/walk.py", "text": text})
     await sh(session, "chmod 644 /tmp/walk.py")
     return session
 
