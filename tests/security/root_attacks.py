@@ -153,7 +153,7 @@ def attempts() -> dict[str, Callable[[], object]]:
         "a program of a socket": lambda: _set_option(50),
         "a program of a port": lambda: _set_option(51),
         "a larger buffer than the machine allows": lambda: _set_option(33),
-        "a filter of system calls": lambda: call("seccomp", 1, 0, buffer),
+        "a filter of system calls": lambda: call("seccomp", 1, 0, 0),
         "pages of the image in memory": lambda: call("mincore", 0, 0, buffer),
         "pages of a file in memory": lambda: call("cachestat", -1, buffer, buffer, 0),
         "submit aio": lambda: call("io_submit", 0, 0, 0),

@@ -85,6 +85,15 @@ async def test_there_is_no_network(slots: Slots) -> None:
     ]
 
 
+OF_THE_MACHINE = ("config.gz", "diskstats", "interrupts", "iomem", "ioports", "keys", "partitions")
+
+
+async def test_files_of_the_machine_are_empty(slots: Slots) -> None:
+    one = await slots.open("one")
+    assert await sh(one, f"cd /proc; cat {' '.join(OF_THE_MACHINE)} 2>/dev/null | wc -c") == "0\n"
+    assert await sh(one, "df / >/dev/null && nproc >/dev/null && free >/dev/null && echo as before") == "as before\n"
+
+
 async def test_the_servers_port_cannot_be_reached(slots: Slots) -> None:
     one = await slots.open("one")
     port = one.lease.container.base_url.rsplit(":", 1)[1].split("/")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,9 +80,12 @@ async def test_sockets_are_those_of_the_list(slots: ImageSlots, who: str) -> Non
 
 
 def _uncounted_bytes() -> int:
+    """What the machine has in slabs and mappings of the kernel, and in the buffers of TCP and UDP."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     kib = sum(int(lines[name].split()[0]) for name in ("SUnreclaim", "VmallocUsed"))
-    return kib * 1024
+    words = Path("/proc/net/sockstat").read_text().split()
+    pages = sum(int(words[at + 1]) for at, word in enumerate(words) if word == "mem")
+    return kib * 1024 + pages * resource.getpagesize()
 
 
 @pytest.mark.parametrize("attempt", socket_walk.ATTEMPTS)
@@ -94,5 +98,7 @@ async def test_buffers_stay_within_the_slots_memory(slots: ImageSlots, who: str,
     )
     told = await sh(session, command, timeout_s=60)
     grown = _uncounted_bytes() - idle
-    assert grown < LIMITS.memory_bytes, f"{grown >> 20} MiB beside the {LIMITS.memory_bytes >> 20} of the slot: {told}"
+    assert grown < LIMITS.memory_bytes * 1.1, (
+        f"{grown >> 20} MiB beside the {LIMITS.memory_bytes >> 20} of the slot: {told}"
+    )
     await slots.release_all()
