@@ -21,6 +21,7 @@ import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import BadImageError, ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
@@ -83,16 +84,15 @@ class Beside:
     images: Images
     usual: str
     neighbour: ToolSession
+    controlled: ContainerHandle
+    """The container, with its control token."""
     running: asyncio.Task[Any]
     epoch: int
-
-    def control(self) -> ContainerControl:
-        return ContainerControl(self.neighbour.lease.container, guest=True)
 
     async def unharmed(self) -> None:
         """The neighbour's call still runs, in the same epoch, and every slot of the container can be had."""
         assert not self.running.done(), self.running.result()
-        async with self.control() as control:
+        async with ContainerControl(self.controlled, guest=True) as control:
 
             async def whole() -> bool:
                 reports = (await control.slots()).slots
@@ -117,6 +117,7 @@ async def beside(request: pytest.FixtureRequest, images: Images, tmp_path_factor
         usual = images.over_programs(*usual_files())
         state_dir: Path = tmp_path_factory.mktemp("state")
         backend = LocalBackend(containers, state_dir=state_dir)
+        farm = None
         if request.param == "local":
             pool: Any = SlotPool(backend, one_container)
         else:
@@ -126,7 +127,10 @@ async def beside(request: pytest.FixtureRequest, images: Images, tmp_path_factor
         executor = await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin()))
         neighbour = await stack.enter_async_context(executor.open("neighbour", root=RootSpec(usual, **ROOM)))
         running = asyncio.create_task(neighbour.call("bash", {"command": "sleep 3600"}, timeout_s=3600))
-        yield Beside(executor, images, usual, neighbour, running, neighbour.lease.key.epoch)
+        controlled = neighbour.lease.container  # of a farm it is a pass, which shows no slots
+        if farm is not None:
+            controlled = next(iter(farm.farm.yard.links.values())).handle
+        yield Beside(executor, images, usual, neighbour, controlled, running, neighbour.lease.key.epoch)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
