@@ -40,6 +40,7 @@ def test_each_decision_is_a_line_without_secrets(tmp_path: Path) -> None:
     audit.lease_ended(BY_FARM, "exp7", "c1/1/7", "reclaimed")
     audit.token_minted("jti-2", "exp7", "jti-3", scope="run", cap=8, expires_s=60)
     audit.container_drained("jti-2", "c1", 3)
+    audit.token_revoked("jti-2", "jti-3", streams=1, asks=2, leases=3, ended=True)
     audit.share_changed("jti-2", "exp7", RunShare(weight=2))
     audit.share_changed("jti-2", "exp7", None)
     audit.settings_reloaded(("runs",), ("name",))
