@@ -65,7 +65,7 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
 )
 """What a token has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it allows
 for the runs it covers. ``operate`` concerns the runs of everybody: admin of all (``*``)."""
-_MALFORMED: Final = AskLimits(asks_per_s=1, burst=10)
+_MALFORMED: Final = AskLimits(asks_per_s=0.5, burst=5)
 """Bodies of one token that are not as described: each may take some 50 ms of the event loop."""
 _ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
     "read": {"read"},
@@ -131,16 +131,16 @@ class Access:
             )
         return right
 
-    def parsed(self, right: Right, adapter: TypeAdapter[Any], raw: bytes, request: Request) -> Any:
+    async def parsed(self, right: Right, adapter: TypeAdapter[Any], request: Request) -> Any:
         """What a request's body means. Raises MalformedError, and after many of them TooManyRequestsError: then bodies
-        of the token are not parsed for a while."""
+        of the token are not read for a while."""
         if (retry_after_s := self._malformed.full(right.jti)) is not None:
             raise TooManyRequestsError(
                 "the token has sent too many bodies that are not as /openapi.json describes them",
                 retry_after_s=retry_after_s,
             )
         try:
-            return parsed(adapter, raw, request.headers.get("content-type", ""))
+            return parsed(adapter, await request.body(), request.headers.get("content-type", ""))
         except MalformedError:
             self._malformed.hit(right.jti)
             raise
@@ -261,8 +261,8 @@ def checking(access: Access) -> type[APIRoute]:
                     return await handle(request)
                 try:
                     if body is not None:
-                        raw = await request.body()
-                        request = TypedRequest(request, raw, access.parsed(right, body, raw, request))
+                        found = await access.parsed(right, body, request)
+                        request = TypedRequest(request, await request.body(), found)
                     response = await handle(request)
                 finally:
                     access.check_again(right)  # it may have taken long

@@ -95,7 +95,7 @@ class AskRoutes:
     async def _answer(self, request: Request) -> Response:
         if request.method == "POST":
             right = self._access.right(request, f"POST {_ASKS}")
-            asked = self._access.parsed(right, _asks_request, await request.body(), request)
+            asked = await self._access.parsed(right, _asks_request, request)
             try:
                 return _json(await self.asks(asked, right))
             finally:
