@@ -53,15 +53,15 @@ def one(size_bytes: int) -> dict[str, str]:
     return {"BIG": "x" * (size_bytes - len("BIG=\0"))}
 
 
-def many(count: int, size_bytes: int = 16) -> dict[str, str]:
-    return {f"V{number}": "\x01" * (size_bytes - len(f"V{number}=\0")) for number in range(count)}
+def many(count: int, size_bytes: int = 16, text: str = "x") -> dict[str, str]:
+    return {f"V{number}": text * (size_bytes - len(f"V{number}=\0")) for number in range(count)}
 
 
 TAKEN: Final[dict[str, dict[str, str]]] = {
     "16 KiB": one(16 * KIB),
     "64 KiB": one(64 * KIB),
     "the longest variable": one(MAX_VARIABLE_BYTES),
-    "the most bytes, six of JSON each": many(4, MAX_ENVIRONMENT_BYTES // 4),
+    "the most bytes, six of JSON each": many(4, MAX_ENVIRONMENT_BYTES // 4, "\x01"),
     "the most variables": many(MAX_VARIABLES),
 }
 REFUSED: Final[dict[str, dict[str, str]]] = {
