@@ -215,7 +215,7 @@ async def test_an_image_s_environment_reaches_its_commands(beside: Beside, size_
 
 
 OF_AN_IMAGE: Final[dict[str, dict[str, Any]]] = {
-    **{f"env: {name}": {"Env": as_env(env)} for name, env in REFUSED.items() if "\0" not in str(env.values())[:200]},
+    **{f"env: {name}": {"Env": as_env(env)} for name, env in REFUSED.items() if name != "a NUL"},
     "user: 300 characters": {"User": "u" * 300},
     "workdir: 5,000 characters": {"WorkingDir": "/" + "d" * 5_000},
 }
