@@ -17,8 +17,9 @@ DEEPEST_RECORDED = 200
 
 
 def clean_text(text: str) -> str:
-    """``text`` without lone surrogates (JSON can carry them, UTF-8 cannot): each becomes ``?``."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    """``text`` without lone surrogates (JSON can carry them, UTF-8 cannot): each becomes what Python writes for it,
+    ``\\udc80``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def deeper_than(value: Any, levels: int) -> bool:
@@ -50,7 +51,13 @@ def jsonable(value: Any, levels: int = DEEPEST_RECORDED) -> Any:
     if isinstance(value, (Mapping, list, tuple, set, frozenset)) and levels == 0:
         return "(nested too deeply)"
     if isinstance(value, Mapping):
-        return {clean_text(str(key)): jsonable(entry, levels - 1) for key, entry in value.items()}
+        entries: dict[str, Any] = {}
+        for key, entry in value.items():
+            name = clean_text(str(key))
+            while name in entries:  # 1 beside "1"
+                name = f"{name} ({type(key).__name__})"
+            entries[name] = jsonable(entry, levels - 1)
+        return entries
     if isinstance(value, (list, tuple)):
         return [jsonable(entry, levels - 1) for entry in value]
     if isinstance(value, (set, frozenset)):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 import select
 import sys
 import threading
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, InfraError
 
 if TYPE_CHECKING:
     from agentenv.containers.byte_stream import ByteStream
@@ -19,8 +20,8 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 async def joined(program: StreamedProgram, *, with_stdin: bool) -> int:
-    """Pass on everything, as fast as it is taken, until the program has ended; its exit code. Raises InfraError, and
-    BrokenPipeError when nobody reads our output."""
+    """Pass on everything, as fast as it is taken, until the program has ended; its exit code. Raises InfraError, also
+    when our output cannot be written (a full disk), and BrokenPipeError when nobody reads it."""
     if with_stdin:
         # A daemon: a read of our standard input cannot be ended, and must not keep this process.
         loop = asyncio.get_running_loop()
@@ -45,8 +46,16 @@ async def _copied(stream: ByteStream, to: BinaryIO) -> None:
 
 
 def _write(to: BinaryIO, data: bytes) -> None:
-    to.write(data)
-    to.flush()
+    try:
+        to.write(data)
+        to.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())  # what is left would fail again at the exit
+        raise InfraError(
+            f"what the command printed cannot be written: {error.strerror}", next_step="make room, or send it elsewhere"
+        ) from error
 
 
 def _feed(program: StreamedProgram, loop: asyncio.AbstractEventLoop) -> None:

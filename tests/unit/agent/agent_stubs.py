@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,12 @@ from agentenv.sdk.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
+
+
+def checkpoint_name(trajectory: str, number: int = 0) -> str:
+    """That of the trajectory's checkpoint of this number."""
+    return hashlib.md5(f"{trajectory}@{number}".encode(), usedforsecurity=False).hexdigest()
+
 
 ROOT = RootSpec("sha256:" + "a" * 64)
 
@@ -63,7 +70,7 @@ class StubSession:
         await asyncio.sleep(0)
         if self.unkept is not None:
             raise self.unkept
-        name = f"{self.trajectory}@{len(self.checkpoints)}"
+        name = checkpoint_name(self.trajectory, len(self.checkpoints))
         self.checkpoints.append(Checkpoint(self.container_id, replace(self.root or ROOT, checkpoint=name)))
         return self.checkpoints[-1]
 

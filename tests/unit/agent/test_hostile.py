@@ -27,6 +27,7 @@ from tests.unit.agent.agent_stubs import StubHooks, StubModel, StubSessions, far
 
 HALF = "\ud800"
 """Half of a surrogate pair: JSON can carry it, UTF-8 cannot."""
+TOLD = "\\ud800"
 
 
 def nested(levels: int, opening: str = '{"a":', closing: str = "}") -> str:
@@ -110,13 +111,13 @@ async def test_an_error_that_quotes_half_a_pair_loses_no_group(caplog: pytest.Lo
 
     rollout = Rollout(farm(StubSessions(), lambda _: Quoting(saying("never")), infra_retries=1), StubHooks(), "it", "i")
     (transcript,) = await run_group(["t"], rollout.run, "i")
-    assert (transcript.error, transcript.attempt) == ("ModelServerError: cannot encode ?", 2)
+    assert (transcript.error, transcript.attempt) == (f"ModelServerError: cannot encode {TOLD}", 2)
 
     async def broken(_: str) -> Any:
         raise RuntimeError(HALF)
 
     (transcript,) = await run_group(["t"], broken, "i")
-    assert transcript.error == "RuntimeError: ?"
+    assert transcript.error == f"RuntimeError: {TOLD}"
 
 
 async def test_a_record_that_cannot_be_made_costs_no_rollout(tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ from agentenv.errors import (
 )
 from agentenv.executor.session import Checkpoint
 from agentenv.wire.network import NetworkPolicy
-from tests.unit.agent.agent_stubs import ROOT, StubHooks, StubSession, StubSessions, echo, farm
+from tests.unit.agent.agent_stubs import ROOT, StubHooks, StubSession, StubSessions, checkpoint_name, echo, farm
 from tests.waiting import loop_turns
 
 FULL = CheckpointError("no checkpoint was made: checkpoint_bytes: 9 bytes more would be kept, beside 9 of at most 10")
+FIRST = checkpoint_name("g1-0")
 UNKEPT = CheckpointError("no checkpoint was made: the workspace could not be copied")
 
 
@@ -94,11 +95,11 @@ async def test_one_member_prepares_and_the_others_are_forks_also_in_the_next_epo
     assert [one.score for one in transcripts] == [1.0] * 4
     assert env.hooks.prepared == ["g1-0"]
     assert env.hooks.set_up == ["g1-0", "g1-1", "g1-2", "g1-3"]
-    assert env.forks(1) == ["", "g1-0@0", "g1-0@0", "g1-0@0"]
+    assert env.forks(1) == ["", checkpoint_name("g1-0"), checkpoint_name("g1-0"), checkpoint_name("g1-0")]
     assert {one.container_id for one in env.sessions.opened} == {"c0"}
     await env.group()
     assert env.hooks.prepared == ["g1-0"]
-    assert env.forks(2) == ["g1-0@0"] * 4
+    assert env.forks(2) == [checkpoint_name("g1-0")] * 4
     assert env.counts == {"prepared_count": 1, "prepared_reused": 7}
     made = ["by", "g1-0", "changed by its verifier"]
     assert env.hooks.metas == [{"made": made, "mine": f"g{g}-{n}"} for g in (1, 2) for n in range(4)], (
@@ -163,16 +164,20 @@ async def test_what_cannot_be_kept_is_prepared_by_each_at_the_same_time(caplog: 
 async def test_a_state_that_is_gone_is_prepared_again() -> None:
     env = Environment(Preparing())
     await env.group()
-    env.sessions.refuse_root = lambda root: CheckpointError("gone") if root and root.checkpoint == "g1-0@0" else None
+    env.sessions.refuse_root = lambda root: (
+        CheckpointError("gone") if root and root.checkpoint == checkpoint_name("g1-0") else None
+    )
     assert [(one.score, one.attempt) for one in await env.group()] == [(1.0, 1)] * 4
     assert env.hooks.prepared == ["g1-0", "g2-0"]
-    assert env.forks(2) == ["", "g2-0@0", "g2-0@0", "g2-0@0"]
+    assert env.forks(2) == ["", checkpoint_name("g2-0"), checkpoint_name("g2-0"), checkpoint_name("g2-0")]
 
 
 async def test_a_state_from_which_no_slot_can_be_made_is_met_once() -> None:
     env = Environment(Preparing())
     await env.group(1)
-    env.sessions.refuse_root = lambda root: InfraError("odd") if root and root.checkpoint == "g1-0@0" else None
+    env.sessions.refuse_root = lambda root: (
+        InfraError("odd") if root and root.checkpoint == checkpoint_name("g1-0") else None
+    )
     (transcript,) = await env.group(1)
     assert (transcript.score, transcript.earlier_attempts) == (1.0, ["InfraError: odd"])
     assert env.hooks.prepared == ["g1-0", "g2-0-try2"]
@@ -183,10 +188,10 @@ async def test_where_its_container_is_full_another_is_prepared_in_another() -> N
     await env.group(1)
     env.sessions.container_id = "c1"
     env.sessions.refuse_root = lambda root: (
-        AcquireTimeoutError("full") if root and root.checkpoint == "g1-0@0" else None
+        AcquireTimeoutError("full") if root and root.checkpoint == checkpoint_name("g1-0") else None
     )
     assert [(one.score, one.attempt) for one in await env.group(3)] == [(1.0, 1)] * 3
-    assert env.forks(2) == ["", "g2-0@0", "g2-0@0"]
+    assert env.forks(2) == ["", checkpoint_name("g2-0"), checkpoint_name("g2-0")]
     assert [one.container_id for one in env.sessions.opened] == ["c0", "c1", "c1", "c1"]
 
 
@@ -202,7 +207,7 @@ async def test_a_slot_of_the_same_container_after_all_is_given_the_prepared_file
     assert [(one.score, one.attempt) for one in await env.group(3)] == [(1.0, 1)] * 3
     assert env.hooks.prepared == ["g1-0"]
     restored = [[each.root.checkpoint for each in one.restored] for one in env.sessions.opened]
-    assert restored == [[], ["g1-0@0"], ["g1-0@0"], ["g1-0@0"]]
+    assert restored == [[], [checkpoint_name("g1-0")], [checkpoint_name("g1-0")], [checkpoint_name("g1-0")]]
     assert env.counts == {"prepared_count": 1, "prepared_reused": 3}
     assert env.hooks.metas[3]["made"] == ["by", "g1-0", "changed by its verifier"]
 
@@ -219,7 +224,7 @@ async def test_files_that_cannot_be_restored_are_prepared_again() -> None:
 
 def test_files_are_restored_under_the_same_root_only() -> None:
     preparations = Preparations(FailureLog(), Counter())
-    other = replace(ROOT, network=NetworkPolicy("public"), checkpoint="c")
+    other = replace(ROOT, network=NetworkPolicy("public"), checkpoint="c" * 32)
     preparations._states.keep(PreparedState(("a", ""), Checkpoint("c0", other), 1.0))
     session = StubSession("t", echo)
     assert preparations.here(("a", ""), session, ROOT) is None
@@ -267,7 +272,7 @@ async def test_where_there_is_no_room_the_oldest_unused_states_of_the_container_
     assert isinstance(used, PreparedState)
     with preparations.standing_on(used):
         third = await prepared("c")
-        assert [one.root.checkpoint for one in third.dropped] == ["b@0"], "nobody stands on it"
+        assert [one.root.checkpoint for one in third.dropped] == [checkpoint_name("b")], "nobody stands on it"
         with preparations.standing_on(await _state(preparations, "c")):
             fourth = await prepared("d")
             assert fourth.dropped == []
@@ -285,7 +290,7 @@ async def test_states_are_dropped_from_containers_that_outlive_the_environment()
     assert preparations is not None
     await preparations.drop_all(env.sessions)
     dropped = {one.container_id: [each.root.checkpoint for each in one.dropped] for one in env.sessions.opened[-2:]}
-    assert dropped == {"c0": ["g1-0@0", "g2-0@0"], "c1": ["g3-0@0"]}
+    assert dropped == {"c0": [checkpoint_name("g1-0"), checkpoint_name("g2-0")], "c1": [checkpoint_name("g3-0")]}
     await preparations.drop_all(env.sessions)
     assert len(env.sessions.opened) == 4 + 2
     await env.group(1, "a")

@@ -134,7 +134,7 @@ def test_an_empty_file_of_groups_is_removed_and_no_other(tmp_path: Path) -> None
 def test_lone_surrogates_do_not_break_a_record(tmp_path: Path) -> None:
     append_record(tmp_path / "r", record("bad \ud800 text"))
     read = GroupRecord.model_validate_json((tmp_path / "r").read_text())
-    assert read.trajectories[0].messages[0]["content"] == "bad ? text"
+    assert read.trajectories[0].messages[0]["content"] == "bad \\ud800 text"
 
 
 async def test_no_path_writes_nothing(tmp_path: Path) -> None:
@@ -148,7 +148,10 @@ async def test_no_path_writes_nothing(tmp_path: Path) -> None:
 def test_anything_becomes_json() -> None:
     value = {"a": {1, 2}, 3: (Path("x"), float("nan")), "b": [b"y", None, True], "c": "\udfff"}
     json.loads(json.dumps(jsonable(value), allow_nan=False))
-    assert clean_text("é\ud800") == "é?"
+    assert clean_text("é\ud800") == "é\\ud800"
+    assert jsonable({1: "a", "1": "b"}) == {"1": "a", "1 (str)": "b"}
+    assert jsonable({"1": "b", 1: "a"}) == {"1": "b", "1 (int)": "a"}
+    assert item_id({"path": "caf\udce9"}) != item_id({"path": "caf\udcea"})
     assert item_record("text") == {"item": "text"}
 
 
