@@ -42,13 +42,15 @@ class Command:
         return json.loads(stdout)
 
     @contextmanager
-    def started(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    def started(
+        self, *arguments: str, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.PIPE
+    ) -> Iterator[subprocess.Popen[str]]:
         """The command as a process, for a verb that stays or is sent signals. If the test leaves it running it is
         ended in order, so that nothing of it stays."""
         with subprocess.Popen(
             [sys.executable, "-c", "from agentenv.cli import main; main()", *arguments],
             env=self.environment,
-            start_new_session=True, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, text=True, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE,
         ) as process:  # fmt: skip
             try:
                 yield process

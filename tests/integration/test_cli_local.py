@@ -91,6 +91,17 @@ def test_exec_runs_in_a_slot_not_here(machine: Machine) -> None:
     assert (rest, stderr, process.returncode) == (["/workspace"], "err\n", 7)
 
 
+def test_output_that_cannot_be_written_is_a_line_and_no_success(machine: Machine) -> None:
+    with (
+        Path("/dev/full").open("wb") as full,
+        machine.started("exec", *ISOLATION, "yes | head -c 300000", stdout=full.fileno()) as process,
+    ):
+        _, stderr = process.communicate(timeout=START_S)
+    assert (process.returncode, stderr.splitlines()[0]) == (
+        125, "error what the command printed cannot be written: No space left on device"
+    )  # fmt: skip
+
+
 def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) -> None:
     code, stdout, _ = machine.run("doctor", "--json")
     told = json.loads(stdout)
