@@ -34,7 +34,7 @@ class TokenTag(WireModel):
     it made (None: no limit)."""
 
     id: Annotated[Tag, Field(min_length=1)]
-    cap: Annotated[int, Field(ge=0)] | None = None
+    cap: Count | None = None
 
 
 class Tags(WireModel):

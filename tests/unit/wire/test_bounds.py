@@ -60,7 +60,7 @@ from agentenv.sandbox.slotagent.protocol import spawn_text
 from agentenv.sessions import shell_protocol
 from agentenv.wire.base import MAX_ARGUMENTS, MAX_CALL_VARIABLES, MAX_COMMAND_BYTES, MAX_COUNT, WireModel
 from agentenv.wire.environment import MAX_ENVIRONMENT_BYTES, MAX_PATH_CHARS, MAX_USER_CHARS
-from agentenv.wire.leases import LeaseRequest, Tags
+from agentenv.wire.leases import MAX_TOKENS, LeaseRequest, Tags, TokenTag
 from agentenv.wire.network import MOST_HOSTS, NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import MAX_TYPED_BYTES, TerminalArguments
@@ -146,8 +146,8 @@ REASONS: Final[dict[str, str]] = {
 """Fields of what is received by a server of ours that have no bound of their own."""
 _ANSWERS: Final = re.compile(
     r".*(Reply|List|State|Sight|Seen|View|Status|Info|Load|Map)|Accepted|Artifact(Archive|Entry|File|Read)|Call(Result|Times)"
-    r"|Draining|EndedLeases|Failure|FileEntry|Grant|Health|InputTaken|Lease(Grant|Loss)|LiveOutput|MintedToken"
-    r"|News\w+|NodeImages|PatchedFile|Place|Program(Ended|Lost|Refused|Started)|Proof|ReleasedLeases|SearchMatch"
+    r"|Draining|EndedLeases|Failure|FileEntry|Grant|Health|InputTaken|Lease(Grant|Loss)|LiveOutput|LostLease|MintedToken"
+    r"|News\w+|NodeImages|PatchedFile|Place|Program(Ended|Lost|Refused|Started)|Proof|ReleasedLeases|Revoked|SearchMatch"
     r"|SightChanges|SlotReport|Tail\w+|ToolDescription|Watch\w+|PlainTrajectory"
 )
 """Models that only clients receive: they bound each answer as a whole, as they read it."""
@@ -179,7 +179,10 @@ LEASE: Final = Lease.grant(
         trajectory="\U0001f600" * 256,
         ttl_s=1,
         request_id="r" * 128,
-        tags=Tags(run="é" * 128, environment="é" * 128, group="é" * 128, item="é" * 128),
+        tags=Tags(
+            run="é" * 128, environment="é" * 128, group="é" * 128, item="é" * 128,
+            tokens=(TokenTag(id="é" * 128, cap=MAX_COUNT),) * MAX_TOKENS,
+        ),
         root=LARGEST,
     ),
     MAX_COUNT,

@@ -74,7 +74,7 @@ class Lease:
             "request_id": self.request_id,
             "era": self.era,
             "sealed": self.sealed,
-            "tags": self.tags.model_dump(),
+            "tags": self.tags.model_dump(mode="json"),
             "root": None if self.root is None else self.root.to_dict(),
             "not_renewed": self.not_renewed,
         }
