@@ -90,7 +90,7 @@ async def test_ranges(box: Box, offset: int, limit: int | None, text: str, trunc
 
 async def test_an_offset_no_file_has_is_no_error(box: Box) -> None:
     box.make("digits", "0123456789")
-    assert (await box.read("digits", offset=2**70)).text == ""
+    assert (await box.read("digits", offset=2**63 - 1)).text == ""
 
 
 async def test_the_largest_file_goes_both_ways(box: Box) -> None:

@@ -205,6 +205,7 @@ class _Parser:
             self._at += 1
             counts = None if new_start is None else [_or_one(old_count), _or_one(new_count)]
             self._body(hunk, counts)
+            self._check_end(counts)
             if not hunk.kinds:
                 raise PatchTextError(f"line {hunk.at_line}: the hunk {header} has no lines")
             part.hunks.append(hunk)
@@ -226,6 +227,18 @@ class _Parser:
             else:
                 break
             self._at += 1
+
+    def _check_end(self, counts: list[int] | None) -> None:
+        """The line at hand is none of the hunk's: it lacks its sign if lines with signs follow it."""
+        if counts is not None and max(counts) <= 0:
+            return
+        ahead = 0
+        while (line := self._line(ahead)) and not line.startswith((b"@@", b"diff ")) and line != b"-- ":
+            if line.startswith(b"--- ") and self._line(ahead + 1).startswith(b"+++ "):
+                return
+            if ahead and line[:1] in (b"+", b"-"):
+                raise self._wrong("this line is inside a hunk, but begins with none of ' ', '+' and '-'")
+            ahead += 1
 
     def _add(self, hunk: Hunk, kind: bytes, line: bytes, counts: list[int] | None) -> None:
         if (kind != b"+" and _has_ended(hunk.old)) or (kind != b"-" and _has_ended(hunk.new)):
