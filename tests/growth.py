@@ -4,7 +4,6 @@ long others wait meanwhile."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Final
@@ -26,18 +25,6 @@ def _best_s(run: Callable[[int], object], size: int) -> float:
         run(size)
         best_s = min(best_s, time.thread_time() - began_s)
     return best_s
-
-
-def longest_pause_s(work: Callable[[], object]) -> float:
-    """The longest time for which this thread did not run while another one did this work."""
-    worker = threading.Thread(target=work)
-    longest_s, last_s = 0.0, time.monotonic()
-    worker.start()
-    while worker.is_alive():
-        time.sleep(0.001)
-        now_s = time.monotonic()
-        longest_s, last_s = max(longest_s, now_s - last_s), now_s
-    return longest_s
 
 
 async def longest_turn_s(work: Coroutine[object, object, object]) -> float:

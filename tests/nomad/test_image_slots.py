@@ -91,7 +91,8 @@ def _submit_keepers(cluster: Cluster, job_id: str, token: str, port: int, readab
     cluster.nomad.put(f"/v1/var/{path}", {"Path": path, "Items": {"token": token}})
     given = {
         "job_id": job_id, "driver": "raw_exec", "command": str(AGENTENV), "store": str(cluster.client.place.store),
-        "port": port, "args": ["--allow-path", str(readable), "--patience", "1"], "cpu_mhz": 20, "memory_mib": 256,
+        "port": port, "cpu_mhz": 20, "memory_mib": 256,
+        "args": ["--allow-path", str(readable), "--patience", "1", "--registry", "127.0.0.1:9"],
     }  # fmt: skip
     text = shipped.path("nomad/images.nomad.hcl").read_text()
     job = cluster.nomad.parse_job(text, {name: hcl(value) for name, value in given.items()})
@@ -174,6 +175,7 @@ async def test_what_cannot_be_fetched_is_told(nodes: Nodes) -> None:
     for reference, kind, said in [
         (f"oci:{nodes.directory}/none", ConfigError, "there is no"),
         ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
+        ("127.0.0.1:10/team/app:1", ConfigError, "none of the registries"),
         ("dockerfile:.", ConfigError, "the nodes of this farm fetch their images"),
     ]:
         with pytest.raises(kind, match=said):
