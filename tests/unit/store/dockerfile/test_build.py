@@ -512,7 +512,7 @@ async def test_a_hostile_context_holds_no_loop(name: str, bench: Bench) -> None:
             with suppress(DockerfileError):
                 await build(dockerfile, context, bench.machines, bench.cache)
 
-    assert await longest_turn_s(looked_at()) < 1.0
+    assert await longest_turn_s(looked_at()) < 5.0
 
 
 async def test_an_archive_that_swells_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
