@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_TURN_S = 0.001
+_TURN_S = 0.004
 """Time for callbacks in one iteration of the loop before its other work, such as the messages of clients, is done. A
 callback that has begun is not interrupted."""
 _MAX_EVENTS = 256
@@ -60,9 +60,10 @@ class Lane:
 
 
 class Poller:
-    """Calls back when a descriptor can be read (or has hung up). Callbacks must not block. ``clock``: seconds."""
+    """Calls back when a descriptor can be read (or has hung up). Callbacks must not block. ``clock``: seconds of this
+    thread's processor, because a slot does not pay for what the machine did meanwhile."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.thread_time) -> None:
         self.loop = loop
         self._clock = clock
         self._epoll = select.epoll()
