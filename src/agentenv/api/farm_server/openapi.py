@@ -24,6 +24,7 @@ _LIMITED: Final = frozenset({"DELETE /v1/asks/{request_id}", "GET /v1/news"})
 """Routes that a token may use only so often, or so many times at once, besides those with a body."""
 _TOKENS: Final[Mapping[Needs, str]] = {
     "read": "Any token.",
+    "look": "A token of scope `look`, `run` or `admin`.",
     "run": "A token of scope `run` or `admin`.",
     "admin": "A token of scope `admin`.",
     "operate": "A token of scope `admin` for `*`.",
