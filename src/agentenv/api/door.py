@@ -72,8 +72,8 @@ class _Connection:
 
 
 class Door:
-    """Accepts connections on a listening socket while it is open (a context manager); those that were accepted stay
-    when it closes.
+    """Accepts connections on a listening socket while it is open (a context manager). When it closes, so does the
+    socket; connections that were accepted stay.
 
     Who is above a limit costs its own peer, or the peer with the most connections, the oldest connection without a
     request that is being answered (``idle``); if that peer has none, the new connection is closed.
@@ -111,6 +111,7 @@ class Door:
         if self._retry is not None:
             self._retry.cancel()
         asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()  # else the kernel goes on to accept connections, which nobody answers
 
     def _start(self) -> None:
         self._retry = None

@@ -182,7 +182,7 @@ def page(
     """Print the address of the farm's page, with the token it needs: open it in a browser.
 
     The token is in the part of the address that browsers keep to themselves. It is the one given; of an admin of every
-    run, one that only allows to look, for a day. Whoever gets the address can do what it allows.
+    run, one that only allows to look, for ten hours. Whoever gets the address can do what it allows.
 
     \b
     Examples:

@@ -37,7 +37,7 @@ Scope = Literal["admin", "run", "look", "read"]
 everything, of every run covered."""
 LONGEST_TOKEN_S: Final = 10 * 365 * 86_400.0
 """Longest life of a token."""
-PAGE_TOKEN_S: Final = 86_400.0
+PAGE_TOKEN_S: Final = 36_000.0
 """Life of a token that is made for the page."""
 RequestId = Annotated[str, Field(min_length=16, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
 ClientId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
