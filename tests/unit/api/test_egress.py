@@ -21,7 +21,10 @@ class Anywhere:
 async def tunnelled(pause_s: float) -> bytes:
     """What a server sends, a byte after each pause, to a client that only listens."""
 
+    served: list[asyncio.StreamWriter] = []
+
     async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(writer)
         for _ in range(PIECES):
             writer.write(b"x")
             await asyncio.sleep(pause_s)
@@ -36,7 +39,9 @@ async def tunnelled(pause_s: float) -> bytes:
         writer.write(head.encode())
         await reader.readuntil(b"\r\n\r\n")
         found = await reader.read()
-        writer.close()
+        for each in (writer, *served):
+            each.close()
+        await asyncio.sleep(0)
     return found
 
 

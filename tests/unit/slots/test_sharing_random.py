@@ -165,8 +165,8 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(free=st.integers(0, 6))
     def reclaim(self, free: int) -> None:
-        """Nobody is taken below a guarantee, and after it nothing more is reclaimed, unless a token with a cap got slots
-        back: then asks may be served that were held back by it."""
+        """Nobody is taken below a guarantee, and after it nothing more is reclaimed, unless a token with a cap got
+        slots back: then asks may be served that were held back by it."""
         found = self.line.to_reclaim(free)
         freed = False
         for run, kind in found:
