@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_TURN_S = 0.004
+_TURN_S = 0.001
 """Time for callbacks in one iteration of the loop before its other work, such as the messages of clients, is done. A
 callback that has begun is not interrupted."""
 _MAX_EVENTS = 256

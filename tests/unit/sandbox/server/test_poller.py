@@ -13,7 +13,7 @@ import pytest_asyncio
 from agentenv.sandbox.server.poller import Lane, Poller
 from tests.waiting import loop_turns
 
-TURN_S = 0.004
+TURN_S = 0.001
 
 
 class Slots:
