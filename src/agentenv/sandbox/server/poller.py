@@ -142,7 +142,8 @@ class Poller:
         """Handle what is ready, always the slot that took least first; returns whether there may be more, and time
         for it. What is left over comes before what becomes ready later."""
         for fd, _mask in () if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS):
-            self._ready.setdefault(fd)
+            if fd in self._callbacks:  # else it would be looked up in every turn from now on, and end each
+                self._ready.setdefault(fd)
         waiting: dict[Lane, deque[int]] = {}
         for fd in self._ready:
             waiting.setdefault(self._callbacks[fd][1], deque()).append(fd)

@@ -115,6 +115,16 @@ async def test_all_that_the_socket_holds_is_read_at_the_end() -> None:
         reader.finish()
 
 
+async def test_what_is_kept_is_read_at_any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_FLOOD_BURST_BYTES", 1)
+    monkeypatch.setattr(capture, "_FLOOD_BYTES_PER_S", 1)
+    size = 1024 * 1024
+    async with reading(size) as (reader, theirs):
+        reader.watch()
+        await asyncio.to_thread(theirs.sendall, bytes(size))
+        await until(lambda: reader.kept.total_bytes == size)
+
+
 async def test_a_flood_is_throttled_and_keeps_its_head_and_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_FLOOD_BURST_BYTES", 128 * 1024)
     monkeypatch.setattr(capture, "_FLOOD_BYTES_PER_S", 4 * 1024 * 1024)
