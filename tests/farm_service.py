@@ -21,10 +21,12 @@ from agentenv.wire.farm import Scope
 
 KEY = "a key of the tests, and of nothing else"
 KEYS = TokenKeys([KEY])
+TOKEN_S = 6 * 3600.0
+"""Longer than a suite takes: some tokens are made when tests are collected."""
 
 
 def token(run: str = "tests", scope: Scope = "run", cap: int | None = None) -> str:
-    return KEYS.mint(run, scope, cap=cap, expires_s=3600)
+    return KEYS.mint(run, scope, cap=cap, expires_s=TOKEN_S)
 
 
 @dataclasses.dataclass(frozen=True)

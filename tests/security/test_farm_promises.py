@@ -29,7 +29,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
 from agentenv.slots.farm_access import farm_access
 from agentenv.wire.farm import Grant, TokenRequest
-from tests.farm_service import KEYS, Served, served, token
+from tests.farm_service import KEYS, TOKEN_S, Served, served, token
 from tests.plain_http import PlainHttp, plain_http
 from tests.waiting import START_S, eventually, until
 
@@ -173,7 +173,7 @@ CAPPED: Final = token("team/*", "admin", cap=CAP)
 def child(run: str = RUN, cap: int = CAP, maker: str = CAPPED) -> str:
     """A token that this one has made."""
     right = KEYS.verify(maker)
-    asked = TokenRequest(run=run, scope="admin", cap=cap, expires_s=3000 - 60 * len(right.tokens))
+    asked = TokenRequest(run=run, scope="admin", cap=cap, expires_s=TOKEN_S - 60 * len(right.tokens))
     return Access(KEYS).mint(asked, right).token
 
 

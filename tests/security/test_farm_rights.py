@@ -27,7 +27,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
-from tests.farm_service import KEY, KEYS, Served, served, token
+from tests.farm_service import KEY, KEYS, TOKEN_S, Served, served, token
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -254,7 +254,7 @@ async def test_a_request_id_of_another_run_is_another_ask(site: Site) -> None:
         ({"run": "*", "scope": "admin", "cap": 8}, {"run": "team/exp7", "cap": 8}, 200),
         ({"run": "*", "scope": "admin", "cap": 8}, {"run": "team/exp7", "cap": 9}, 403),
         ({"run": "*", "scope": "admin", "cap": 8}, {"run": "team/exp7"}, 403),
-        ({"run": "*", "scope": "admin"}, {"run": "team/exp7", "expires_s": 7200}, 403),
+        ({"run": "*", "scope": "admin"}, {"run": "team/exp7", "expires_s": 2 * TOKEN_S}, 403),
         ({"run": "*", "scope": "run"}, {"run": "team/exp7", "scope": "read"}, 403),
         ({"run": "*", "scope": "admin"}, {"run": "te am"}, 400),
         ({"run": "*", "scope": "admin"}, {"run": "team", "scope": "root"}, 400),
