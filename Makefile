@@ -59,7 +59,8 @@ $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 # -- what people run ------------------------------------------------------------------------------
 
 slotagent: setup ## Compile the static C programs that start slots and run inside them
-	@$(BIN)/python -m agentenv.sandbox.slotagent.build
+	@echo "compiling the C programs of slots, unless they are current, into $(SLOTAGENT)/bin"
+	@$(BIN)/python -m agentenv.sandbox.slotagent.build >/dev/null
 
 image: slotagent containers ## Build the image of the farm's containers, unless it is there and current
 	@exec $(BIN)/agentenv image build
