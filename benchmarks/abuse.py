@@ -28,6 +28,7 @@ import aiohttp
 from agentenv.slots.farm_client import FarmClient
 from agentenv.wire.farm import TokenRequest
 from benchmarks.measure import MIB, percentile
+from benchmarks.processes import descriptors, rss_bytes
 from benchmarks.service import FarmService
 from tests.farm_process import FarmProcess
 
@@ -57,7 +58,8 @@ class Seen:
     health_max_ms: float
     leases_per_s: float
     rss_mib: float
-    descriptors: int
+    files: int
+    """That the service's process has open."""
 
 
 @dataclass(frozen=True)
@@ -246,17 +248,12 @@ async def _seen(service: FarmService, deed: str, token: str, seconds: float) -> 
 
         async with service.pool("neighbour") as pool:
             await asyncio.gather(ask_health(), *(lease(f"n{number}") for number in range(AT_ONCE)))
-        rss_mib, descriptors = _usage(service.process.pid)
+        pid = service.process.pid
+        rss_mib, files = rss_bytes(pid) / MIB, descriptors(pid)
     finally:
         process.stdin.close()
         await process.wait()
-    return Seen(1e3 * percentile(waits, 0.99), 1e3 * max(waits), leases / seconds, rss_mib, descriptors)
-
-
-def _usage(pid: int) -> tuple[float, int]:
-    """Memory and open files of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096 / MIB, len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return Seen(1e3 * percentile(waits, 0.99), 1e3 * max(waits), leases / seconds, rss_mib, files)
 
 
 def broken(seen: Seen, usual: Seen, bounds: Bounds = BOUNDS) -> list[str]:
@@ -299,7 +296,7 @@ async def _measure(deeds: list[str], seconds: float) -> int:
             wrong = broken(seen, usual)
             failed |= bool(wrong)
             health = (f"{seen.health_p99_ms:.0f} ms", f"{seen.health_max_ms:.0f} ms")
-            figures = (f"{seen.leases_per_s:.1f}", f"{seen.rss_mib:.0f}", seen.descriptors)
+            figures = (f"{seen.leases_per_s:.1f}", f"{seen.rss_mib:.0f}", seen.files)
             print(row.format(deed, *health, *figures, ", ".join(wrong) or "–"), flush=True)
     return 1 if failed else 0
 

@@ -11,7 +11,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SERVER_UID = 10_000
 SLOT_UIDS = 20_000
-_SANDBOX = b"agentenv.sandbox"
+_SANDBOX = "agentenv.sandbox"
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,21 @@ def process_tree(root: int) -> list[Process]:
     return found
 
 
+def processes_of(module: str) -> list[int]:
+    """The processes that were started to run this Python module."""
+    return [pid for pid in process_table() if module in _arguments(pid)]
+
+
 def container_roots() -> set[int]:
     """The outermost process of each container that runs on this machine, whoever started it."""
-    inside = {pid for pid in process_table() if _SANDBOX in _arguments(pid)}
+    inside = set(processes_of(_SANDBOX))
     table = process_table()
     return {pid for pid in inside if pid in table and table[pid].parent not in inside}
 
 
 def root_of(container: str) -> int | None:
     """The outermost process of the container with this id, None if there is none on this machine."""
-    named = (pid for pid in container_roots() if any(container.encode() in word for word in _arguments(pid)))
+    named = (pid for pid in container_roots() if any(container in word for word in _arguments(pid)))
     return min(named, default=None)
 
 
@@ -70,12 +75,12 @@ def server_of(root: int) -> int | None:
 
 
 def _serves(pid: int) -> bool:
-    return _SANDBOX + b".serve" in _arguments(pid)
+    return f"{_SANDBOX}.serve" in _arguments(pid)
 
 
-def _arguments(pid: int) -> list[bytes]:
+def _arguments(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
         return []
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 from benchmarks.measure import MIB, Latencies
+from benchmarks.processes import processes_of, pss_bytes
 from tests.security.proxy_floods import FLOODS
 from tests.security.proxy_neighbours import FLOODER, NEIGHBOUR, change_s, farm, fetches_s, flooded
 
@@ -44,15 +44,7 @@ def _measured(kind: str) -> Iterator[str]:
 
 def _proxies_bytes() -> int:
     """The proportional set size of all processes of the proxies."""
-    found = 0
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and b"agentenv.sandbox.proxy" in (process / "cmdline").read_bytes():
-                rollup = (process / "smaps_rollup").read_text()
-                found += 1024 * int(rollup.partition("\nPss:")[2].split()[0])
-        except OSError:
-            continue
-    return found
+    return sum(map(pss_bytes, processes_of("agentenv.sandbox.proxy")))
 
 
 if __name__ == "__main__":
