@@ -603,7 +603,7 @@ def test_slots_in_reset_are_charged_to_the_run_that_had_them() -> None:
         assert farm.served(1) == ["churns"]
         farm.line.gave("churns", "train")
         farm.line.resetting("churns", 1)
-    assert farm.served(2) == ["churns", "works"] or farm.line.held("churns") == 1
+    assert sorted(farm.served(2)) == ["churns", "works"]
     assert "churns" in farm.line.runs()
     farm.line.resetting("churns", -3)
     assert farm.served(1) == ["churns"]
