@@ -82,6 +82,13 @@ def print_json_line(value: object) -> None:
     sys.stdout.flush()
 
 
+def silence(stream_fd: int) -> None:
+    """What is written to the stream from here on is lost: what it still buffers would fail again at the exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream_fd)
+    os.close(nowhere)
+
+
 def described(error: AgentEnvError) -> dict[str, str]:
     """An error as in a JSON document."""
     return {"error": error.code, "message": error.message, "next_step": error.next_step, "fault": error.fault}
@@ -131,7 +138,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             err().print("[yellow]interrupted by SIGINT[/]")
             raise typer.Exit(128 + signal.SIGINT) from None
         except BrokenPipeError:  # `agentenv exec … | head`: the reader has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
 
     return wrapped

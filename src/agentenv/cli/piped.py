@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import os
 import select
 import sys
 import threading
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from agentenv.cli.output import silence
 from agentenv.errors import AgentEnvError, InfraError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _write(to: BinaryIO, data: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())  # what is left would fail again at the exit
+        silence(to.fileno())
         raise InfraError(
             f"what the command printed cannot be written: {error.strerror}", next_step="make room, or send it elsewhere"
         ) from error

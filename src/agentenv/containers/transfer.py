@@ -24,6 +24,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, refusal
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
 from agentenv.tasks import unless_lost
+from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
@@ -33,7 +34,6 @@ DEFAULT_MAX_BYTES = 8 * 1024**3
 """Default limit of a download: a slot can hold (sparse) files larger than any disk."""
 
 _PIECE_BYTES = 1024 * 1024
-_MOST_PATH_CHARS = 4096
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
@@ -170,8 +170,8 @@ def _check_path(remote: str) -> None:
             f"the path {remote[:80]!a} has half of a surrogate pair",
             next_step="write a byte that is not UTF-8 as \\xNN (agentenv.file_names.readable_name)",
         ) from error
-    if "\0" in remote or not 0 < len(remote) <= _MOST_PATH_CHARS:
-        raise errors.InvalidArgumentsError(f"a path has 1 to {_MOST_PATH_CHARS} characters, none of them NUL")
+    if "\0" in remote or not 0 < len(remote) <= MAX_PATH_CHARS:
+        raise errors.InvalidArgumentsError(f"a path has 1 to {MAX_PATH_CHARS} characters, none of them NUL")
 
 
 async def _body(local: Path, tally: ContentDigest, total: int, progress: Progress | None) -> AsyncIterator[bytes]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
 from agentenv.wire.base import Base64, Count, ForCode, WireModel, for_code
+from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, CommandText, Environment, SlotTool, UserName
 
 MAX_WAIT_S = 3600.0
@@ -63,7 +64,7 @@ SessionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za
 TypedText = Annotated[str, AfterValidator(_typed)]
 InputText = Annotated[str, AfterValidator(_input)]
 Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"]
-PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul)]
+PathText = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARS), AfterValidator(_no_nul)]
 KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
 Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000), BeforeValidator(_listed)]
 WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]

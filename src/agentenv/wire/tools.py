@@ -27,7 +27,7 @@ from agentenv.wire.base import (
 )
 from agentenv.wire.environment import MAX_PATH_CHARS
 
-PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
+PathArgument = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARS)]
 
 
 @dataclass(frozen=True)

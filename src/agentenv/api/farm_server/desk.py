@@ -176,9 +176,7 @@ class Desk:
         if self.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         self._check_room(request.asks, run)
-        mine = [await self._opened(ask, run, request.client, tokens) for ask in request.asks]
-        for one in mine:
-            one.until_unix_s = until_unix_s
+        mine = [await self._opened(ask, run, request.client, tokens, until_unix_s) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
             waiting = {asyncio.ensure_future(one.decided.wait()) for one in mine}
             await asyncio.wait(waiting, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +196,9 @@ class Desk:
                 retry_after_s=_FULL_RETRY_S,
             )
 
-    async def _opened(self, ask: wire.Ask, run: str, client: str, tokens: tuple[TokenTag, ...]) -> OpenAsk:
+    async def _opened(
+        self, ask: wire.Ask, run: str, client: str, tokens: tuple[TokenTag, ...], until_unix_s: float
+    ) -> OpenAsk:
         now, key = self._clock(), (run, ask.request_id)
         known = self._asks.get(key)
         if known is not None:
@@ -206,9 +206,10 @@ class Desk:
                 raise ProtocolError(
                     f"request_id {ask.request_id!r} was used for another ask", next_step="use a new one for each ask"
                 )
-            known.heard, known.client, known.tokens = now, client or known.client, tokens
+            known.heard, known.client = now, client or known.client
+            known.tokens, known.until_unix_s = tokens, until_unix_s
             return known
-        opened = OpenAsk(ask, run, client, tokens, now, now)
+        opened = OpenAsk(ask, run, client, tokens, now, now, until_unix_s)
         if ask.request_id in self._cancelled.get(run, ()):
             opened.refuse(LeaseLostError(_CANCELLED), now)
             return opened
@@ -226,22 +227,21 @@ class Desk:
         if (failed := self.yard.hopeless()) is not None:
             return unavailable_error(failed)
         slots = len(opened.ask.trajectories)
-        most = self._cap(opened)
-        if most is not None and slots > most:
+        cap = self._cap(opened)
+        if cap is not None and slots > cap:
             return QuotaError(
                 "farm_run",
-                f"{slots} slots were asked for at once, and run {opened.run!r} may have {most} by this token",
+                f"{slots} slots were asked for at once, and run {opened.run!r} may have {cap} by this token",
                 next_step="ask for fewer at once, or have the run's cap raised, or the token's",
             )
         try:
             check_group(opened.ask.trajectories, self.max_slots)
         except QuotaError as error:
             return error
-        slots, most = len(opened.ask.trajectories), self.max_group
-        if slots > most:
+        if slots > self.max_group:
             return QuotaError(
                 "farm",
-                f"a group of {slots} was asked for, and this farm gives at most {most} slots at once",
+                f"a group of {slots} was asked for, and this farm gives at most {self.max_group} slots at once",
                 next_step="ask for smaller groups, or raise leases.max_group_share of the farm",
             )
         return None

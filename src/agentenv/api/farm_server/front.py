@@ -53,8 +53,7 @@ class Front:
         if (refusal := self._refusal(scope, headers)) is not None:
             await refusal(scope, receive, named)
         else:
-            direct = self._asks is not None and self._asks.serves(scope)
-            answering = self._asks if direct and self._asks is not None else self._app
+            answering = self._asks if self._asks is not None and self._asks.serves(scope) else self._app
             await answering(scope, _Body(receive, self._body_s).receive, named)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:

@@ -245,7 +245,8 @@ class Keeper:
             return await self._meant(named, pull)
         if named.kind == "sha256":  # no registry knows it
             return await self._resolved(wire.ImageRef(reference=wanted, digest=wanted), pull)
-        reference = await self._reachable(self._allowed(wanted))
+        reference = self._allowed(wanted)
+        await self._reach.check(reference, self.store)
         if reference.kind == "docker" and not reference.digest:
             ask = self._registry(reference).ask
             reference = await ask(lambda: asyncio.to_thread(self.store.pinned, reference), pull.failed)
@@ -291,18 +292,14 @@ class Keeper:
             raise ImageUnavailableError(
                 f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
             )
-        found = await self._by_reference(await self._reachable(self._allowed(named)), pull)
+        reference = self._allowed(named)
+        await self._reach.check(reference, self.store)
+        found = await self._by_reference(reference, pull)
         if found.digest != wanted.digest:
             raise ImageUnavailableError(
                 f"{named} means {found.digest} here, not {wanted.digest}", next_step="resolve it again"
             )
         return wanted
-
-    async def _reachable(self, reference: Reference) -> Reference:
-        """The reference, if its registry may be connected to. Raises ForbiddenError."""
-        if reference.kind == "docker" and not self.store.is_mirrored(reference):
-            await self._reach.check(reference.name.partition("/")[0])
-        return reference
 
     def _allowed(self, wanted: str) -> Reference:
         """The reference, if this keeper may fetch it. Raises ForbiddenError, ConfigError."""

@@ -43,9 +43,12 @@ class Reach:
         places = [_place(name) for name in self._named]
         return tuple({port for host, found in places if _is_loopback(host) for port in found})
 
-    async def check(self, registry: str) -> None:
-        """Raise ForbiddenError when a registry is neither named nor public: in the same words whatever listens there. A
-        host that cannot be resolved now is judged when it is connected to."""
+    async def check(self, wanted: Reference, store: Store) -> None:
+        """Raise ForbiddenError when the registry that the store would ask is neither named nor public: in the same
+        words whatever listens there. A host that cannot be resolved now is judged when it is connected to."""
+        if wanted.kind != "docker" or store.is_mirrored(wanted):
+            return
+        registry = wanted.name.partition("/")[0]
         host, ports = _place(registry)
         try:
             await self.addresses(host, ports[0])
@@ -104,8 +107,7 @@ async def ensured(store: Store, wanted: Reference, reach: Reach) -> StoredImage:
         return found
     if wanted.kind != "docker":
         return await asyncio.to_thread(store.ensure, wanted)
-    if not store.is_mirrored(wanted):
-        await reach.check(wanted.name.partition("/")[0])
+    await reach.check(wanted, store)
     async with guarded(store, reach) as reaching:
         return await asyncio.to_thread(reaching.ensure, wanted)
 

@@ -22,6 +22,7 @@ from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
+from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
 
@@ -31,7 +32,6 @@ _LEAST_BYTES_PER_S = 64 * 1024
 """A run that is slower than this by more than :data:`_IDLE_S` counts as stopped."""
 _AT_ONCE = 2
 """Concurrent transfers of one slot; more wait."""
-_MAX_PATH = 4096
 _MAX_REPLY_BYTES = 16 * 1024
 
 T = TypeVar("T")
@@ -106,8 +106,8 @@ def key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
     """Raises ProtocolError when the request cannot be passed to slotfiles."""
     key = slot_key(request)
     path = request.query.get("path", "")
-    if not path or len(path) > _MAX_PATH or "\0" in path:
-        raise ProtocolError(f"path: 1 to {_MAX_PATH} characters, none of them NUL")
+    if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
+        raise ProtocolError(f"path: 1 to {MAX_PATH_CHARS} characters, none of them NUL")
     return key, path
 
 
