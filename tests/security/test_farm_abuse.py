@@ -86,6 +86,11 @@ async def _bad_bodies(_: Served, attacker: aiohttp.ClientSession, path: str, bod
     assert statuses == {400: BAD, 429: 2}
 
 
+async def _bad_bodies_at_once(_: Served, attacker: aiohttp.ClientSession, path: str) -> None:
+    answers = await asyncio.gather(*(post(attacker, path, _many_fields()) for _ in range(4 * BAD)))
+    assert Counter(status for status, _ in answers) == {400: BAD, 429: 3 * BAD}
+
+
 async def _unknown_cancelled(farm: Served, attacker: aiohttp.ClientSession) -> None:
     statuses: Counter[int] = Counter()
     for number in range(2 * RATE):
@@ -139,6 +144,8 @@ Attempt = Callable[[Served, aiohttp.ClientSession], Awaitable[None]]
 ATTEMPTS: Final[dict[str, Attempt]] = {
     "bodies of 50,000 unknown fields": lambda farm, one: _bad_bodies(farm, one, "/v1/asks", _many_fields()),
     "the same for a route of FastAPI": lambda farm, one: _bad_bodies(farm, one, "/execute", _many_fields()),
+    "many of them at once": lambda farm, one: _bad_bodies_at_once(farm, one, "/v1/asks"),
+    "many of them at once for a route of FastAPI": lambda farm, one: _bad_bodies_at_once(farm, one, "/execute"),
     "bodies that are no JSON": lambda farm, one: _bad_bodies(farm, one, "/v1/leases/release", b"[" * 100_000),
     "a field of a long name": lambda farm, one: _bad_bodies(farm, one, "/v1/asks", b'{"' + b"x" * 100_000 + b'": 1}'),
     "asks cancelled that never were": _unknown_cancelled,

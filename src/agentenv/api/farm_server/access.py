@@ -134,16 +134,21 @@ class Access:
     async def parsed(self, right: Right, adapter: TypeAdapter[Any], request: Request) -> Any:
         """What a request's body means. Raises MalformedError, and after many of them TooManyRequestsError: then bodies
         of the token are not read for a while."""
+        self._check_malformed(right)
+        raw = await request.body()
+        self._check_malformed(right)  # others of the token may have come meanwhile
+        try:
+            return parsed(adapter, raw, request.headers.get("content-type", ""))
+        except MalformedError:
+            self._malformed.hit(right.jti)
+            raise
+
+    def _check_malformed(self, right: Right) -> None:
         if (retry_after_s := self._malformed.full(right.jti)) is not None:
             raise TooManyRequestsError(
                 "the token has sent too many bodies that are not as /openapi.json describes them",
                 retry_after_s=retry_after_s,
             )
-        try:
-            return parsed(adapter, await request.body(), request.headers.get("content-type", ""))
-        except MalformedError:
-            self._malformed.hit(right.jti)
-            raise
 
     def check_again(self, right: Right) -> None:
         """Raises UnauthorizedError when the token has been revoked, or has expired, since it was checked."""
