@@ -86,19 +86,7 @@ class TmuxCalls:
             columns=arguments.columns,
             record=arguments.record,
         )
-        tmux = await self._opened(setup)
-        for _ in range(_GOING_TIMES):
-            if not any(said in tmux.start_error for said in _GOING):
-                break
-            tmux.close()
-            await asyncio.sleep(_GOING_S)
-            tmux = await self._opened(setup)
-        if tmux.start_error.startswith(_DUPLICATE):
-            # Left by a sandbox server that died, or created by a program in the slot: it has no owner.
-            argv = (*self._host.tmux, "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
-            await output_of(self._host, *argv, longest_s=_STOP_S, given=self._host.tmux_env)
-            tmux.close()
-            tmux = await self._opened(setup)
+        tmux = await self._begun(setup)
         if tmux.start_error:
             del self._sessions[name]
             tmux.close()
@@ -107,6 +95,24 @@ class TmuxCalls:
             return SessionAnswer(reply, {"exit_code": 1, "stderr": f"tmux: {tmux.start_error.strip()}\n"})
         await self._settle(tmux)
         return await self._shown(tmux)
+
+    async def _begun(self, setup: TmuxSetup) -> Tmux:
+        """A session that runs, or whose ``start_error`` is something that trying again does not cure."""
+        tmux, left = await self._opened(setup), True
+        for _ in range(_GOING_TIMES):
+            if left and tmux.start_error.startswith(_DUPLICATE):
+                # Left by a sandbox server that died, or created by a program in the slot: it has no owner. When it was
+                # the last one, tmux's own server exits now.
+                argv = (*self._host.tmux, "-S", self._host.tmux_socket, "kill-session", "-t", f"={setup.name}")
+                await output_of(self._host, *argv, longest_s=_STOP_S, given=self._host.tmux_env)
+                left = False
+            elif any(said in tmux.start_error for said in _GOING):
+                await asyncio.sleep(_GOING_S)
+            else:
+                break
+            tmux.close()
+            tmux = await self._opened(setup)
+        return tmux
 
     async def _opened(self, setup: TmuxSetup) -> Tmux:
         tmux = self._sessions[setup.name] = Tmux(self._host, setup, self._unread)
