@@ -224,7 +224,11 @@ async def start(spawn: Spawn, slot: int, plan: CgroupPlan | None, reaper: Reaper
     info_read, info_write = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     error_read, error_write = os.pipe()
     try:
-        pid = spawn(theirs.fileno(), info_write.fileno(), error_write)
+        try:
+            pid = spawn(theirs.fileno(), info_write.fileno(), error_write)
+        except BaseException:
+            ours.close()
+            raise
         running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
         theirs.close()
         info_write.close()

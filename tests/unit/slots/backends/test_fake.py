@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,12 +12,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import SlotDestroyedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.backends.fake.stand_in import StandInSlot
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.states import SlotState
@@ -65,6 +69,14 @@ async def left_by(session: ToolSession) -> tuple[int, Path]:
     pid, workspace = (await session.call("bash", {"command": DAEMON})).stdout.split()
     assert lives(int(pid))
     return int(pid), Path(workspace)
+
+
+def sockets() -> set[str]:
+    found = set()
+    for number in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the directory's own
+            found.add(str(number.readlink()))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def children() -> set[int]:
@@ -162,3 +174,26 @@ async def test_a_slot_that_is_destroyed_twice_at_once_begins_one_epoch() -> None
                 while (report := (await control.slots()).slots[key.slot]).state is not SlotState.free:
                     await asyncio.sleep(0.01)
         assert report.epoch == key.epoch + 1
+
+
+async def test_a_slot_that_is_destroyed_as_its_container_ends_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reset ends after the container has."""
+    removing, closed, real = asyncio.Event(), asyncio.Event(), StandInSlot.discard
+
+    async def late(slot: StandInSlot) -> None:
+        if not removing.is_set():
+            removing.set()
+            await closed.wait()
+        await real(slot)
+
+    monkeypatch.setattr(StandInSlot, "discard", late)
+    async with opened() as (backend, session):
+        await left_by(session)
+        key, container = session.lease.key, session.lease.container
+        destroying = asyncio.create_task(backend.destroy_slot(container.id, key.slot))
+        await removing.wait()
+        backend.kill(container.id)
+    before = sockets()
+    closed.set()
+    await destroying
+    assert sockets() == before

@@ -365,8 +365,9 @@ class StandIn:
 
     def hang_up(self) -> None:
         """Close the connections to the server and all agents, as if the container had been killed. Idempotent."""
-        if self._link is not None:
-            self._link.close()
+        link, self._link = self._link, None  # a reset that ends later makes no socket for a server that is gone
+        if link is not None:
+            link.close()
         for slot in self.slots:
             slot.hang_up()
 
