@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
-import aiohttp
 import pytest
 
 from agentenv.config import ContainerSettings
@@ -36,13 +35,12 @@ class Followed:
         self.failed: Exception | None = None
 
     async def read(self, handle: ContainerHandle, *, generation: int = 0, silence_s: float = WAIT_S) -> None:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with aclosing(watch(session, handle, generation=generation, silence_s=silence_s)) as lines:
-                    async for line in lines:
-                        self._take(line)
-            except ConnectionLostError as error:
-                self.failed = error
+        try:
+            async with aclosing(watch(handle, generation=generation, silence_s=silence_s)) as lines:
+                async for line in lines:
+                    self._take(line)
+        except ConnectionLostError as error:
+            self.failed = error
 
     def _take(self, line: WatchLine) -> None:
         self.lines.append(line)

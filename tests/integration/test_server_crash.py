@@ -82,8 +82,8 @@ async def test_a_server_that_comes_back_obeys_no_farm_of_before() -> None:
 
 
 async def test_a_server_that_ends_says_so_to_its_watchers() -> None:
-    async with StubSupervisor(slots=1) as stub, aiohttp.ClientSession() as http:
-        lines = watch(http, ContainerHandle("stub", 0, stub.url, TOKEN, 1), silence_s=DEADLINE_S)
+    async with StubSupervisor(slots=1) as stub:
+        lines = watch(ContainerHandle("stub", 0, stub.url, TOKEN, 1), silence_s=DEADLINE_S)
         assert isinstance(await anext(lines), WatchList)
         assert stub.server is not None
         stub.server.terminate()

@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from agentenv.api.farm_server.access import Access
-from agentenv.api.farm_server.desk import OpenAsk
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.open_ask import OpenAsk
 from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.service import USER_TOKEN_S, Listening, farm_service
 from agentenv.api.farm_server.settings import AskLimits, FarmSettings, PlainSettings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, cast
+from urllib.parse import urlsplit
 
-import aiohttp
+import httptools
 from pydantic import ValidationError
 
 from agentenv.containers.handle import ContainerHandle
@@ -15,14 +17,11 @@ from agentenv.wire.watch import LEAST_BEAT_S, MOST_BEAT_S, WatchLine, WatchList,
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """Longest line: the list of 10,000 slots takes a third of it."""
+_MAX_REFUSAL_BYTES: Final = 64 * 1024
 
 
 async def watch(
-    session: aiohttp.ClientSession,
-    handle: ContainerHandle,
-    *,
-    generation: int = 0,
-    silence_s: float = 5.0,
+    handle: ContainerHandle, *, generation: int = 0, silence_s: float = 5.0
 ) -> AsyncGenerator[WatchLine, None]:
     """The lines as they come, the list first; it never ends by itself, and the caller closes it. ``generation`` is
     the farm's: the container refuses earlier ones from then on. A line is asked for often enough that ``silence_s``
@@ -31,34 +30,143 @@ async def watch(
     Raises: ConnectionLostError: there was no connection, it was cut, or nothing came for ``silence_s``.
     ProtocolError: a line violates the wire contract. Otherwise the error the container named.
     """
-    headers = headers_for(handle, **fence_headers(generation))
-    # aiohttp's own read timeout costs less than one per line, and takes no standstill of our own loop for silence.
-    timeout = aiohttp.ClientTimeout(total=None, connect=silence_s, sock_read=silence_s)
+    response = await _asked(handle, generation, silence_s)
     try:
-        url = f"{handle.base_url}/v1/watch?beat_s={_beat_s(silence_s):g}"
-        async with session.get(url, headers=headers, timeout=timeout) as response:
+        unfinished, listed, refused = b"", False, b""
+        while piece := await response.read():
             if response.status != 200:
-                raise refusal(handle, response.status, await response.read())
-            unfinished, listed = b"", False
-            async for piece in response.content.iter_any():
-                *lines, unfinished = (unfinished + piece).split(b"\n")
-                if len(unfinished) > MAX_LINE_BYTES:
-                    raise ProtocolError(f"container {handle.id} sent a line above {MAX_LINE_BYTES} bytes")
-                for raw in lines:
-                    line = _parsed(handle, raw)
-                    if isinstance(line, WatchList) is listed:
-                        raise ProtocolError(f"container {handle.id}: the list must be the first line, and the only one")
-                    listed = True
-                    yield line
+                refused = (refused + piece)[:_MAX_REFUSAL_BYTES]
+                continue
+            *lines, unfinished = (unfinished + piece).split(b"\n")
+            if len(unfinished) > MAX_LINE_BYTES:
+                raise ProtocolError(f"container {handle.id} sent a line above {MAX_LINE_BYTES} bytes")
+            for raw in lines:
+                line = _parsed(handle, raw)
+                if isinstance(line, WatchList) is listed:
+                    raise ProtocolError(f"container {handle.id}: the list must be the first line, and the only one")
+                listed = True
+                yield line
+        if response.status not in (0, 200):
+            raise refusal(handle, response.status, refused)
+        raise _lost(handle, response.end)
+    finally:
+        response.close()
+
+
+class _Response(asyncio.Protocol):
+    """The response to one request, over a connection of its own. A farm has thousands of them for as long as it runs:
+    each takes a fifth of the memory of aiohttp's, and a line half of the time (benchmarks, F9)."""
+
+    def __init__(self, request: bytes, silence_s: float) -> None:
+        self.status = 0
+        """0: it has not begun."""
+        self.end = ""
+        """Why nothing more will come; empty: something may."""
+        self._loop = asyncio.get_running_loop()
+        self._request = request
+        self._silence_s = silence_s
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = b""
+        self._more: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._heard_at_s = self._loop.time()
+        self._look_again: asyncio.TimerHandle | None = None
+
+    async def read(self) -> bytes:
+        """What has come of the body since the last call, at least a byte; nothing at its end."""
+        while not self._body and not self.end:
+            self._more = self._loop.create_future()
+            await self._more
+        body, self._body = self._body, b""
+        if self._transport is not None:
+            self._transport.resume_reading()
+        return body
+
+    def close(self) -> None:
+        """Close the connection. Repeatable."""
+        self._ended("it was closed here")
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the connection, as asyncio tells it --------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of the response."""
+        self._heard_at_s = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._ended(f"the answer is not HTTP: {error}")
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nothing more comes."""
+        self._ended(str(error) if error is not None else "it was cut")
+
+    def _look(self) -> None:
+        """Whether something came lately. What came while this process stood still has been taken by now: asyncio
+        reads before it calls timers."""
+        left_s = self._heard_at_s + self._silence_s - self._loop.time()
+        if left_s > 0:
+            self._look_again = self._loop.call_later(left_s, self._look)
+        else:
+            self._ended(f"nothing came for {self._silence_s:g} s")
+
+    # -- the response, as httptools tells it --------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        """The body follows."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of it."""
+        self._body += body
+        if len(self._body) > MAX_LINE_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The container has ended it."""
+        self._ended("it was cut")
+
+    def _ended(self, why: str) -> None:
+        self.end = self.end or why
+        if self._look_again is not None:
+            self._look_again.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+
+async def _asked(handle: ContainerHandle, generation: int, silence_s: float) -> _Response:
+    """Raises ConnectionLostError."""
+    url = urlsplit(handle.base_url)
+    headers = {"Host": url.netloc, **headers_for(handle, **fence_headers(generation))}
+    first = f"GET {url.path}/v1/watch?beat_s={_beat_s(silence_s):g} HTTP/1.1"
+    request = "\r\n".join([first, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
+    secure = url.scheme == "https"
+    port = url.port or (443 if secure else 80)
+    try:
+        async with asyncio.timeout(silence_s):
+            _, response = await asyncio.get_running_loop().create_connection(
+                lambda: _Response(request, silence_s), url.hostname or "", port, ssl=secure or None
+            )
     except TimeoutError as error:
-        raise _lost(handle, f"nothing came for {silence_s:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
+        raise _lost(handle, f"no connection within {silence_s:g} s") from error
+    except OSError as error:
         raise _lost(handle, str(error) or repr(error)) from error
-    raise _lost(handle, "it was cut")
+    return response
 
 
 def _beat_s(silence_s: float) -> float:
-    """Each line costs the farm some 0.1 core-ms, and it follows thousands of containers."""
+    """Each line costs the farm some 0.05 core-ms, and it follows thousands of containers."""
     return min(max(LEAST_BEAT_S, silence_s / 2.5), MOST_BEAT_S)
 
 

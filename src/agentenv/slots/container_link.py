@@ -85,6 +85,9 @@ _POLL_MAX_S = 2.0
 _REROOT_S = 75.0
 """For a lease with a root: longer than the sandbox server itself waits."""
 _AT_ONCE = 256
+_PLAIN_AT_ONCE = 2
+"""Leases of plain slots, per container: it grants one after the other, each in a fraction of a millisecond, and every
+connection that a burst of leases opens stays open for half a minute."""
 _RELEASE_TIMEOUT_S = 30.0
 """A reset that kills a fork bomb may take seconds; dead containers are found by the heartbeat, not by this."""
 
@@ -125,6 +128,7 @@ class ContainerLink:
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
         """Those without an answer that says whether the lease was granted."""
+        self._plain_leases = asyncio.Semaphore(_PLAIN_AT_ONCE)
         self._alarm = asyncio.Event()
         self.listed = False
         """Whether the container's slots are known."""
@@ -150,8 +154,16 @@ class ContainerLink:
             left_s = grant.deadline - self._clock()
             if left_s <= 0:
                 raise AcquireTimeoutError("the deadline passed before the request was sent")
-            patience_s = self._settings.suspect_after_s if grant.root is None else _REROOT_S
-            return await self._lease(grant, min(left_s, patience_s))
+            if grant.root is not None:
+                return await self._lease(grant, min(left_s, _REROOT_S))
+            patience_s = min(left_s, self._settings.suspect_after_s)
+            try:
+                async with asyncio.timeout(patience_s), self._plain_leases:
+                    return await self._lease(grant, patience_s)
+            except TimeoutError as error:
+                raise ConnectionLostError(
+                    f"container {self.handle.id} did not answer a lease within {patience_s:.3g} s"
+                ) from error
 
     async def _lease(self, grant: Grant, timeout_s: float) -> int:
         request = LeaseRequest(

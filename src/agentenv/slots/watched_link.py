@@ -50,7 +50,7 @@ class WatchedLink(ContainerLink):
         super().__init__(handle, session, settings, limits, clock, generation=generation)
         self._generation = generation
         self._fenced = fenced
-        self._watch_session = session
+        self._session = session
         self._reports: dict[int, SlotReport] = {}
         self._reported: dict[int, asyncio.Event] = {}
         self._why: dict[tuple[int, int], AgentEnvError] = {}
@@ -112,13 +112,7 @@ class WatchedLink(ContainerLink):
 
     async def _follow(self, line_came: Callable[[], None], reported: Callable[[SlotReport], None]) -> None:
         """One connection's lines, until it is cut."""
-        assert self._watch_session is not None
-        lines = watch(
-            self._watch_session,
-            self.handle,
-            generation=self._generation,
-            silence_s=self._settings.suspect_after_s,
-        )
+        lines = watch(self.handle, generation=self._generation, silence_s=self._settings.suspect_after_s)
         try:
             async with aclosing(lines):
                 async for line in lines:
@@ -146,8 +140,8 @@ class WatchedLink(ContainerLink):
 
     def tail(self, slot: int, epoch: int) -> AsyncGenerator[bytes, None]:
         """See :func:`agentenv.containers.tail.tail`."""
-        assert self._watch_session is not None
-        return tail(self._watch_session, self.handle, slot, epoch)
+        assert self._session is not None
+        return tail(self._session, self.handle, slot, epoch)
 
     # -- ending leases ---------------------------------------------------------------------------
 

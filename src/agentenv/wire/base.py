@@ -7,7 +7,7 @@ import binascii
 import unicodedata
 from functools import cache
 from types import UnionType
-from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -130,3 +130,18 @@ class WireModel(BaseModel):
 
     # JSON has no NaN and no infinity, and pydantic would write null for them.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class KeptModel(WireModel):
+    """Base of models of which a service keeps tens of thousands: without pydantic's note of which fields were given,
+    which takes 216 bytes an object, and 728 from five fields on. All of them count as given."""
+
+    _every_field: ClassVar[set[str]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._every_field = set(cls.model_fields)
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Called by pydantic, after it has set the fields."""
+        object.__setattr__(self, "__pydantic_fields_set__", self._every_field)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from agentenv.wire.base import PROTOCOL_VERSION, Count, SlotIndex, Tag, TrajectoryName, WireModel
+from agentenv.wire.base import PROTOCOL_VERSION, Count, KeptModel, SlotIndex, Tag, TrajectoryName, WireModel
 from agentenv.wire.leases import TTL_S, LeaseKey, Root, RunKind, Tags, TokenTag
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import ContainerState, SlotState
@@ -46,7 +46,7 @@ LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4
 """``container/slot/epoch``: made of what the container itself knows, so that it outlives any farm process."""
 
 
-class AskTags(WireModel):
+class AskTags(KeptModel):
     """See :class:`agentenv.wire.leases.Tags`; the run is the request's, and the tokens are the sender's."""
 
     environment: Tag = ""
@@ -59,7 +59,7 @@ class AskTags(WireModel):
         return Tags(run=run, tokens=tokens, **dict(self))
 
 
-class Ask(WireModel):
+class Ask(KeptModel):
     """A slot for each of ``trajectories``: all of them, or none. Repeating it with the same ``request_id`` finds it
     again, also after the farm was restarted and after it was granted; with another content it is an error."""
 
@@ -88,7 +88,7 @@ class AsksRequest(WireModel):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
-class Grant(WireModel):
+class Grant(KeptModel):
     """A leased slot. Send ``token`` as bearer token to ``base_url`` (a sandbox server), ``key`` with every call, and
     renew within ``ttl_s``."""
 

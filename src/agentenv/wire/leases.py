@@ -9,6 +9,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 from agentenv.wire.base import (
     MAX_TAG_CHARS,
     Count,
+    KeptModel,
     SlotIndex,
     Tag,
     TrajectoryName,
@@ -29,7 +30,7 @@ MAX_TOKENS = 8
 """Longest chain of tokens of which each was made by the next."""
 
 
-class TokenTag(WireModel):
+class TokenTag(KeptModel):
     """A token of a farm by its id (``jti``), and the most slots that may be held at once by it and by the tokens that
     it made (None: no limit)."""
 
@@ -37,7 +38,7 @@ class TokenTag(WireModel):
     cap: Count | None = None
 
 
-class Tags(WireModel):
+class Tags(KeptModel):
     """Who a lease is for. Its container remembers and reports it, so a farm that starts finds out whose the slots
     are. Empty for a pool that has its containers to itself."""
 
@@ -246,7 +247,7 @@ class LostLease(WireModel):
     """For how long."""
 
 
-class SlotReport(WireModel):
+class SlotReport(KeptModel):
     """One slot in ``GET /v1/slots``. Secrets are never reported."""
 
     slot: SlotIndex

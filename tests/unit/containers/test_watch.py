@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 
-import aiohttp
 import pytest
 from aiohttp import test_utils, web
 
@@ -51,9 +50,9 @@ def _sends(*pieces: bytes, then_hangs: bool = False) -> Handler:
 async def _watched(handler: Handler, silence_s: float = 30.0) -> AsyncIterator[AsyncIterator[WatchLine]]:
     application = web.Application()
     application.router.add_get("/v1/watch", handler)
-    async with test_utils.TestServer(application) as server, aiohttp.ClientSession() as session:
+    async with test_utils.TestServer(application) as server:
         handle = ContainerHandle("c", 0, str(server.make_url("")).rstrip("/"), "token", 1)
-        lines = watch(session, handle, generation=7, silence_s=silence_s)
+        lines = watch(handle, generation=7, silence_s=silence_s)
         async with aclosing(lines):
             yield lines
 
@@ -108,9 +107,32 @@ async def test_no_answer_is_a_lost_connection() -> None:
 
 async def test_nobody_there_is_a_lost_connection() -> None:
     handle = ContainerHandle("c", 0, "http://127.0.0.1:1", "token", 1)
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(ConnectionLostError):
-            await anext(watch(session, handle))
+    with pytest.raises(ConnectionLostError):
+        await anext(watch(handle))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"",
+    ],
+)
+async def test_what_is_no_answer_at_all_is_a_lost_connection(raw: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises((ConnectionLostError, ProtocolError)):
+            await asyncio.wait_for(anext(watch(ContainerHandle("c", 0, f"http://{host}:{port}", "token", 1))), 30)
 
 
 async def test_a_loop_that_was_held_up_finds_what_came_meanwhile() -> None:

@@ -11,11 +11,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.lost_names import LostNames
 from agentenv.api.farm_server.news import Newsroom
+from agentenv.api.farm_server.open_ask import OpenAsk
 from agentenv.api.farm_server.run_labels import RunCounts
 from agentenv.api.farm_server.settings import LeaseLimits
 from agentenv.errors import (
@@ -56,47 +57,6 @@ _OUTLOOK_S = 0.5
 _FULL_RETRY_S = 5.0
 _CANCELLED = "the ask was cancelled"
 _REVOKED = "the token by which it was leased was revoked"
-
-
-@dataclass(eq=False)
-class OpenAsk:
-    """One ask, from its arrival until some time after its end. ``ticket`` is set while it waits."""
-
-    ask: wire.Ask
-    run: str
-    client: str
-    tokens: tuple[TokenTag, ...]
-    """By which it was asked for, last."""
-    since: float
-    heard: float
-    until_unix_s: float = math.inf
-    """When the token expires."""
-    ticket: int | None = None
-    held: dict[int, wire.Grant] = field(default_factory=dict)
-    """Grants of its leases that have not ended, by the ledger's number."""
-    granted: bool = False
-    error: AgentEnvError | None = None
-    ended: float | None = None
-    decided: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: AgentEnvError | None = None
-    """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
-    told: wire.Place | None = None
-    """Its place as last told in the news."""
-
-    @property
-    def by(self) -> str:
-        """The id of the token; empty: it was asked for without one."""
-        return self.tokens[0].id if self.tokens else ""
-
-    def is_disallowed(self, denied: frozenset[str], now_unix_s: float) -> bool:
-        """Whether its token was revoked, or has expired."""
-        return now_unix_s >= self.until_unix_s or not denied.isdisjoint(token.id for token in self.tokens)
-
-    def refuse(self, error: AgentEnvError, now: float) -> None:
-        """It gets nothing."""
-        self.ticket, self.error, self.ended = None, error, now
-        self.decided.set()
 
 
 @dataclass(frozen=True)
@@ -359,7 +319,7 @@ class Desk:
         self._by_lease[lease.id] = opened
 
     def _grant(self, opened: OpenAsk) -> None:
-        opened.ticket, opened.granted = None, True
+        opened.ticket, opened.granted, opened.told = None, True, None
         opened.decided.set()
         slots = len(opened.held)
         self.granted_to[opened.run] = self.granted_to.get(opened.run, 0) + slots

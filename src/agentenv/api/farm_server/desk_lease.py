@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from agentenv.api.farm_server.desk import Desk, OpenAsk
+from agentenv.api.farm_server.desk import Desk
+from agentenv.api.farm_server.open_ask import OpenAsk
 from agentenv.api.farm_server.tokens import Right
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError, PoolClosedError

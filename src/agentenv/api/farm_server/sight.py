@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from agentenv.api.farm_server.desk import OpenAsk
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.open_ask import OpenAsk
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import TooManyRequestsError
 from agentenv.slots.records import ContainerRecord, SlotRecord
