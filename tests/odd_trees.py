@@ -169,7 +169,7 @@ def described(directory: str | os.PathLike[str], leave_out: Collection[str] = ()
     found: dict[str, dict[str, Any]] = {}
     first: dict[tuple[int, int], str] = {}
     top = os.fsencode(directory)
-    for path in _below(top):
+    for path in below(top):
         name = _shown(path[len(top) + 1 :])
         status = os.lstat(path)
         entry = _entry(path, status)
@@ -179,12 +179,14 @@ def described(directory: str | os.PathLike[str], leave_out: Collection[str] = ()
     return found
 
 
-def _below(directory: bytes) -> Iterator[bytes]:
+def below(directory: bytes) -> Iterator[bytes]:
+    """The paths of everything in a directory, each directory before what is in it. Not ``Path.rglob``: Python 3.11.2's
+    raises for a link whose target is too long."""
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
         yield path
         if os.path.isdir(path) and not os.path.islink(path):
-            yield from _below(path)
+            yield from below(path)
 
 
 def _entry(path: bytes, status: os.stat_result) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from agentenv.sandbox.slotagent.build import ensure_built
-from tests.odd_trees import described, make
+from tests.odd_trees import below, described, make
 from tests.sweeps import Sweep
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and devices are root's")
@@ -77,11 +77,11 @@ def test_directories_need_no_entries_before_what_is_in_them(
 ) -> None:
     top = tmp_path / "tree"
     expected = grown(top, seed, "sockets", "devices", "links", "attributes")
-    found = {path: stat.S_ISDIR(path.lstat().st_mode) for path in top.rglob("*")}
+    found = {path: stat.S_ISDIR(os.lstat(path).st_mode) for path in below(os.fsencode(top))}
     paths = sorted(found, key=lambda path: (found[path], path), reverse=order == "backwards")
     if order == "without directories":
         paths = [path for path in paths if not found[path]]
-    listed = b"".join(os.fsencode(path.relative_to(top)) + b"\0" for path in paths)
+    listed = b"".join(os.path.relpath(path, os.fsencode(top)) + b"\0" for path in paths)
     options = ("-C", str(top), "--no-recursion", "--null", "--verbatim-files-from", "--files-from=-")
     packed = gnu_tar("-cf", "-", "--format=pax", *options, given=listed)
     copy = unpacked_by_slottar(slottar, packed, tmp_path / "copy")
