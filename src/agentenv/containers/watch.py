@@ -55,7 +55,7 @@ async def watch(
 
 class _Response(asyncio.Protocol):
     """The response to one request, over a connection of its own. A farm has thousands of them for as long as it runs:
-    each takes a fifth of the memory of aiohttp's, and a line half of the time (benchmarks, F9)."""
+    each takes a fifth of the memory of aiohttp's (benchmarks, F9)."""
 
     def __init__(self, request: bytes, silence_s: float) -> None:
         self.status = 0
@@ -166,7 +166,7 @@ async def _asked(handle: ContainerHandle, generation: int, silence_s: float) -> 
 
 
 def _beat_s(silence_s: float) -> float:
-    """Each line costs the farm some 0.05 core-ms, and it follows thousands of containers."""
+    """Each line costs the farm some 0.1 core-ms (F9.watch), and it follows thousands of containers."""
     return min(max(LEAST_BEAT_S, silence_s / 2.5), MOST_BEAT_S)
 
 
