@@ -44,7 +44,7 @@ async def f9_size(effort: Effort) -> list[Outcome]:
             task.cancel()
         await asyncio.gather(*news, return_exceptions=True)
     size = f"{CONTAINERS:,} containers, {CONTAINERS * SLOTS:,} slots"
-    memory = at_most("F9", f"memory (RSS) of a farm service: {size}, all held by {RUNS} runs", "MiB", 100.0)
+    memory = at_most("F9", f"memory (RSS) of a farm service: {size}, all held by {RUNS} runs", "MiB", 150.0)
     watch = at_most("F9.watch", f"CPU of a farm service that only watches: {size}", "% of a core", 3.0)
     return [
         memory.outcome([full_mib], one_container_mib=least_mib, all_free_mib=free_mib, waiting_asks=WAITING),

@@ -112,7 +112,10 @@ class _Response(asyncio.Protocol):
     def _look(self) -> None:
         """Whether something came lately. What came while this process stood still has been taken by now: asyncio
         reads before it calls timers."""
-        left_s = self._heard_at_s + self._silence_s - self._loop.time()
+        now = self._loop.time()
+        if self._transport is not None and not self._transport.is_reading():
+            self._heard_at_s = now  # it waits for our reader: that is not the container's silence
+        left_s = self._heard_at_s + self._silence_s - now
         if left_s > 0:
             self._look_again = self._loop.call_later(left_s, self._look)
         else:

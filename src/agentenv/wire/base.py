@@ -17,7 +17,9 @@ from pydantic import (
     Field,
     JsonValue,
     PlainSerializer,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
@@ -130,6 +132,25 @@ class WireModel(BaseModel):
 
     # JSON has no NaN and no infinity, and pydantic would write null for them.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ToolArguments(WireModel):
+    """Base of the arguments of every tool of a slot, which a language model writes. A number may come as text that is
+    one, as pydantic has it, but ``true`` is no number: pydantic would take it for 1."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, field: ValidationInfo) -> object:
+        if isinstance(value, bool) and is_number(cls, field.field_name or ""):
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
+
+
+@cache
+def is_number(arguments: type[BaseModel], field: str) -> bool:
+    """Whether this argument may be a number, and not a truth value."""
+    types = _leaf_types(arguments.model_fields[field].annotation)
+    return not types.isdisjoint({int, float}) and bool not in types
 
 
 class KeptModel(WireModel):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import Base64, Count, ForCode, WireModel, for_code
+from agentenv.wire.base import Base64, Count, ForCode, ToolArguments, WireModel, for_code
 from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, CommandText, Environment, SlotTool, UserName
 
@@ -72,7 +72,7 @@ Rows = Annotated[int, Field(ge=2, le=500)]
 Columns = Annotated[int, Field(ge=2, le=1_000)]
 
 
-class TerminalArguments(WireModel):
+class TerminalArguments(ToolArguments):
     """Run a command in a persistent bash session, get more of its output, send it keys, or start over."""
 
     command: TypedText | None = Field(
@@ -174,7 +174,7 @@ class TerminalReply(WireModel):
     """State of background processes whose ``check_interval`` has passed."""
 
 
-class ProcessArguments(WireModel):
+class ProcessArguments(ToolArguments):
     """Manage background processes: start them, read their output, write to them, end them."""
 
     action: Literal["start", "list", "poll", "log", "wait", "kill", "write", "submit", "close"] = Field(
@@ -254,7 +254,7 @@ class ProcessReply(WireModel):
     notices: tuple[str, ...] = ()
 
 
-class TmuxArguments(WireModel):
+class TmuxArguments(ToolArguments):
     """Drive full-screen programs in tmux: start a session, send keys, wait, capture the screen."""
 
     action: Literal["start", "send_keys", "wait", "capture", "resize", "stop", "list"] = Field(

@@ -23,6 +23,7 @@ from agentenv.wire.base import (
     Base64,
     Count,
     ForCode,
+    ToolArguments,
     WireModel,
 )
 from agentenv.wire.environment import MAX_PATH_CHARS
@@ -93,7 +94,7 @@ Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 """Variables of one program. How many bytes they may have is for ``execve`` to say."""
 
 
-class BashArguments(WireModel):
+class BashArguments(ToolArguments):
     """Run a command in a new shell in the workspace. No state of the shell is kept.
 
     With ``argv`` no shell is started, but this program with these arguments; ``command`` is then only what is shown of
@@ -129,7 +130,7 @@ class BashReply(WireModel):
     where nothing was dropped."""
 
 
-class ReadFileArguments(WireModel):
+class ReadFileArguments(ToolArguments):
     """Read a file."""
 
     path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
@@ -158,7 +159,7 @@ class ReadFileReply(WireModel):
     """Offset to continue at, if the file continues."""
 
 
-class WriteFileArguments(WireModel):
+class WriteFileArguments(ToolArguments):
     """Write a whole file; missing parent directories are created."""
 
     path: PathArgument = Field(description="File to write: relative to the workspace, or absolute.")
@@ -180,7 +181,7 @@ class WriteFileReply(WireModel):
     created: bool
 
 
-class ListFilesArguments(WireModel):
+class ListFilesArguments(ToolArguments):
     """List a directory."""
 
     path: PathArgument = Field(default=".", description="Directory to list: relative to the workspace, or absolute.")
@@ -206,7 +207,7 @@ class ListFilesReply(WireModel):
     truncated: bool = False
 
 
-class ArtifactsArguments(WireModel):
+class ArtifactsArguments(ToolArguments):
     """List or read files with their SHA-256, pack a path into a tar archive, or extract one."""
 
     action: Literal["archive", "extract", "list", "read"] = Field(
@@ -236,7 +237,7 @@ class ArtifactsReply(WireModel):
     total_bytes: int
 
 
-class PatchArguments(WireModel):
+class PatchArguments(ToolArguments):
     """Apply a unified diff to files: all of it, or nothing."""
 
     patch: str = Field(
@@ -271,7 +272,7 @@ class PatchReply(WireModel):
     files: tuple[PatchedFile, ...]
 
 
-class SearchArguments(WireModel):
+class SearchArguments(ToolArguments):
     """Search files for a regular expression, line by line. ``pattern`` and ``glob`` mean what they mean to ripgrep."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(

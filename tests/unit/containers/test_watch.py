@@ -112,18 +112,18 @@ async def test_nobody_there_is_a_lost_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "error"),
     [
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
-        b"HTTP/1.1 204 No Content\r\n\r\n",
-        b"",
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", ConnectionLostError),
+        (b"", ConnectionLostError),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", ProtocolError),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", ProtocolError),
     ],
 )
-async def test_what_is_no_answer_at_all_is_a_lost_connection(raw: bytes) -> None:
+async def test_what_is_no_answer_of_a_container_is_no_line(raw: bytes, error: type[AgentEnvError]) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(raw)
@@ -131,8 +131,20 @@ async def test_what_is_no_answer_at_all_is_a_lost_connection(raw: bytes) -> None
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        with pytest.raises((ConnectionLostError, ProtocolError)):
+        with pytest.raises(AgentEnvError) as raised:
             await asyncio.wait_for(anext(watch(ContainerHandle("c", 0, f"http://{host}:{port}", "token", 1))), 30)
+    assert raised.type is error
+
+
+async def test_a_container_that_waits_for_our_reader_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_LINE_BYTES", 100_000)
+    beats = 3_000  # together above what is read ahead and what the sockets take
+    beat = WatchBeat(statistics={f"calls {number}": number for number in range(60)})
+    async with asyncio.timeout(60), _watched(_sends(_encoded(LIST, *[beat] * beats)), silence_s=0.2) as lines:
+        assert await anext(lines) == LIST
+        await asyncio.sleep(1.0)
+        for _ in range(beats):
+            assert await anext(lines) == beat
 
 
 async def test_a_loop_that_was_held_up_finds_what_came_meanwhile() -> None:

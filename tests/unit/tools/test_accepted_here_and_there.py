@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import AgentEnvError, ProtocolError
+from agentenv.errors import AgentEnvError, InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.tools.catalog import ToolCatalog
 
@@ -46,3 +46,30 @@ def test_what_the_catalog_accepts_the_container_accepts(tool: str) -> None:
 def test_what_does_not_fit_in_the_container_is_a_failure_of_ours() -> None:
     with pytest.raises(ProtocolError, match=r"write_file: data: .*is not base64"):
         parse_arguments("write_file", {"path": "x", "data": "not base64!"})
+
+
+def _numbers() -> list[tuple[str, str]]:
+    """The arguments that are numbers, by the schema that a model is given."""
+    found = list[tuple[str, str]]()
+    for tool in CATALOG.openai_tools():
+        for name, field in tool["function"]["parameters"]["properties"].items():
+            types = {each.get("type") for each in field.get("anyOf", [field])}
+            if types & {"integer", "number"} and "boolean" not in types:
+                found.append((tool["function"]["name"], name))
+    return found
+
+
+def test_there_are_numbers() -> None:
+    assert {("read_file", "offset"), ("process", "timeout_s"), ("process", "check_interval")} < set(_numbers())
+
+
+@pytest.mark.parametrize(("tool", "name"), _numbers())
+@pytest.mark.parametrize("value", [True, False])
+def test_a_truth_value_is_no_number(tool: str, name: str, value: bool) -> None:
+    """Pydantic would read 1 and 0."""
+    with pytest.raises(InvalidArgumentsError, match=f"argument '{name}' must be a number, not {str(value).lower()}"):
+        CATALOG.validate(tool, json.dumps({name: value}))
+
+
+def test_a_text_that_is_a_number_is_one() -> None:
+    assert CATALOG.validate("read_file", json.dumps({"path": "x", "offset": "12"})) == {"path": "x", "offset": 12}
