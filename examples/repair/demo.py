@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from agentenv.agent.results import Results, counted, one_line
 from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
+from agentenv.cli.progress import Bars
 from agentenv.config import debug
 from agentenv.errors import InfraError
 from agentenv.report import read_records, write_report
@@ -99,7 +98,7 @@ def _quiet() -> None:
 async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], str]:
     """The packages, the tasks to play, and how many were made in which time."""
     began = time.monotonic()
-    with _bars() as bars:
+    with Bars() as bars:
         catalogue = _only(await _in_thread(lambda stop: _fetch(bars, stop)), settings.packages)
         made = await _in_thread(lambda stop: _make(bars, catalogue, settings.seed, stop))
     if len(made) < MIN_TASKS and not settings.packages:
@@ -146,7 +145,7 @@ async def _in_thread(work: Callable[[Callable[[], None]], Any]) -> Any:
         raise
 
 
-def _fetch(bars: Progress, check: Callable[[], None]) -> Catalogue:
+def _fetch(bars: Bars, check: Callable[[], None]) -> Catalogue:
     bar = bars.add_task("packages", total=artifact_count())
 
     def step(_name: str) -> None:
@@ -156,7 +155,7 @@ def _fetch(bars: Progress, check: Callable[[], None]) -> Catalogue:
     return fetch(progress=step)
 
 
-def _make(bars: Progress, catalogue: Catalogue, seed: int, check: Callable[[], None]) -> list[Task]:
+def _make(bars: Bars, catalogue: Catalogue, seed: int, check: Callable[[], None]) -> list[Task]:
     bar = bars.add_task("verifying tasks", total=None)
 
     def step(progress: tasks.Progress) -> None:
@@ -173,7 +172,7 @@ def _make(bars: Progress, catalogue: Catalogue, seed: int, check: Callable[[], N
 
 async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task], records: Path) -> Results:
     """All groups, each recorded as it ends. A group without a scored member is retried by its item."""
-    with tempfile.TemporaryDirectory(prefix="agentenv-demo-") as directory, _bars() as bars:
+    with tempfile.TemporaryDirectory(prefix="agentenv-demo-") as directory, Bars() as bars:
         config = _config(settings, build_tokenizer(directory), records)
         async with _server(settings, catalogue, chosen) as server:
             env = _DemoEnv(config, [server], catalogue=catalogue, tasks=chosen)
@@ -230,11 +229,6 @@ async def _server(
 
 
 # -- records and summary ---------------------------------------------------------------------------------------
-
-
-def _bars() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def _facts(settings: DemoSettings, chosen: Sequence[Task], made: str, seconds: float) -> dict[str, object]:

@@ -7,12 +7,14 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -55,6 +57,34 @@ def shown(*, quiet: bool = False) -> Iterator[Report]:
             progress.stop()
 
 
+class Bars(Progress):
+    """A bar per task of known length. Without a terminal, which redraws them, one that has moved is a line from time to
+    time: ``rollouts 12/32``."""
+
+    def __init__(self, *, transient: bool = False) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=err(), transient=transient)
+        self._said = time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """See :class:`rich.progress.Progress`."""
+        super().update(task_id, **changes)
+        self._say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """See :class:`rich.progress.Progress`."""
+        super().advance(task_id, advance)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID) -> None:
+        task = next((task for task in self.tasks if task.id == task_id), None)
+        if task is None or self.console.is_terminal or time.monotonic() - self._said < _STILL_S:
+            return
+        self._said = time.monotonic()
+        done = f"{task.completed:g}/{task.total:g}" if task.total is not None else ""
+        self.console.print(f"  {task.description} {done}".rstrip(), soft_wrap=True, markup=False)
+
+
 class _Lines:
     """The running step as an animated line; finished steps as permanent lines."""
 
@@ -95,8 +125,7 @@ class Arrival:
         self.running: set[str] = set()
         self._last_failure: StartFailed | None = None
         self._changed = asyncio.Event()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=err(), transient=True)
+        self._progress = Bars(transient=True)
         self._bar = self._progress.add_task(doing, total=goal)
 
     def __enter__(self) -> Arrival:
