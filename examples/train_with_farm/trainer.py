@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentenv.cli.output import err, out
+from agentenv.cli.output import out
+from agentenv.cli.progress import Bars
 from examples.train_with_farm.checks import Checker, Group, WrongGroupError
 from examples.train_with_farm.policy import TOKENIZER
 
@@ -99,9 +99,8 @@ def summary(seen: Checker, took_s: float) -> str:
 
 @contextmanager
 def progress(goal: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, on stderr; call it after each group."""
-    columns = (TextColumn("groups"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err()) as bars:
+    """A bar on stderr; call it after each group."""
+    with Bars() as bars:
         bar = bars.add_task("groups", total=goal)
         yield lambda: bars.advance(bar)
 

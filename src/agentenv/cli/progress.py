@@ -58,8 +58,8 @@ def shown(*, quiet: bool = False) -> Iterator[Report]:
 
 
 class Bars(Progress):
-    """A bar per task of known length. Without a terminal, which redraws them, one that has moved is a line from time to
-    time: ``rollouts 12/32``."""
+    """A bar per task of known length. Without a terminal, which redraws them, one that moves is a line until its end,
+    from time to time: ``rollouts 12/32``."""
 
     def __init__(self, *, transient: bool = False) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -78,11 +78,11 @@ class Bars(Progress):
 
     def _say(self, task_id: TaskID) -> None:
         task = next((task for task in self.tasks if task.id == task_id), None)
-        if task is None or self.console.is_terminal or time.monotonic() - self._said < _STILL_S:
+        if task is None or task.finished or self.console.is_terminal or time.monotonic() - self._said < _STILL_S:
             return
         self._said = time.monotonic()
         done = f"{task.completed:g}/{task.total:g}" if task.total is not None else ""
-        self.console.print(f"  {task.description} {done}".rstrip(), soft_wrap=True, markup=False)
+        self.console.print(f"  {task.description} {done}".rstrip(), soft_wrap=True)
 
 
 class _Lines:

@@ -141,13 +141,13 @@ class ToolArguments(WireModel):
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: object, field: ValidationInfo) -> object:
-        if isinstance(value, bool) and is_number(cls, field.field_name or ""):
+        if isinstance(value, bool) and _is_number(cls, field.field_name or ""):
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
 
 
 @cache
-def is_number(arguments: type[BaseModel], field: str) -> bool:
+def _is_number(arguments: type[BaseModel], field: str) -> bool:
     """Whether this argument may be a number, and not a truth value."""
     types = _leaf_types(arguments.model_fields[field].annotation)
     return not types.isdisjoint({int, float}) and bool not in types

@@ -28,6 +28,19 @@ def test_what_moves_is_a_line_where_there_is_no_terminal(monkeypatch: pytest.Mon
     assert said == ["  rollouts 1/3", "  rollouts 2/3", "  verifying [1] task"]
 
 
+def test_an_ended_bar_is_printed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(progress, "err", lambda: Console(file=file, width=100, force_terminal=False))
+    monkeypatch.setattr(progress, "_STILL_S", 0.0)
+    with Bars() as bars:
+        bar = bars.add_task("rollouts", total=2)
+        bars.advance(bar)
+        bars.advance(bar)
+    said = file.getvalue().splitlines()
+    assert said[0] == "  rollouts 1/2"
+    assert ["2/2" in line for line in said] == [False, True]
+
+
 def test_only_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines_of(monkeypatch, terminal=False, still_s=3600.0) == []
 
