@@ -131,16 +131,16 @@ class ProxiedBackend(LocalBackend):
 
 
 class Visitor:
-    """Leases one slot after the other until ``until_s`` (the loop's clock)."""
+    """Leases one slot after the other until ``until_s`` (of time.monotonic), which may be changed meanwhile."""
 
     def __init__(self, executor: ToolExecutor, tally: Tally, dice: random.Random, until_s: float) -> None:
         self._executor = executor
         self._tally = tally
         self._dice = dice
-        self._until_s = until_s
+        self.until_s = until_s
 
     async def run(self) -> None:
-        while time.monotonic() < self._until_s:
+        while time.monotonic() < self.until_s:
             session = self._executor.open(self._tally.word(), acquire_timeout_s=30)
             if await self._tally.ended("a lease", session.__aenter__(), 30 + HANG_S) is None:
                 await asyncio.sleep(0.2)
@@ -164,7 +164,7 @@ class Visitor:
             tally.wrongs.append(f"slot {place} was not clean: {found.stdout[:100]!r}")
         account = Account()
         for _ in range(self._dice.randrange(2, 20)):
-            if time.monotonic() > self._until_s or session.lease.lost is not None:
+            if time.monotonic() > self.until_s or session.lease.lost is not None:
                 break
             await self._dice.choice(self._deeds)(self, session, account)
         log = await self._call(session, "bash", "cat log; true")
@@ -254,26 +254,27 @@ class Harm:
 
     def _stop(self) -> None:
         if pid := self._signal(signal.SIGSTOP):
-            asyncio.get_running_loop().call_later(self._dice.uniform(0.05, 5), _send, pid, signal.SIGCONT)
+            asyncio.get_running_loop().call_later(self._dice.uniform(0.05, 5), send, pid, signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> int:
-        name, pid = self._dice.choice(self._parts())
-        if _send(pid, number):
+        name, pid = part_of(self._dice.choice(list(self._backend.pids.values())), self._dice)
+        if send(pid, number):
             self._tally.counted[f"{number.name} {name}"] += 1
             return pid
         return 0
 
-    def _parts(self) -> list[tuple[str, int]]:
-        """The processes of one container, servers and agents more often than what whole containers depend on."""
-        launcher = self._dice.choice(list(self._backend.pids.values()))
-        tree = process_tree(launcher)
-        agents = [("agent", process.pid) for process in tree if process.command.startswith("slotagent")]
-        servers = [("server", pid)] * 4 if (pid := server_of(launcher)) else []
-        supervisors = [("supervisor", process.pid) for process in tree if process.parent == launcher]
-        return [("launcher", launcher), *supervisors, *servers, *agents]
+
+def part_of(launcher: int, dice: random.Random) -> tuple[str, int]:
+    """A process of the container of this launcher; its server and agents more often than what the whole container
+    depends on."""
+    tree = process_tree(launcher)
+    agents = [("agent", process.pid) for process in tree if process.command.startswith("slotagent")]
+    servers = [("server", pid)] * 4 if (pid := server_of(launcher)) else []
+    supervisors = [("supervisor", process.pid) for process in tree if process.parent == launcher]
+    return dice.choice([("launcher", launcher), *supervisors, *servers, *agents])
 
 
-def _send(pid: int, number: signal.Signals) -> bool:
+def send(pid: int, number: signal.Signals) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
         return True

@@ -35,6 +35,7 @@ purge_job_on_shutdown = true
 """
 _SETTINGS = """
 backend = "{backend}"
+relay_url = "{relay_url}"
 [pool]
 min_containers = {containers}
 max_containers = {containers}
@@ -116,7 +117,7 @@ async def with_standby(slots: int) -> AsyncIterator[tuple[FarmProcess, FarmPool]
     Yields the one that leads, and the client. The cluster is that of the environment; the job is purged."""
     directory = Path(mkdtemp(prefix="agentenv-bench-"))
     nomad = _NOMAD.format(job_id=f"agentenv-bench-{secrets.token_hex(4)}")
-    settings = _SETTINGS.format(backend="nomad", containers=1, slots=slots) + nomad
+    settings = _SETTINGS.format(backend="nomad", containers=1, slots=slots, relay_url="") + nomad
     ports = [free_port(), free_port()]
     leader = FarmProcess(directory, settings=settings, port=ports[0], beneath=_ELSEWHERE)
     standby = FarmProcess(directory, settings=settings, port=ports[1])
@@ -149,10 +150,12 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def farm_service(backend: str, containers: int, slots: int, more: str = "") -> AsyncIterator[FarmService]:
+async def farm_service(
+    backend: str, containers: int, slots: int, more: str = "", *, relay_url: str = ""
+) -> AsyncIterator[FarmService]:
     """A service with so many containers of so many slots, all of them free. ``more``: of its settings file."""
     directory = Path(mkdtemp(prefix="agentenv-bench-"))
-    settings = _SETTINGS.format(backend=backend, containers=containers, slots=slots)
+    settings = _SETTINGS.format(backend=backend, containers=containers, slots=slots, relay_url=relay_url)
     process = FarmProcess(directory, more, settings=settings)
     try:
         await process.start()
