@@ -21,6 +21,7 @@ from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
 
 _CAP_SYS_ADMIN = 21
 _PROGRAM_TIMEOUT_S = 10
+_NOBODY = 65_534
 _SLOT_PATH = "/usr/local/bin:/usr/bin:/bin"
 SLOT_PROGRAMS = ("python3", "git", "pip")
 """Programs that models use most, besides the shell."""
@@ -183,9 +184,19 @@ def _effective_capabilities() -> int:
     return int(match[1], 16) if match else 0
 
 
-def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(argv: list[str], *, uid: int | None = None) -> subprocess.CompletedProcess[str]:
+    """``uid``: that user and group, and no other group."""
     return subprocess.run(
-        argv, check=False, capture_output=True, text=True, errors="replace", timeout=_PROGRAM_TIMEOUT_S
+        argv,
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PROGRAM_TIMEOUT_S,
+        user=uid,
+        group=uid,
+        extra_groups=() if uid is not None else None,
+        cwd="/",
     )
 
 
@@ -202,11 +213,12 @@ def _version(bwrap: str) -> tuple[int, ...] | None:
 
 
 def _try_bwrap(bwrap: str) -> str:
-    """Namespaces and a fresh /proc, which stock Docker and hardened kernels forbid."""
+    """Namespaces and a fresh /proc, which stock Docker and hardened kernels forbid. As root it is another user who
+    tries, as in a slot: bwrap is started there with the slot's uid and no capability, whoever started the container."""
     argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
     try:
-        done = _run(argv)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = _run(argv, uid=_NOBODY if os.geteuid() == 0 else None)
+    except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from agentenv.config import ContainerSettings
 from agentenv.doctor.facts import SLOT_PROGRAMS, Facts
 from agentenv.sandbox.supervisor.image_formats import NO_NEW_PRIVILEGES
-from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
+from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS, bwrap_cure
 
 MIB = 1024 * 1024
 _WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of the service"
@@ -94,7 +94,10 @@ def _privilege(facts: Facts) -> Finding:
 
 
 def _user_namespaces(facts: Facts) -> Finding:
-    level = Level.ok if facts.root else Level.broken
+    """Every slot needs one that an unprivileged process makes, as root too. What was tried decides, not the settings:
+    a profile may allow bwrap what is closed for others."""
+    if facts.bwrap_refusal == "":
+        return Finding("user namespaces", Level.ok, "allowed")
     closed = (
         (facts.userns_max == 0, "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=15000"),
         (
@@ -109,11 +112,9 @@ def _user_namespaces(facts: Facts) -> Finding:
         ),
     )
     for holds, detail, command in closed:
-        if holds and level is Level.broken:
-            return Finding("user namespaces", level, detail, "allow them", (command,))
         if holds:
-            return Finding("user namespaces", Level.ok, f"{detail} (not needed as root)")
-    return Finding("user namespaces", Level.ok, "allowed")
+            return Finding("user namespaces", Level.broken, detail, "allow them", (command,))
+    return Finding("user namespaces", Level.ok, "no setting closes them")
 
 
 def _bwrap(facts: Facts) -> Finding:
@@ -136,7 +137,8 @@ def _bwrap(facts: Facts) -> Finding:
             "bubblewrap",
             Level.broken,
             f"{version} cannot make namespaces here: {facts.bwrap_refusal}",
-            "in a container: SYS_ADMIN, SETUID, SETGID, SETPCAP and KILL, and a seccomp profile that lets it mount",
+            bwrap_cure(facts.bwrap_refusal)
+            or "in a container: SYS_ADMIN, SETUID, SETGID, SETPCAP and KILL, and a seccomp profile that lets it mount",
         )
     return Finding("bubblewrap", Level.ok, version)
 

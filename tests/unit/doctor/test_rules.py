@@ -101,12 +101,32 @@ def test_an_ordinary_user_with_ids_has_a_uid_per_slot() -> None:
     assert finding.commands == NO_IDS.cures
 
 
-@pytest.mark.parametrize("closed", [{"userns_max": 0}, {"userns_clone": False}, {"userns_apparmor": True}])
-def test_user_namespaces_matter_only_without_root(closed: dict[str, Any]) -> None:
-    user = dataclasses.replace(GOOD, root=False, sys_admin=False, **closed)
-    (command,) = next(f for f in found(user) if f.name == "user namespaces").commands
-    assert command.startswith("sysctl -w ")
+CLOSED = [{"userns_max": 0}, {"userns_clone": False}, {"userns_apparmor": True}]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("refusal", ["bwrap: Creating new namespace failed: Permission denied", None])
+def test_closed_user_namespaces_break_slots_as_root_too(closed: dict[str, Any], root: bool, refusal: str | None) -> None:
+    """bwrap has no capability, whoever started the container."""
+    facts = dataclasses.replace(GOOD, root=root, sys_admin=root, bwrap_refusal=refusal, **closed)
+    (finding,) = [each for each in found(facts) if each.name == "user namespaces"]
+    assert finding.level is Level.broken
+    assert finding.commands[0].startswith("sysctl -w ")
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_what_was_tried_decides(closed: dict[str, Any]) -> None:
+    """A profile may allow bwrap what is closed for others."""
     assert found(dataclasses.replace(GOOD, **closed)) == []
+
+
+def test_a_security_module_is_named() -> None:
+    facts = dataclasses.replace(GOOD, bwrap_refusal="bwrap: Creating new namespace failed: Permission denied")
+    (finding,) = found(facts)
+    assert finding.name == "bubblewrap"
+    assert "AppArmor" in finding.cure
+    assert "SELinux" in finding.cure
 
 
 def test_compiled_programs_need_no_compiler() -> None:

@@ -275,17 +275,31 @@ def explain_namespaces(error: OSError) -> SandboxUnavailableError:
     return SandboxUnavailableError(f"this machine refuses namespaces: {error}", next_step=cure)
 
 
+_SECURITY_MODULE = (
+    "a security module refuses it: `journalctl -k | grep -i denied` names the profile. AppArmor: the rule `userns,` in "
+    "bwrap's profile, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); SELinux: allow bwrap "
+    "user_namespace create; in a container: the seccomp profile of docker/"
+)
 _BWRAP_CURES = (
     ("max_user_namespaces", "sysctl -w user.max_user_namespaces=100000"),
     ("No permissions to creat", "sysctl -w kernel.unprivileged_userns_clone=1, or allow it in the seccomp profile"),
+    ("new namespace failed: Permission denied", _SECURITY_MODULE),  # EACCES; EPERM is the line above
+    ("new namespace failed: Operation not permitted", _SECURITY_MODULE),
     ("Creating new namespace failed", "sysctl -w user.max_user_namespaces=100000, or a larger user.max_net_namespaces"),
-    ("setting up uid map", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"),
+    ("setting up uid map", _SECURITY_MODULE),
+    ("Failed RTM_NEWADDR", _SECURITY_MODULE),  # Ubuntu gives the namespace, and no capability in it
     ("Can't mount proc", "the container needs an unmasked /proc: start it with CAP_SYS_ADMIN (docker/README.md)"),
     ("Unknown option", "bubblewrap 0.8 or newer is needed: apt-get install bubblewrap"),
-)  # fmt: skip
+)
+
+
+def bwrap_cure(words: str) -> str:
+    """What cures bwrap's last output; empty: unknown."""
+    return next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "")
 
 
 def explain_bwrap(words: str) -> SandboxUnavailableError:
     """Explanation of bwrap's last output, for users."""
-    cure = next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "run `agentenv doctor`")
-    return SandboxUnavailableError(f"the first slot could not be started: {words}", next_step=cure)
+    return SandboxUnavailableError(
+        f"the first slot could not be started: {words}", next_step=bwrap_cure(words) or "run `agentenv doctor`"
+    )

@@ -127,6 +127,21 @@ def test_bwrap_s_words_become_a_cure() -> None:
     assert "doctor" in isolation.explain_bwrap("bwrap: something new").next_step
 
 
+@pytest.mark.parametrize(
+    ("why", "cure"),
+    [
+        ("Permission denied", "AppArmor"),
+        ("Operation not permitted", "AppArmor"),
+        ("Resource temporarily unavailable", "max_net_namespaces"),
+        ("No space left on device", "max_user_namespaces"),
+    ],
+)
+def test_the_errno_decides_what_refused_a_namespace(why: str, cure: str) -> None:
+    error = isolation.explain_bwrap(f"bwrap: Creating new namespace failed: {why}")
+    assert cure in error.next_step
+    assert ("AppArmor" in error.next_step) is (cure == "AppArmor")
+
+
 IN_DOCKER = """\
 1 0 0:41 / / ro,relatime - overlay overlay rw,lowerdir=/var/lib/docker/overlay2/l/A,upperdir=/x/diff,workdir=/x/work
 2 1 254:0 /usr/bin/tini-static /usr/sbin/docker-init ro,relatime - ext4 /dev/vda rw
