@@ -23,9 +23,11 @@ from agentenv.cli.image_root import (
     DockerfileOption,
     ImageOption,
     MemoryOption,
+    Place,
     StorageOption,
     UserOption,
     WorkdirOption,
+    WritableOption,
     stored_here,
     stored_there,
 )
@@ -79,6 +81,7 @@ def execute(
     cpus: CpusOption = None,
     memory_mib: MemoryOption = None,
     storage_mib: StorageOption = None,
+    writable: WritableOption = Place.memory,
     network: NetworkOption = False,
     allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
@@ -128,7 +131,9 @@ def execute(
     """
     from agentenv.farm import open
 
-    asked = Asked(image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, network, tuple(allow or ()))
+    asked = Asked(
+        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ())
+    )
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     settings = asked.container(isolation=isolation.value)

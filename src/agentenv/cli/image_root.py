@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,22 @@ MemoryOption = Annotated[
 ]
 StorageOption = Annotated[
     int | None,
-    typer.Option("--storage", min=1, metavar="MIB", help="What it may write, in its memory; 1024 by default."),
+    typer.Option("--storage", min=1, metavar="MIB", help="What it may write; 1024 by default."),
+]
+
+
+class Place(StrEnum):
+    """Where a slot with an image keeps what it writes (:data:`agentenv.wire.roots.Writable`)."""
+
+    memory = "memory"
+    disk = "disk"
+
+
+WritableOption = Annotated[
+    Place,
+    typer.Option(
+        "--writable", help="With an image: where what it writes is kept: in the slot's memory, or reserved on the disk."
+    ),
 ]
 AllowOption = Annotated[
     list[str] | None,
@@ -75,6 +91,7 @@ class Asked:
     cpus: float | None = None
     memory_mib: int | None = None
     storage_mib: int | None = None
+    writable: Place = Place.memory
     network: bool = False
     allow: tuple[str, ...] = ()
 
@@ -99,6 +116,7 @@ class Asked:
         if not self.has_image:
             for option, given in (
                 ("--user", self.user), ("--workdir", self.workdir), ("--cpus", self.cpus), ("--allow", self.allow),
+                ("--writable", self.writable is Place.disk),
             ):  # fmt: skip
                 if given:
                     raise ConfigError(option, "is for slots with an image", next_step="add --image or --dockerfile")
@@ -128,6 +146,7 @@ class Asked:
             cpus=self.cpus,
             memory_mib=self.memory_mib,
             storage_mib=self.storage_mib,
+            storage=self.writable.value,
             user=self.user or "",
             workdir=self.workdir or "",
             network="public" if self.network else list(self.allow),

@@ -25,9 +25,11 @@ from agentenv.cli.image_root import (
     DockerfileOption,
     ImageOption,
     MemoryOption,
+    Place,
     StorageOption,
     UserOption,
     WorkdirOption,
+    WritableOption,
     stored_here,
     stored_there,
 )
@@ -75,6 +77,7 @@ def shell(
     cpus: CpusOption = None,
     memory_mib: MemoryOption = None,
     storage_mib: StorageOption = None,
+    writable: WritableOption = Place.memory,
     network: NetworkOption = False,
     allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
@@ -115,7 +118,9 @@ def shell(
     from agentenv.cli.upload import named, put_all
     from agentenv.farm import open
 
-    asked = Asked(image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, network, tuple(allow or ()))
+    asked = Asked(
+        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ())
+    )
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     settings, root = asked.container(isolation=isolation.value), asked.root()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from agentenv.cli.image_root import Asked, stored_here
+from agentenv.cli.image_root import Asked, Place, stored_here
 from agentenv.errors import ConfigError
 from agentenv.sdk.roots import ImageRoot
 from agentenv.slots.backends.registry import Backend
+from agentenv.wire.roots import Writable
 from agentenv.wire.spec import MIB, SlotLimits
 
 LOCAL = Backend.local
@@ -23,6 +25,7 @@ LOCAL = Backend.local
         (Asked(user="app"), False, "--user"),
         (Asked(workdir="/x"), False, "--workdir"),
         (Asked(cpus=1.0), True, "--cpus"),
+        (Asked(writable=Place.disk), False, "--writable"),
         (Asked(allow=("b.example",)), False, "--allow"),
         (Asked(dockerfile=Path("/dev")), False, "/dev has no Dockerfile"),
         (Asked(dockerfile=Path("/etc/passwd")), True, "built on this machine"),
@@ -50,6 +53,13 @@ def test_what_goes_together_is_the_root_and_its_container() -> None:
     assert (made.slots_per_container, made.allow_network, made.limits.memory_bytes) == (1, True, 4096 * MIB)
     assert asked.takes_container(farm=False)
     assert not asked.takes_container(farm=True)
+
+
+def test_what_it_writes_may_be_kept_on_the_disk() -> None:
+    root = Asked(image="debian", storage_mib=512, writable=Place.disk).root()
+    assert root is not None
+    assert (root.storage, root.storage_mib) == ("disk", 512)
+    assert {place.value for place in Place} == set(get_args(Writable))
 
 
 def test_without_an_image_there_is_no_root() -> None:

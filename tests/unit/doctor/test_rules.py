@@ -107,7 +107,9 @@ CLOSED = [{"userns_max": 0}, {"userns_clone": False}, {"userns_apparmor": True}]
 @pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("refusal", ["bwrap: Creating new namespace failed: Permission denied", None])
-def test_closed_user_namespaces_break_slots_as_root_too(closed: dict[str, Any], root: bool, refusal: str | None) -> None:
+def test_closed_user_namespaces_break_slots_as_root_too(
+    closed: dict[str, Any], root: bool, refusal: str | None
+) -> None:
     """bwrap has no capability, whoever started the container."""
     facts = dataclasses.replace(GOOD, root=root, sys_admin=root, bwrap_refusal=refusal, **closed)
     (finding,) = [each for each in found(facts) if each.name == "user namespaces"]

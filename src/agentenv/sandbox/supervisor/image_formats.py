@@ -31,6 +31,8 @@ _NEEDS: Final[Mapping[Format, str]] = {
     "tree": "Linux 5.19 or newer, and the store on ext4, xfs or btrfs",
     "shifted": "Linux 5.12 or newer",
 }
+_MEMORY_NEEDS: Final = "in memory it needs Linux 6.6 or newer"
+"""Since then files in memory have the attributes in which overlayfs notes what was deleted and replaced."""
 _GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 """What gVisor's ``/proc/version`` says on every machine (pkg/sentry/syscalls/linux: ``LinuxVersion``)."""
 
@@ -139,8 +141,14 @@ def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_T
         )
     if isinstance(ids, LeanIds):
         if found.memory:
-            return ImageSupport(None, refused=f"what a slot writes could lie nowhere: {found.memory}; {_LEAN_DISK}")
+            return ImageSupport(
+                None, refused=f"what a slot writes could lie nowhere: {_no_memory(found)}; {_LEAN_DISK}"
+            )
         return ImageSupport(works, ("memory",), (*weaker, _LEAN), no_disk=_LEAN_DISK, ids=ids)
     if found.memory:
-        weaker.append(f"What an image slot writes lies on the disk only ({found.memory}).")
+        weaker.append(f"What an image slot writes lies on the disk only ({_no_memory(found)}).")
     return ImageSupport(works, ("disk",) if found.memory else ("memory", "disk"), tuple(weaker))
+
+
+def _no_memory(found: Probes) -> str:
+    return f"{_MEMORY_NEEDS}; here: {found.memory}"

@@ -254,7 +254,7 @@ def refused_roots(
             if controller not in have:
                 refused[name] = f"a slot's {controller} cannot be limited here {_GROUP}"
     if memory:
-        refused["writable=memory"] = f'{memory} Ask for the disk by name: writable = disk, storage="disk".'
+        refused["writable=memory"] = f'{memory} Ask for the disk by name: --writable disk, storage="disk" in Python.'
     if disk:
         refused["writable=disk"] = disk
     for name in get_args(Capability):
