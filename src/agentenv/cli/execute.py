@@ -44,6 +44,7 @@ from agentenv.cli.options import (
     OwnOption,
     TimeoutOption,
     UploadOption,
+    WaitOption,
     backend_of,
 )
 from agentenv.cli.output import (
@@ -90,6 +91,7 @@ def execute(
     own: OwnOption = False,
     farm: FarmOption = False,
     guest: GuestOption = False,
+    wait_s: WaitOption = None,
     upload: UploadOption = None,
     download: DownloadOption = None,
     with_stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input to the command.")] = False,
@@ -141,7 +143,9 @@ def execute(
     alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     root = asked.root()
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
-    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
+    opened = open.open_farm(
+        settings, chosen, own=alone, job=job, service=farm, guest=guest, start_timeout_s=max(60.0, wait_s or 0.0)
+    )
     how = _collected if as_json else _piped
 
     async def ran(session: ToolSession) -> CallResult:
@@ -150,7 +154,7 @@ def execute(
     async def rooted(executor: ToolExecutor) -> RootSpec | None:
         return await stored_there(root, executor, quiet=as_json) if root is not None and farm else spec
 
-    result, lost = run_to_end(_run(opened, rooted, ran, upload or [], download or []))
+    result, lost = run_to_end(_run(opened, rooted, ran, upload or [], download or [], wait_s))
     if not with_stdin and waiting_bytes(sys.stdin):
         err().print("[yellow]agentenv:[/] standard input was not passed on (--stdin does that)", soft_wrap=True)
     told = result.model_dump(mode="json")
@@ -195,6 +199,7 @@ async def _run(
     ran: Callable[[ToolSession], Awaitable[CallResult]],
     upload: list[Path],
     download: list[str],
+    wait_s: float | None,
 ) -> tuple[CallResult, AgentEnvError | None]:
     """The command's result, and the error if its files could not be fetched."""
     from agentenv.cli.upload import get_all, named, put_all, targets
@@ -202,7 +207,7 @@ async def _run(
     sources, sinks = named(upload), targets(download)
     async with opened as executor:
         root = await rooted(executor)
-        async with executor.open("agentenv-exec", kind="interactive", root=root) as session:
+        async with executor.open("agentenv-exec", acquire_timeout_s=wait_s, kind="interactive", root=root) as session:
             await put_all(session.lease, sources)
             result = await ran(session)
             try:

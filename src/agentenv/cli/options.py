@@ -83,6 +83,16 @@ TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", min=0.001, max=LONGEST_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),
 ]
+WaitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--wait",
+        min=0.001,
+        max=LONGEST_TIMEOUT_S,
+        metavar="SECONDS",
+        help="How long to wait for a slot: for its container to start, or for a free one of a farm; 30 by default.",
+    ),
+]
 DownloadOption = Annotated[
     list[str] | None,
     typer.Option(

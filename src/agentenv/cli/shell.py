@@ -44,6 +44,7 @@ from agentenv.cli.options import (
     OwnOption,
     TimeoutOption,
     UploadOption,
+    WaitOption,
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, escape, verb
@@ -86,6 +87,7 @@ def shell(
     own: OwnOption = False,
     farm: FarmOption = False,
     guest: GuestOption = False,
+    wait_s: WaitOption = None,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result of each line as one line of JSON.")] = False,
@@ -127,14 +129,16 @@ def shell(
     sources = named(upload or [])
     alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
-    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
+    opened = open.open_farm(
+        settings, chosen, own=alone, job=job, service=farm, guest=guest, start_timeout_s=max(60.0, wait_s or 0.0)
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ending_signals_raise())
         portal = stack.enter_context(start_blocking_portal())
         executor = stack.enter_context(portal.wrap_async_context_manager(opened))
         if root is not None and farm:
             spec = portal.call(functools.partial(stored_there, root, executor, quiet=as_json))
-        opening = executor.open("agentenv-shell", kind="interactive", root=spec)
+        opening = executor.open("agentenv-shell", acquire_timeout_s=wait_s, kind="interactive", root=spec)
         session = stack.enter_context(portal.wrap_async_context_manager(opening))
         portal.call(put_all, session.lease, sources)
         on_terminal = not as_json and sys.stdin.isatty() and sys.stdout.isatty()

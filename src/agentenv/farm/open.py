@@ -48,10 +48,12 @@ async def open_farm(
     job: str | None = None,
     service: bool = False,
     guest: bool = False,
+    start_timeout_s: float = 60.0,
 ) -> AsyncIterator[ToolExecutor]:
     """Slots of the running farm (``agentenv up``, or a Nomad job); otherwise, or with ``own``, of one container
-    started for this command; with ``service``, of the farm service that :func:`farm_access` finds. ``guest``: whoever
-    controls a job's containers, beside it. Leaving never stops a farm's containers.
+    started for this command, within ``start_timeout_s``; with ``service``, of the farm service that
+    :func:`farm_access` finds. ``guest``: whoever controls a job's containers, beside it. Leaving never stops a farm's
+    containers.
 
     Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is used with Nomad.
     """
@@ -77,7 +79,7 @@ async def open_farm(
             return
         if backend is Backend.nomad:
             raise SandboxUnavailableError(f"{census.where}: no farm is running there", next_step=census.next_step)
-    async with open_executor(container, backend) as executor:
+    async with open_executor(container, backend, start_timeout_s=start_timeout_s) as executor:
         yield executor
 
 
@@ -113,13 +115,16 @@ async def _attached(census: Census, *, guest: bool) -> AsyncIterator[ToolExecuto
 
 
 @asynccontextmanager
-async def open_executor(container: ContainerSettings, backend: Backend = Backend.local) -> AsyncIterator[ToolExecutor]:
-    """One container on this machine with an executor for tool calls. Leaving stops everything it started.
+async def open_executor(
+    container: ContainerSettings, backend: Backend = Backend.local, *, start_timeout_s: float = 60.0
+) -> AsyncIterator[ToolExecutor]:
+    """One container on this machine, started within ``start_timeout_s``, with an executor for tool calls. Leaving stops
+    everything it started.
 
     Raises SandboxUnavailableError (cause and cure named) when no container can serve here.
     """
-    source = make_backend(backend.value, container, field="--backend")
-    one = PoolSettings(min_containers=1, max_containers=1)
+    source = make_backend(backend.value, container, field="--backend", start_timeout_s=start_timeout_s)
+    one = PoolSettings(min_containers=1, max_containers=1, start_timeout_s=start_timeout_s)
     async with (
         SlotPool(source, one) as pool,  # it opens and closes its backend
         ToolExecutor(pool, ToolCatalog.builtin()) as executor,

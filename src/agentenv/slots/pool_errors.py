@@ -12,7 +12,7 @@ from agentenv.slots.statistics import PoolStatistics
 from agentenv.wire.base import control_character_in
 from agentenv.wire.farm import Place
 
-_LONGER = "acquire_timeout_s; of a Sandbox or Farm: start_timeout_s"
+_LONGER = "agentenv exec --wait; in Python acquire_timeout_s, and start_timeout_s of a Sandbox or Farm"
 
 
 def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
 from agentenv.cli.execute import notes, shell_exit_code, waiting_bytes
+from agentenv.config import ContainerSettings
 from agentenv.farm import open
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.calls import CallResult
@@ -107,6 +108,31 @@ def test_a_deadline_is_124_and_said() -> None:
     result = run("--timeout", "0.2", "--", "sleep", "60")
     assert result.exit_code == 124
     assert "timed out" in result.stderr
+
+
+def slow_farm(monkeypatch: pytest.MonkeyPatch, start_s: float) -> None:
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings, start_delay_s=start_s))
+
+
+def test_a_slot_is_waited_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_farm(monkeypatch, 60.0)
+    result = run("--wait", "0.2", "--", "true")
+    assert result.exit_code == 125
+    assert "no slot became free within 0.2 s" in result.stderr
+    assert "agentenv exec --wait" in result.stderr
+
+
+def test_a_container_may_take_as_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+
+    def made(_: str, settings: ContainerSettings, *, start_timeout_s: float, **__: object) -> FakeBackend:
+        asked.append(start_timeout_s)
+        return FakeBackend(settings)
+
+    monkeypatch.setattr(open, "make_backend", made)
+    assert run("--wait", "300", "--", "true").exit_code == 0
+    assert run("--", "true").exit_code == 0
+    assert asked == [300.0, 60.0]
 
 
 def test_json_is_the_whole_result() -> None:
