@@ -64,8 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+NO_CLUSTER = pytest.StashKey[Exception]()
+"""Why there can be no cluster here."""
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Minutes on a bare machine; nothing where it was done before."""
+    """Minutes on a bare machine; nothing where it was done before. Where it cannot be done, the tests of the cluster
+    fail, and no others."""
     gc.collect()
     gc.freeze()  # the tests themselves live to the end: no collection needs to look at them
     if session.config.option.collectonly or not any(_wants_cluster(item) for item in session.items):
@@ -81,10 +86,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 print(f"nomad tests: {step.name} {step.detail}", file=sys.stderr, flush=True)
         told = step.name
 
-    with docker_engine.using():
-        program.nomad_program(report)
-        docker_engine.ensure()
-        ensure_image(report=report)
+    try:
+        with docker_engine.using():
+            program.nomad_program(report)
+            docker_engine.ensure()
+            ensure_image(report=report)
+    except Exception as error:  # whatever it is, it is for the tests that need it to say
+        session.config.stash[NO_CLUSTER] = error
 
 
 def _wants_cluster(item: pytest.Item) -> bool:
@@ -96,8 +104,10 @@ def _wants_cluster(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Nomad server and client of this session's own. See :class:`tests.nomad.cluster.Cluster`."""
+    if (error := pytestconfig.stash.get(NO_CLUSTER, None)) is not None:
+        raise error
     root: Path = tmp_path_factory.mktemp("nomad")
     with running_cluster(root, program.nomad_program(lambda _: None)) as found:
         yield found
