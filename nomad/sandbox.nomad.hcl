@@ -144,6 +144,12 @@ variable "client_data_dir" {
   description = "The clients' data_dir, below which they find the seccomp profile this job renders. Empty: each client says so itself, in its meta agentenv_data_dir; clients that do not are left out."
 }
 
+variable "time_factor" {
+  type        = number
+  default     = 1
+  description = "How many times as long as usual containers may take for their own work: AGENTENV_TIME_FACTOR of what registers the job."
+}
+
 # -- raw_exec's and Apptainer's own, on every client ---------------------------------------------
 
 variable "python" {
@@ -362,7 +368,14 @@ job "sandbox" {
       dynamic "env" {
         for_each = var.driver == "raw_exec" ? ["raw_exec"] : []
         content {
-          PYTHONPATH = var.pythonpath
+          PYTHONPATH           = var.pythonpath
+          AGENTENV_TIME_FACTOR = var.time_factor
+        }
+      }
+      dynamic "env" {
+        for_each = var.driver == "docker" ? ["docker"] : []
+        content {
+          AGENTENV_TIME_FACTOR = var.time_factor
         }
       }
 
@@ -376,7 +389,7 @@ job "sandbox" {
             "exec", "--containall", "--no-home", "--cleanenv", "--pid", "--writable-tmpfs",
             "--bind", "${NOMAD_TASK_DIR}:/local:ro",
             "--bind", "${NOMAD_SECRETS_DIR}:/secrets:ro",
-            "--env", "PYTHONPATH=/opt/agentenv",
+            "--env", "PYTHONPATH=/opt/agentenv,AGENTENV_TIME_FACTOR=${var.time_factor}",
             var.image,
             "/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox", "/local/spec.json",
           ]

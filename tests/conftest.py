@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 
+from agentenv.deadlines import scaled
 from agentenv.dev import docker_engine, program
 from agentenv.image import BuildStep, ensure_image
 from tests.by_module import ByModule
@@ -34,6 +35,13 @@ WAITING_FIRST = (
 
 
 @pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A test's time limit, on a machine that is told to be slow."""
+    if config.option.timeout is None:
+        config.option.timeout = scaled(float(config.getini("timeout")))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
     return ByModule(config, log)
 

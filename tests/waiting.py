@@ -7,8 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-DEADLINE_S = 60.0
-START_S = 180.0
+from agentenv.deadlines import scaled
+
+DEADLINE_S = scaled(60.0)
+START_S = scaled(180.0)
 """For what starts programs, containers or a cluster, on a machine that others load as well."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 

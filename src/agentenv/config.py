@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from agentenv import deadlines
+from agentenv.deadlines import ACQUIRE_TIMEOUT_S, CALL_TIMEOUT_S, START_TIMEOUT_S, scaled
 from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.spec import Bind, Capability, ContainerSpec, ImageFormat, Isolation, SlotLimits
@@ -115,22 +117,22 @@ class PoolSettings(Settings):
 
     min_containers: Annotated[int, Field(ge=0, le=10_000)] = 1
     max_containers: Annotated[int, Field(ge=1, le=10_000)] = 10
-    acquire_timeout_s: Seconds = 30.0
-    lease_ttl_s: Seconds = 30.0
+    acquire_timeout_s: Seconds = ACQUIRE_TIMEOUT_S
+    lease_ttl_s: Seconds = scaled(30.0)
     """A lease without a heartbeat for this long is ended by its container, so that a farm recovers by itself after
     its trainer was killed."""
     idle_containers_after_s: Seconds = 60.0
     """A container without a lease for this long may be removed, down to ``min_containers``."""
-    suspect_after_s: Seconds = 5.0
+    suspect_after_s: Seconds = scaled(5.0)
     """A container that has not responded for this long takes no new leases."""
-    gone_after_s: Seconds = 12.0
+    gone_after_s: Seconds = scaled(12.0)
     """A container that has not responded for this long is given up and its leases end with a typed error. Detection
     is up to half of ``suspect_after_s`` late: with 12 s every lease behind a cut connection ends within 15 s."""
-    reset_timeout_s: Seconds = 30.0
+    reset_timeout_s: Seconds = scaled(30.0)
     """A released lease waits at most this long for its slot's reset. A container in which a reset takes longer, or
     whose supervisor has not answered for as long, takes no new leases and is replaced when its last lease has
     ended."""
-    start_timeout_s: Seconds = 60.0
+    start_timeout_s: Seconds = START_TIMEOUT_S
     target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Spare slots kept free beyond the current demand, so that a burst finds them ready."""
     scale_cooldown_s: Seconds = 5.0
@@ -226,8 +228,8 @@ class ExecutorSettings(Settings):
     tool_batch_window_ms: Annotated[float, Field(ge=0, le=10_000)] = 20.0
     """Longest time a call may wait for others to share its batch; a lone call never waits."""
     tool_max_batch_size: Annotated[int, Field(ge=1, le=1_000)] = 200
-    default_timeout_s: Seconds = 60.0
-    reconnect_deadline_s: Seconds = 15.0
+    default_timeout_s: Seconds = CALL_TIMEOUT_S
+    reconnect_deadline_s: Seconds = scaled(15.0)
     """How long to try to restore a lost connection before its calls end with ConnectionLostError."""
 
 
@@ -307,7 +309,7 @@ def _ours(state: Path) -> Path:
 
 def launch_environment() -> dict[str, str]:
     """Environment that a container process inherits: where programs are found, nothing that could be a secret."""
-    kept = ("PATH", "TMPDIR", "XDG_RUNTIME_DIR", "PYTHONPATH", "PYTHONDEVMODE", "LD_LIBRARY_PATH")
+    kept = ("PATH", "TMPDIR", "XDG_RUNTIME_DIR", "PYTHONPATH", "PYTHONDEVMODE", "LD_LIBRARY_PATH", deadlines.VARIABLE)
     return {"LANG": "C.UTF-8", **{name: os.environ[name] for name in kept if name in os.environ}}
 
 

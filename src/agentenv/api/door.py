@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+from agentenv.deadlines import scaled
+
 logger = logging.getLogger(__name__)
 
-HEADER_S: Final = 10.0
+HEADER_S: Final = scaled(10.0)
 """Longest time that the handshake of TLS, or the headers of a request, may take."""
 IDLE_S: Final = 60.0
 """How long aiohttp's server waits for the headers of a request, and keeps a connection without one: longer than its

@@ -13,9 +13,23 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Before a verb runs there is nothing to close, and a traceback of imports tells nobody anything.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _check_environment()
     from agentenv.cli.app import app  # late: `import agentenv.cli` alone must stay cheap
 
     app()
+
+
+def _check_environment() -> None:
+    """What is read when agentenv is imported, before any verb could report that it is wrong."""
+    from agentenv.errors import ConfigError
+
+    try:
+        import agentenv.deadlines  # noqa: F401
+    except ConfigError as error:
+        from agentenv.cli.output import exit_code_of, print_error
+
+        print_error(error, as_json="--json" in sys.argv)
+        sys.exit(exit_code_of(error))
 
 
 def _open_standard_streams() -> None:

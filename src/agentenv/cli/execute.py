@@ -60,6 +60,7 @@ from agentenv.cli.output import (
     run_to_end,
     verb,
 )
+from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.errors import AgentEnvError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def execute(
     command: Annotated[
         list[str], typer.Argument(help="The command, or a single argument of bash text.", metavar="COMMAND")
     ],
-    timeout_s: TimeoutOption = 60.0,
+    timeout_s: TimeoutOption = CALL_TIMEOUT_S,
     image: ImageOption = None,
     dockerfile: DockerfileOption = None,
     user: UserOption = None,
@@ -144,7 +145,13 @@ def execute(
     root = asked.root()
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
     opened = open.open_farm(
-        settings, chosen, own=alone, job=job, service=farm, guest=guest, start_timeout_s=max(60.0, wait_s or 0.0)
+        settings,
+        chosen,
+        own=alone,
+        job=job,
+        service=farm,
+        guest=guest,
+        start_timeout_s=max(START_TIMEOUT_S, wait_s or 0.0),
     )
     how = _collected if as_json else _piped
 

@@ -48,6 +48,7 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, escape, verb
+from agentenv.deadlines import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -130,7 +131,13 @@ def shell(
     alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
     opened = open.open_farm(
-        settings, chosen, own=alone, job=job, service=farm, guest=guest, start_timeout_s=max(60.0, wait_s or 0.0)
+        settings,
+        chosen,
+        own=alone,
+        job=job,
+        service=farm,
+        guest=guest,
+        start_timeout_s=max(START_TIMEOUT_S, wait_s or 0.0),
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ending_signals_raise())

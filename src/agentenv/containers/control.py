@@ -16,6 +16,7 @@ from tenacity.stop import stop_base
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import checked_info, fence_headers, headers_for, open_session, refusal
+from agentenv.deadlines import scaled
 from agentenv.errors import ConnectionLostError, PoolClosedError, ProtocolError
 from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
@@ -38,7 +39,7 @@ from agentenv.wire.server import ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
 
-_DEFAULT_TIMEOUT_S = 10.0
+_DEFAULT_TIMEOUT_S = scaled(10.0)
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 

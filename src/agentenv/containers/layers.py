@@ -11,6 +11,7 @@ import aiohttp
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, open_session, refusal
+from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ConnectionLostError
 from agentenv.store.addition import Runtime
 from agentenv.store.manifest import StoredImage
@@ -20,7 +21,7 @@ from agentenv.wire.leases import LAYERS_HEADER
 
 _LOG: Final = "the container's log says why"
 _PIECE_BYTES: Final = 1024 * 1024
-_SILENCE_S: Final = 60.0
+_SILENCE_S: Final = scaled(60.0)
 _EMPTY_TAR_BYTES: Final = 1024
 """A layer in which nothing is."""
 

@@ -17,6 +17,7 @@ from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, open_session
 from agentenv.containers.stream import TRANSIENT
+from agentenv.deadlines import scaled
 from agentenv.sessions.head_tail import joined, seam, whole_start
 from agentenv.wire.calls import LIVE_WAIT_S, CallResult, LiveOutput
 from agentenv.wire.tools import BashReply
@@ -26,7 +27,7 @@ OnOutput = Callable[[Literal["stdout", "stderr"], str], None]
 """Called with the name of the stream and the next piece of its text, never an empty one."""
 
 _PAUSE_S: Final = 0.2
-_LATE_S: Final = 5.0
+_LATE_S: Final = scaled(5.0)
 
 
 class Kept(NamedTuple):

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from agentenv.containers.byte_stream import ByteStream, Watched
 from agentenv.containers.http import headers_for, open_session, refusal
 from agentenv.containers.transfer import TransferLease
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
@@ -45,7 +46,7 @@ from agentenv.wire.programs import (
 from agentenv.wire.sessions import Signal
 from agentenv.wire.transfers import LEASE_HEADER
 
-_START_S: Final = 60.0
+_START_S: Final = scaled(60.0)
 _MAX_MESSAGE_BYTES: Final = MAX_PIECE_BYTES + 16 * 1024
 _CLOSE: Final = aiohttp.ClientWSTimeout(ws_close=2.0)
 _NAMES: Final = {number: name for name, number in NUMBERS.items()}

@@ -13,10 +13,11 @@ import aiohttp
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import checked_info, headers_for, refusal
+from agentenv.deadlines import scaled
 from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError
 from agentenv.wire.base import MAX_MESSAGE_BYTES
 
-_POLITE_CLOSE_S: Final = 1.0
+_POLITE_CLOSE_S: Final = scaled(1.0)
 _SEND_BUFFER_BYTES: Final = 256 * 1024
 """Bytes the kernel buffers for us before a write waits. Cancellations and pings wait behind at most this much, and
 written data has nearly arrived."""

@@ -8,6 +8,7 @@ import aiohttp
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, refusal
+from agentenv.deadlines import scaled
 from agentenv.errors import ConnectionLostError
 from agentenv.wire.tails import TAIL_BEAT_S
 
@@ -19,7 +20,7 @@ async def tail(
 
     Raises: ConnectionLostError: there was no connection, or it was cut. Otherwise the error the container named.
     """
-    silence_s = 5 * TAIL_BEAT_S
+    silence_s = scaled(5 * TAIL_BEAT_S)
     timeout = aiohttp.ClientTimeout(total=None, connect=silence_s, sock_read=silence_s)
     url = f"{handle.base_url}/v1/slots/{slot}/tail"
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from agentenv import shipped
 from agentenv.config import NomadSettings
+from agentenv.deadlines import scaled
 from agentenv.dev import processes
 from agentenv.errors import SandboxUnavailableError
 from agentenv.locks import is_locked, locked
@@ -29,10 +30,10 @@ _MARK = "AGENTENV_CLUSTER"
 _OWNER = "owner.lock"
 _ENGINE_FD = 9
 """Descriptor on which the agent holds the engine's lock: any number above standard error."""
-_START_DEADLINE_S = 120.0
-_STOP_GRACE_S = 20.0
-_ANSWER_S = 5.0
-_REGISTERED_S = 4.0
+_START_DEADLINE_S = scaled(120.0)
+_STOP_GRACE_S = scaled(20.0)
+_ANSWER_S = scaled(5.0)
+_REGISTERED_S = scaled(4.0)
 """Time from a leader's election to its first node. A client that registers before its new server has a keyring is
 refused, and retries only after 15 to 30 s (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
 _NO_NODE = "no node"

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentenv.config import cache_dir
+from agentenv.deadlines import scaled
 from agentenv.dev import processes
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import connect
 from agentenv.locks import locked, try_lock
 
 _MARK = "AGENTENV_ENGINE"
-_START_DEADLINE_S = 60.0
-_STOP_GRACE_S = 30.0
+_START_DEADLINE_S = scaled(60.0)
+_STOP_GRACE_S = scaled(30.0)
 _BRIDGE = "docker0"
 
 

@@ -7,6 +7,7 @@ import secrets
 
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.image import IMAGE
@@ -15,7 +16,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.server import ServerInfo
 
-_WITHIN_S = 90.0
+_WITHIN_S = scaled(90.0)
 _NAME = "agentenv-check"
 
 

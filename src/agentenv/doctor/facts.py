@@ -14,13 +14,14 @@ from pathlib import Path
 
 from agentenv import subordinate_ids
 from agentenv.config import cache_dir, state_dir
+from agentenv.deadlines import scaled
 from agentenv.sandbox.supervisor.disk_layers import refusal
 from agentenv.sandbox.supervisor.image_formats import may_not_gain_privileges
 from agentenv.sandbox.supervisor.limits import layout_v1, own_directory_v2
 from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
 
 _CAP_SYS_ADMIN = 21
-_PROGRAM_TIMEOUT_S = 10
+_PROGRAM_TIMEOUT_S = scaled(10)
 _NOBODY = 65_534
 _SLOT_PATH = "/usr/local/bin:/usr/bin:/bin"
 SLOT_PROGRAMS = ("python3", "git", "pip")

@@ -42,6 +42,7 @@ from agentenv.config import (
     no_such_setting,
     parse_bind,
 )
+from agentenv.deadlines import ACQUIRE_TIMEOUT_S, CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.env.farm_fields import FarmFields, refuse_farm_contradictions
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
@@ -127,9 +128,9 @@ class AgentFields(FarmFields):
         default=5.0, gt=0, description="Minimum time between scaling and the next scale-down"
     )
     hook_slots: int = Field(default=0, ge=0, description="Slots reserved for agents that hooks run (run_agent)")
-    acquire_timeout_s: float = Field(default=30.0, gt=0, description="Maximum wait for a slot of the pool")
+    acquire_timeout_s: float = Field(default=ACQUIRE_TIMEOUT_S, gt=0, description="Maximum wait for a slot of the pool")
     lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease expires after this long without a heartbeat")
-    start_timeout_s: float = Field(default=60.0, gt=0, description="Maximum time for a container to start")
+    start_timeout_s: float = Field(default=START_TIMEOUT_S, gt=0, description="Maximum time for a container to start")
     slot_processes: int = Field(default=400, ge=1, description="Most processes and threads of a slot")
     slot_memory_mib: int = Field(default=2048, ge=1, description="Memory of a slot, its files included")
     slot_workspace_mib: int = Field(default=1024, ge=1, description="Size of a workspace; it is in memory")
@@ -171,7 +172,7 @@ class AgentFields(FarmFields):
         default=20.0, ge=0, description="How long a call may wait to be batched with others"
     )
     tool_max_batch_size: int = Field(default=200, ge=1, le=1000, description="Most calls sent to a container at once")
-    tool_timeout_s: float = Field(default=60.0, gt=0, description="Time limit of one tool call")
+    tool_timeout_s: float = Field(default=CALL_TIMEOUT_S, gt=0, description="Time limit of one tool call")
     enabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names; all by default")
     disabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names that are left out")
     distribution: str | None = Field(

@@ -23,6 +23,7 @@ from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
 from agentenv.agent.models.openai import ended_by
 from agentenv.backoff import pause_s
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, ModelServerError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = scaled(5.0)
 TRAJECTORY_HEADER = "X-Trajectory"
 """Header with the trajectory's name for a managed server, sent when ``send_trajectory_id`` is set."""
 

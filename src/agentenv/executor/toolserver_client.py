@@ -17,6 +17,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from agentenv.backoff import Backoff
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     CallLostError,
@@ -50,11 +51,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=BaseModel)
 
 _WAIT_S: Final = 20.0
-_SLACK_S: Final = 15.0
+_SLACK_S: Final = scaled(15.0)
 """How much later than promised by the server an answer may arrive."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
-_FAREWELL_S: Final = 5.0
+_FAREWELL_S: Final = scaled(5.0)
 _LARGE_BYTES: Final = 512 * 1024
 _MOST_CONNECTIONS: Final = 1_000
 _GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError
 from agentenv.farm.orphans import KEPT, Orphan
 from agentenv.slots.backends.kept_files import KeptContainer, KeptFarm, containers_of, farms, is_run
 from agentenv.slots.backends.kept_process import KeptProcess
 from agentenv.slots.backends.local_kept import end_container
 
-_GRACE_S = 5.0
+_GRACE_S = scaled(5.0)
 
 
 async def collect(state: Path, ending: str | None, *, dry_run: bool) -> list[Orphan]:

@@ -13,6 +13,7 @@ from typing import Any
 from agentenv.config import NomadSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 from agentenv.farm.nomad import NomadFarm, OperatorApi, owned
 from agentenv.farm.orphans import JobFacts, Orphan, is_sandbox, judge_job
@@ -20,7 +21,7 @@ from agentenv.locks import is_locked
 from agentenv.slots.backends.nomad.api import KEPT
 from agentenv.slots.backends.nomad.ending import end_job
 
-_ANSWER_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = scaled(3.0)
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from agentenv.config import state_dir
 from agentenv.containers.handle import ContainerHandle
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.farm.gc_kept import collect
 from agentenv.farm.view import Census, Place
@@ -41,7 +42,7 @@ KIND = "farm"
 NAME: Final = "default"
 """Name of the farm that ``up`` runs, and ``farm serve`` without another."""
 _FAULTS_KEPT = 10
-_STOP_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = scaled(60.0)
 _STOP_POLL_S = 0.05
 
 

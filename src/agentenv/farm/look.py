@@ -10,12 +10,13 @@ import aiohttp
 from agentenv.config import state_dir
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 from agentenv.farm.view import Census, ContainerView, FarmView, OperatorAccess, Place, PoolView
 from agentenv.metrics.scrape import KIND, Samples, scrape
 from agentenv.run_files import running
 
-ANSWER_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = scaled(3.0)
 
 
 async def look(access: OperatorAccess, scrape_urls: Iterable[str] = ()) -> FarmView:

@@ -8,9 +8,10 @@ import docker
 from docker.errors import DockerException
 
 from agentenv.config import docker_host
+from agentenv.deadlines import scaled
 from agentenv.errors import SandboxUnavailableError
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = int(scaled(60))
 
 
 def connect(*, timeout_s: int = _TIMEOUT_S) -> docker.DockerClient:

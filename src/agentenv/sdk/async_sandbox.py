@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
 
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
+from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
@@ -137,8 +138,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         *,
         slots: int = SLOTS_PER_CONTAINER,
         settings: ContainerSettings | None = None,
-        timeout_s: float = 60.0,
-        start_timeout_s: float = 60.0,
+        timeout_s: float = CALL_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
         farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
@@ -226,8 +227,8 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
-        timeout_s: float = 60.0,
-        start_timeout_s: float = 60.0,
+        timeout_s: float = CALL_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
         farm: FarmAccess | None = None,
         image: str | None = None,
         forks: int = 0,
@@ -237,9 +238,8 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         asked, container = _split(fields)
         root = None if image is None else ImageRoot(image, **asked)
         if pool is not None:
-            given = (
-                backend != "local" or settings or farm or forks or container or (timeout_s, start_timeout_s) != (60, 60)
-            )
+            times = (timeout_s, start_timeout_s) != (CALL_TIMEOUT_S, START_TIMEOUT_S)
+            given = backend != "local" or settings or farm or forks or container or times
             if given or (root is None and asked):
                 raise ConfigError("pool", "has backend, settings and limits", next_step="give them to the farm")
             self._enlist(pool, root, owned=False)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from agentenv.containers.live_output import kept_of
+from agentenv.deadlines import CALL_TIMEOUT_S
 from agentenv.errors import SessionBusyError
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply, ProcessState, Signal
@@ -114,7 +115,7 @@ class SlotProcess:
             else:
                 await asyncio.sleep(_POLL_S)
 
-    async def write(self, data: bytes | str, *, timeout_s: float = 60.0) -> None:
+    async def write(self, data: bytes | str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Write to its standard input, as fast as it reads. Raises SessionBusyError when it does not take all of it in
         time, InvalidArgumentsError when its input is closed."""
         rest = data.encode() if isinstance(data, str) else data

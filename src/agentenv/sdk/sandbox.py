@@ -25,6 +25,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from agentenv.config import ContainerFields, ContainerSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
+from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.executor.session import Checkpoint
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.forwards import as_socket
@@ -94,8 +95,8 @@ class Farm(_Opened):
         *,
         slots: int = SLOTS_PER_CONTAINER,
         settings: ContainerSettings | None = None,
-        timeout_s: float = 60.0,
-        start_timeout_s: float = 60.0,
+        timeout_s: float = CALL_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
         farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
@@ -130,8 +131,8 @@ class Sandbox(_Opened):
         backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
-        timeout_s: float = 60.0,
-        start_timeout_s: float = 60.0,
+        timeout_s: float = CALL_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
         farm: FarmAccess | None = None,
         image: str | None = None,
         forks: int = 0,
@@ -442,7 +443,7 @@ class Process:
         while piece := self._loop.run(_next(pieces)):
             yield piece
 
-    def write(self, data: bytes | str, *, timeout_s: float = 60.0) -> None:
+    def write(self, data: bytes | str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Write to its standard input; see :meth:`agentenv.sdk.processes.SlotProcess.write`."""
         self._loop.run(self._process.write(data, timeout_s=timeout_s))
 

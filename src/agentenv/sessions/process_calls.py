@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.background import Background, Order
@@ -18,11 +19,11 @@ MAX_ENDED = 16
 """Number of ended processes whose output is kept; the oldest are dropped first."""
 MAX_LONGEST_WAIT_S = 300.0
 _DEFAULT_WAIT_S = 30.0
-_KILL_WAIT_S = 15.0
-_SIGNAL_WAIT_S = 2.0
+_KILL_WAIT_S = scaled(15.0)
+_SIGNAL_WAIT_S = scaled(2.0)
 """Time for a process to end after a signal it can handle, before the answer says that it is still running."""
-_WRITE_WAIT_S = 5.0
-_START_WAIT_S = 5.0
+_WRITE_WAIT_S = scaled(5.0)
+_START_WAIT_S = scaled(5.0)
 
 
 class ProcessCalls:

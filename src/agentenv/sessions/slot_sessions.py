@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import assert_never
 
+from agentenv.deadlines import scaled
 from agentenv.errors import UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.host import Host
@@ -17,7 +18,7 @@ from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArgu
 
 SessionArguments = TerminalArguments | ProcessArguments | TmuxArguments
 
-LATE_S = 30.0
+LATE_S = scaled(30.0)
 """A call without an answer this long after its deadline is ended: longer than any wait for programs of the slot,
 slow or stopped."""
 

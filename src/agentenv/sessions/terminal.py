@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
 from agentenv.sessions import foreground, shell_protocol
 from agentenv.sessions.command_socket import CommandSocket
@@ -20,7 +21,7 @@ from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.unread import Unread
 
 CANNOT_START = 126
-_MARKER_WAIT_S = 1.0
+_MARKER_WAIT_S = scaled(1.0)
 _MAX_UNREAD_BYTES = 256 * 1024
 """More unread bytes than this are not an answer of the shell."""
 _SHOWN_CHARS = 200

@@ -7,6 +7,7 @@ import posixpath
 import shlex
 from dataclasses import replace
 
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer, output_fields
 from agentenv.sessions.host import Host
@@ -17,10 +18,10 @@ from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TerminalArguments, TerminalReply
 
 MAX_SESSIONS = 128
-_PEEK_S = 10.0
+_PEEK_S = scaled(10.0)
 """How long an empty command waits for new output by default."""
-_KEYS_S = 5.0
-_KEYS_SILENT_S = 1.0
+_KEYS_S = scaled(5.0)
+_KEYS_SILENT_S = scaled(1.0)
 """Keys that produce no output are answered after this time."""
 _QUIET_S = 0.25
 """Output counts as complete for now when nothing came for this long."""
@@ -32,7 +33,7 @@ _MOST_TYPED_BYTES = 32 * 1024 * 1024
 _SMALL_COMMAND_CHARS = 64 * 1024
 _HARMLESS_KEYS = (b"\x03", b"\x1c", b"\x1a")
 r"""C-c, C-\ and C-z have no effect at a terminal where nothing runs. Other keys would stay in its input."""
-_KILL_WAIT_S = 15.0
+_KILL_WAIT_S = scaled(15.0)
 _REPLACED_S = 0.5
 
 

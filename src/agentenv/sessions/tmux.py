@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions import foreground
 from agentenv.sessions.asciicast import Recorder
@@ -24,10 +25,10 @@ from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TmuxState
 
 HISTORY_LINES = 50_000
-_ANSWER_S = 15.0
-_ATTACH_S = 3.0
+_ANSWER_S = scaled(15.0)
+_ATTACH_S = scaled(3.0)
 _PAUSED_S = 0.2
-_REAPED_S = 2.0
+_REAPED_S = scaled(2.0)
 _PAUSE_AFTER_S = 3
 """A session that prints faster than it is read is paused by tmux, which then omits output."""
 _MOST_BYTES_PER_S = 1024 * 1024

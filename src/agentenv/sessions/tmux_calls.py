@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentenv.backoff import Backoff
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.host import Host
@@ -20,7 +21,7 @@ MAX_SESSIONS = 16
 _LOOK_S, _LONGEST_LOOK_S = 0.03, 0.25
 _SETTLE_S, _LONGEST_SETTLE_S = 0.12, 1.0
 """The result of keys is shown once nothing came for this long."""
-_STOP_S = 5.0
+_STOP_S = scaled(5.0)
 _DUPLICATE = "duplicate session"
 _GOING = ("server exited", "lost server", "no server running")
 """A server exits with its last session; a client that connects at that moment gets this error."""

@@ -14,6 +14,7 @@ from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
@@ -82,13 +83,13 @@ Ended = Mapping[int, AgentEnvError | None]
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
-_REROOT_S = 75.0
+_REROOT_S = scaled(75.0)
 """For a lease with a root: longer than the sandbox server itself waits."""
 _AT_ONCE = 256
 _PLAIN_AT_ONCE = 2
 """Leases of plain slots, per container: it grants one after the other, each in a fraction of a millisecond, and every
 connection that a burst of leases opens stays open for half a minute."""
-_RELEASE_TIMEOUT_S = 30.0
+_RELEASE_TIMEOUT_S = scaled(30.0)
 """A reset that kills a fork bomb may take seconds; dead containers are found by the heartbeat, not by this."""
 
 

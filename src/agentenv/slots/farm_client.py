@@ -14,6 +14,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv.containers.http import error_reply, open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     FarmUnreachableError,
@@ -30,10 +31,10 @@ from agentenv.wire.server import ErrorReply
 Reply = TypeVar("Reply", bound=WireModel)
 Params = Sequence[tuple[str, str]]
 
-_CONNECT_S: Final = 5.0
-_ANSWER_S: Final = 15.0
+_CONNECT_S: Final = scaled(5.0)
+_ANSWER_S: Final = scaled(15.0)
 """Beyond the time that the farm was asked to wait."""
-_SILENCE_S: Final = 3 * wire.NEWS_BEAT_S
+_SILENCE_S: Final = scaled(3 * wire.NEWS_BEAT_S)
 _MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REDIRECTS: Final = 3
 _PASSING: Final = frozenset({502, 503, 504})

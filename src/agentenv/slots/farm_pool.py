@@ -23,6 +23,7 @@ from agentenv.config import PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     ConfigError,
@@ -53,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CLOSE_GRACE_S: Final = 5.0
-_INFO_S: Final = 5.0
-_PROBE_S: Final = 2.0
+_CLOSE_GRACE_S: Final = scaled(5.0)
+_INFO_S: Final = scaled(5.0)
+_PROBE_S: Final = scaled(2.0)
 
 
 @dataclass(eq=False)

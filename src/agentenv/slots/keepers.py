@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from agentenv.backoff import Backoff
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import error_reply, open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConnectionLostError, ImageUnavailableError, ProtocolError, from_wire
 from agentenv.slots.placement import rendezvous
 from agentenv.store.reference import has_source
@@ -31,9 +32,9 @@ logger = logging.getLogger(__name__)
 _WAIT_S: Final = 20.0
 _FETCH_WAIT_S: Final = 5.0
 """The same of a fetch: whoever waits for it is to hear what fails."""
-_ANSWER_S: Final = 10.0
+_ANSWER_S: Final = scaled(10.0)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
-_SILENT_S: Final = 30.0
+_SILENT_S: Final = scaled(30.0)
 """How long a keeper that does not answer is asked again for a fetch: it may be restarting."""
 _REMEMBERED: Final = 20_000
 """Where so many images came from is remembered; any keeper that has one knows it too."""

@@ -9,12 +9,13 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.network import NetworkPolicy
 
 T = TypeVar("T")
-_RECREATED_S: Final = 75.0
+_RECREATED_S: Final = scaled(75.0)
 """For what makes a slot anew: longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives
 before this side gives up the connection."""
 

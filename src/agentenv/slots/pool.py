@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from agentenv.config import PoolSettings
 from agentenv.containers.control import ContainerControl
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     LeaseLostError,
@@ -32,7 +33,7 @@ from agentenv.tasks import finish, unless_lost
 from agentenv.wire.leases import NO_TAGS, Tags
 from agentenv.wire.roots import RootSpec
 
-_CLOSE_GRACE_S = 5.0
+_CLOSE_GRACE_S = scaled(5.0)
 """Time for containers to answer releases while closing; leases expire there anyway."""
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, BinaryIO, Final
 
+from agentenv.deadlines import scaled
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.store.layout import begin_to_disk, check_room
 
@@ -28,7 +29,7 @@ _MOST_SWELLING: Final = 100
 _SWELLS_FROM_BYTES: Final = 1024**3
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
-_END_S: Final = 30.0
+_END_S: Final = scaled(30.0)
 """For a program that has been killed, or has nothing left to read."""
 
 

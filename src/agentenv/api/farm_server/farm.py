@@ -22,6 +22,7 @@ from agentenv.api.farm_server.news import Newsroom
 from agentenv.api.farm_server.plain_sessions import PlainSessions
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.keepers import Keepers
@@ -36,10 +37,10 @@ from agentenv.wire.leases import RunKind
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_SETTLE_S = 5.0
+_SETTLE_S = scaled(5.0)
 """How long opening waits for the inventory of containers that run already, so that what was granted before is known
 when the first client asks again."""
-_CLOSE_GRACE_S = 2.0
+_CLOSE_GRACE_S = scaled(2.0)
 
 
 class Farm:

@@ -24,6 +24,7 @@ from yarl import URL
 from agentenv._version import __version__
 from agentenv.api.door import IDLE_S, Door
 from agentenv.api.listening import listen, url_of
+from agentenv.deadlines import scaled
 from agentenv.errors import ConnectionLostError, PolicyRefusalError, ProtocolError
 from agentenv.wire.base import MAX_MESSAGE_BYTES
 from agentenv.wire.server import ErrorReply, Health
@@ -31,10 +32,10 @@ from agentenv.wire.server import ErrorReply, Health
 Lookup = Callable[[str], Awaitable[str | None]]
 """Base URL of a container by its id; None if there is none. Called for each request, so it should remember."""
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S: Final = scaled(10.0)
 _HEARTBEAT_S: Final = 60.0
 """After so much silence a stream is pinged, both ways, to notice peers that vanished. Pings of others are passed on."""
-_CLOSE_S: Final = 1.0
+_CLOSE_S: Final = scaled(1.0)
 _SEND_BUFFER_BYTES: Final = 256 * 1024
 """Bytes the kernel buffers towards a container: cancellations and pings wait behind at most this much."""
 _PATH: Final = re.compile(r"/c/([A-Za-z0-9._-]{1,200})(/[\x21-\x7e]*)")

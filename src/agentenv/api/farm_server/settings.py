@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, Seconds, Settings, explain
+from agentenv.deadlines import ACQUIRE_TIMEOUT_S
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import BackendName
 from agentenv.slots.placement import DEFAULT_COPIES
@@ -85,7 +86,7 @@ class PlainSettings(Settings):
     idle_s: Annotated[float, Field(ge=2, le=86_400)] = 600.0
     """A trajectory that has made no call for this long is released. Its container counts the time, also while the farm
     is away."""
-    acquire_timeout_s: Seconds = 30.0
+    acquire_timeout_s: Seconds = ACQUIRE_TIMEOUT_S
     """How long a call waits for a slot before it is refused for now; asked again within 20 s it keeps its place."""
     calls_at_once: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Calls of one token that run or wait at once; beyond that they are refused for a while."""

@@ -32,6 +32,7 @@ from agentenv.api.image_keeper.keeper import Keeper
 from agentenv.api.image_keeper.metrics import exposition
 from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import authorized
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ProtocolError, UnauthorizedError
 from agentenv.locks import hold
 from agentenv.store.layers import CHUNK_BYTES
@@ -41,7 +42,7 @@ from agentenv.wire.server import ErrorReply, Health
 
 _KEEPER: Final = web.AppKey("keeper", Keeper)
 _MAX_BODY_BYTES: Final = 1024 * 1024
-_END_S: Final = 2.0
+_END_S: Final = scaled(2.0)
 Asked = TypeVar("Asked", bound=BaseModel)
 
 

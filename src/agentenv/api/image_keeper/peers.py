@@ -12,6 +12,7 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
+from agentenv.deadlines import scaled
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image.progress import Report
 from agentenv.slots.placement import rendezvous
@@ -21,7 +22,7 @@ from agentenv.wire import images as wire
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 3.0
+_LOOK_S: Final = scaled(3.0)
 """For a peer to say whether it has an image."""
 _AT_ONCE: Final = 8
 DISTRUST_S: Final = 600.0

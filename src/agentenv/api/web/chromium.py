@@ -20,6 +20,7 @@ from agentenv.api.tool_server.settings import BrowserSettings
 from agentenv.api.web.egress import EgressProxy
 from agentenv.api.web.network import AllowList
 from agentenv.config import launch_environment
+from agentenv.deadlines import scaled
 from agentenv.errors import AcquireTimeoutError, CallLostError, SandboxUnavailableError
 from agentenv.tasks import TaskSet
 
@@ -38,9 +39,9 @@ FLAGS: Final = (  # a closed network must not be queried for updates, and no pac
     "--disable-dev-shm-usage",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
 )
-_START_S: Final = 60.0
-_CLOSE_S: Final = 10.0
-_STUCK_S: Final = 2.0
+_START_S: Final = scaled(60.0)
+_CLOSE_S: Final = scaled(10.0)
+_STUCK_S: Final = scaled(2.0)
 _GONE: Final = ("has been closed", "Connection closed")
 _METHOD: Final = re.compile(r"^[A-Z]\w+\.\w+: ")
 _ELEMENT: Final = re.compile(r"""\s*- '?(\w+(?: "(?:[^"\\]|\\.)*")?)((?: \[[^]]*\])*)""")

@@ -12,6 +12,7 @@ from typing import TypeVar
 from aiohttp import WSMsgType, web
 from pydantic import TypeAdapter, ValidationError
 
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.loop_watch import LoopWatch, Stalls
 from agentenv.sandbox.server import access, metrics
@@ -44,7 +45,7 @@ from agentenv.wire.leases import (
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 
-_HEARTBEAT_S = 30.0
+_HEARTBEAT_S = scaled(30.0)
 _MAX_SHOWN = 500
 _LARGE_BYTES = 64 * 1024
 """A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten: a

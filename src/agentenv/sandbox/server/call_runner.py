@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
@@ -22,7 +23,7 @@ from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.tools import BashArguments
 
-KILL_GRACE_S = 15.0
+KILL_GRACE_S = scaled(15.0)
 """Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,13 @@ from typing import Final
 
 from aiohttp import web
 
+from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError
 from agentenv.sandbox.control_protocol import Exported
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorLink
 from agentenv.wire.leases import LAYERS_HEADER
 
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = scaled(30.0)
 _CHUNK_BYTES: Final = 256 * 1024
 
 

@@ -17,6 +17,7 @@ import socket
 from aiohttp import web
 
 from agentenv._version import __version__
+from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import Hello
 from agentenv.sandbox.descriptors import LEAST_PER_SLOT, per_slot
@@ -32,9 +33,9 @@ from agentenv.wire.server import Proof, ServerInfo
 from agentenv.wire.spec import SlotLimits
 from agentenv.wire.states import IllegalMoveError
 
-_HELLO_TIMEOUT_S = 30.0
-_SETTLE_TIMEOUT_S = 30.0
-_GOODBYE_S = 2.0
+_HELLO_TIMEOUT_S = scaled(30.0)
+_SETTLE_TIMEOUT_S = scaled(30.0)
+_GOODBYE_S = scaled(2.0)
 _PING_S = 2.0
 BACKLOG = 1024
 

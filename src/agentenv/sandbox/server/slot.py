@@ -9,6 +9,7 @@ import socket
 from collections import deque
 from dataclasses import replace
 
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     BadImageError,
@@ -36,17 +37,17 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
-RELEASE_S = 20.0
+RELEASE_S = scaled(20.0)
 """How long a release waits for the supervisor before it returns without an answer."""
-SEAL_S = 60.0
+SEAL_S = scaled(60.0)
 """How long a seal waits for the supervisor: killing (10 s), verifying (5 s), waiting until a start is possible (15
 s), and starting (10 s, and 10 s more for a network)."""
-REROOT_S = 60.0
+REROOT_S = scaled(60.0)
 """How long a lease with a root waits for the supervisor: as a seal, and the same again for another attempt."""
 _OF_ITS_ROOT = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
 """Errors of a refused root that its holder gets as they are: they are of what was asked for."""
 _ENDED_REQUESTS = 64
-_UNHEARD_S = 5.0
+_UNHEARD_S = scaled(5.0)
 """How long the supervisor may take to report why a slot's agent ended."""
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from aiohttp import web
 
+from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError, StaleLeaseError
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.container import Container
@@ -26,7 +27,7 @@ from agentenv.wire.tools import BashArguments
 _LOOK_S: Final = 0.2
 _MAX_BYTES: Final = 32 * 1024
 """Of each stream of a running call in one look: 160 KiB/s."""
-_UNREAD_S: Final = 10.0
+_UNREAD_S: Final = scaled(10.0)
 Stream = Literal["stdout", "stderr"]
 _STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr")
 

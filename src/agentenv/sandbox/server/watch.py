@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
+from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.server.access import generation_of
 from agentenv.sandbox.server.container import Container
@@ -29,7 +30,7 @@ from agentenv.wire.watch import (
     WatchList,
 )
 
-_UNREAD_S = 10.0
+_UNREAD_S = scaled(10.0)
 """How long a watcher may leave unread what was sent, and its machine leave it unacknowledged."""
 
 

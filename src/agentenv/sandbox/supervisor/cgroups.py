@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from agentenv.deadlines import scaled
 from agentenv.sandbox.supervisor.limits import (
     CgroupLayout,
     CgroupPlan,
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _V2_WANTED = frozenset({"memory", "pids", "cpu"})
 _V2_NEEDED = frozenset({"memory", "pids"})
-_REMOVE_DEADLINE_S = 2.0
-_BUSY_DEADLINE_S = 10.0
+_REMOVE_DEADLINE_S = scaled(2.0)
+_BUSY_DEADLINE_S = scaled(10.0)
 """A killed process is counted until it has let go of its namespaces, which takes seconds on a busy machine."""
 _PAUSE_S = 0.005
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import mounts, syscalls
 from agentenv.sandbox.supervisor.image_formats import FEW_IDS, Format, Probes
@@ -20,7 +21,7 @@ PROBE: Final = "probe.idx"
 """An image without files, in every store."""
 
 _ANSWER_BYTES: Final = 64 * 1024
-_DEADLINE_S: Final = 20.0
+_DEADLINE_S: Final = scaled(20.0)
 _SCRATCH_BYTES: Final = 1024 * 1024
 _LOWERS: Final = ("erofs", "tree", "plain")
 

@@ -22,6 +22,7 @@ from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from agentenv.deadlines import scaled
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.closed_networks import closed_now
 from agentenv.sandbox.supervisor import mounts, syscalls
@@ -32,7 +33,7 @@ from agentenv.sandbox.supervisor.rootfs import root_entry
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 from agentenv.wire.spec import SandboxSpec
 
-READY_DEADLINE_S = 10.0
+READY_DEADLINE_S = scaled(10.0)
 _TOOL = "slirp4netns"
 TUN = Path("/dev/net/tun")
 _NET_FD, _USER_FD, _READY_FD = 3, 4, 5

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.backoff import Backoff
+from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.proxy.packets import (
     MAX_PACKET_BYTES,
@@ -37,8 +38,8 @@ from agentenv.wire.network import NetworkPolicy
 
 log = logging.getLogger(__name__)
 
-ANSWER_DEADLINE_S = 5.0
-_START_DEADLINE_S = 20.0
+ANSWER_DEADLINE_S = scaled(5.0)
+_START_DEADLINE_S = scaled(20.0)
 """Of a proxy, and of its template, which imports asyncio first."""
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
 from agentenv.sandbox.slot_env import command_env
 from agentenv.sandbox.slot_paths import WORKSPACE
@@ -33,8 +34,8 @@ from agentenv.sandbox.supervisor.limits import OWN_PROCESSES
 from agentenv.sandbox.supervisor.reaper import readable
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 
-DEADLINE_S = 20.0
-SETTLE_S = 5.0
+DEADLINE_S = scaled(20.0)
+SETTLE_S = scaled(5.0)
 """Killed processes are gone within this time."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentenv import deadlines
 from agentenv.sandbox.control_protocol import Request
 from agentenv.sandbox.supervisor import cgroups, mounts, syscalls
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, become, reset_signals, take_descriptors
@@ -36,9 +37,11 @@ def default_argv() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The server's whole environment; nothing of the caller's but where packages are imported from."""
+    """The server's whole environment; nothing of the caller's but where packages are imported from, and how slow the
+    machine is."""
     path = os.pathsep.join(map(str, mounts.import_directories()))
-    return {**_ENVIRONMENT, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    factor = {} if deadlines.TIME_FACTOR == 1 else {deadlines.VARIABLE: f"{deadlines.TIME_FACTOR:g}"}
+    return {**_ENVIRONMENT, **factor, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)

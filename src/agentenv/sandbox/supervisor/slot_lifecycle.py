@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, CheckpointError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
@@ -35,12 +36,12 @@ log = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_FIRST_START_PATIENCE_S = 5.0
-_SEAL_PATIENCE_S = 15.0
+_FIRST_START_PATIENCE_S = scaled(5.0)
+_SEAL_PATIENCE_S = scaled(15.0)
 """How long a shortage is waited for while somebody waits for the slot; a reset waits without limit."""
 _KILLED = f"exit code {128 + signal.SIGKILL}"
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
-_PROOF_DEADLINE_S = 5.0
+_PROOF_DEADLINE_S = scaled(5.0)
 _LOSSES = 5
 _LOSSES_WITHIN_S = 10.0
 

@@ -17,11 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.rooted import RootedDirectory
 
 CANDIDATES = (Path("/usr/bin/bash-static"), Path("/bin/bash-static"))
 BASH = Path("/usr/bin/bash")
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = scaled(5.0)
 _MAX_BYTES: Final = 4 * 1024 * 1024
 _STEP_BYTES: Final = 128 * 1024
 """Searched at once: the interpreter's lock is held meanwhile, and an image's bash may be made to take long."""

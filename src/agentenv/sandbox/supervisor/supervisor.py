@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from agentenv.backoff import pause_s
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
     Connect,
@@ -72,14 +73,14 @@ from agentenv.wire.states import SlotPhase
 
 log = logging.getLogger(__name__)
 
-SERVING_DEADLINE_S = 30.0
-_SETTLE_DEADLINE_S = 30.0
+SERVING_DEADLINE_S = scaled(30.0)
+_SETTLE_DEADLINE_S = scaled(30.0)
 _LATE = f"it was not ready within {SERVING_DEADLINE_S:.0f} s"
 _CRASHES = 5
 _CRASHES_WITHIN_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
-_END_DEADLINE_S = 10.0
+_END_DEADLINE_S = scaled(10.0)
 
 
 class Supervisor:

@@ -16,12 +16,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.deadlines import scaled
 from agentenv.locks import try_lock
 from agentenv.sandbox.supervisor import cgroups
 
 LOCK_FILE = "lock"
 CGROUPS_FILE = "cgroups"
-_SWEPT_WITHIN_S = 5.0
+_SWEPT_WITHIN_S = scaled(5.0)
 """A sweep that kills leftover processes takes up to 2 s for each hierarchy of cgroups."""
 
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.sandbox.slot_env import PATH
 
 _LOCALE: Final = Path("/usr/lib/locale/C.utf8/LC_CTYPE")
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = scaled(10.0)
 
 
 def find() -> list[tuple[str, Path]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import child
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
@@ -30,7 +31,7 @@ FIRST_LEAN_ID: Final = 12_000
 (isolation.py)."""
 NOBODY: Final = 65_534
 _SOCKET_FD: Final = 3
-_DEADLINE_S: Final = 10.0
+_DEADLINE_S: Final = scaled(10.0)
 
 
 @dataclass(frozen=True)

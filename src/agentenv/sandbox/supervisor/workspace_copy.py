@@ -9,13 +9,14 @@ import asyncio
 import os
 from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.sandbox.supervisor import child, slot_process
 from agentenv.sandbox.supervisor.isolation import USER
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
 
-_COPY_S: Final = 40.0
+_COPY_S: Final = scaled(40.0)
 """Less than a server waits for a checkpoint (``SEAL_S``): 2 GiB take about 2 s."""
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _WORDS_BYTES: Final = 4096

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from agentenv import shipped
 from agentenv.config import cache_dir, launch_environment
+from agentenv.deadlines import scaled
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.wire.signals import signal_name
@@ -22,7 +23,7 @@ from agentenv.wire.signals import signal_name
 logger = logging.getLogger(__name__)
 
 _STDERR_LINES = 20
-_READ_GRACE_S = 2.0
+_READ_GRACE_S = scaled(2.0)
 
 
 class LocalProcess:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from agentenv.deadlines import scaled
 from agentenv.errors import DockerfileError
 from agentenv.store.dockerfile.instructions import Dockerfile
 from agentenv.store.dockerfile.plan import Options, lacking
@@ -16,7 +17,7 @@ from agentenv.store.dockerfile.plan import Options, lacking
 Tool = Literal["docker", "buildah"]
 Builder = Literal["slots", "docker", "buildah"]
 
-_ANSWER_S: Final = 10.0
+_ANSWER_S: Final = scaled(10.0)
 """How long a Docker engine may take to say its version."""
 _TOOLS: Final[tuple[Tool, ...]] = ("docker", "buildah")
 

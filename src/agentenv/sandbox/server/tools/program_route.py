@@ -17,6 +17,7 @@ from typing import Any, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 from pydantic import ValidationError
 
+from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
     InfraError,
@@ -54,7 +55,7 @@ from agentenv.wire.programs import (
     program_request,
 )
 
-_ORDER_S: Final = 60.0
+_ORDER_S: Final = scaled(60.0)
 """Time for the order to come."""
 
 

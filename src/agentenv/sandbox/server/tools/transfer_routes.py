@@ -15,6 +15,7 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic import ValidationError
 
+from agentenv.deadlines import scaled
 from agentenv.errors import LeaseLostError, ProtocolError
 from agentenv.file_names import readable_name
 from agentenv.sandbox.server.container import Container
@@ -26,7 +27,7 @@ from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
 
-_IDLE_S = 60.0
+_IDLE_S = scaled(60.0)
 """A transfer without progress for this long is ended."""
 _LEAST_BYTES_PER_S = 64 * 1024
 """A run that is slower than this by more than :data:`_IDLE_S` counts as stopped."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
     Drop,
@@ -63,9 +64,9 @@ log = logging.getLogger(__name__)
 WEAKER = ("the fake backend isolates nothing: commands run as the caller, in a temporary directory",)
 MARK = "AGENTENV_FAKE_SLOT"
 """Environment variable of all processes in a slot, by which they are found: the path of its workspace."""
-_HELLO_S = 10.0
+_HELLO_S = scaled(10.0)
 _PASSES, _PASS_S = 200, 0.01
-_END_S = 10.0
+_END_S = scaled(10.0)
 """Time for an agent to kill all processes of its slot, before it is killed itself."""
 _REMOVE = 'read -r _; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" 2>/dev/null && exit; sleep 0.2; done'
 

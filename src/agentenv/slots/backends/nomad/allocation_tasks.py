@@ -15,6 +15,7 @@ from agentenv.backoff import Backoff
 from agentenv.config import ContainerSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConnectionLostError, ProtocolError
 from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import StartFailed
@@ -28,7 +29,7 @@ from agentenv.wire.states import SlotState
 logger = logging.getLogger(__name__)
 
 _HANDSHAKES_AT_ONCE = 16
-_HANDSHAKE_S = 3.0
+_HANDSHAKE_S = scaled(3.0)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.05, 1.0
 _DIAGNOSES_AT_ONCE = 4
 """Containers that fail together fail for the same reason: more diagnoses would only be noise."""

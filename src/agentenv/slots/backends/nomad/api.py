@@ -20,6 +20,7 @@ import aiohttp
 import nomad
 
 from agentenv.config import NomadSettings
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.client import NomadClient, Reply
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 """Requests at once: Nomad's servers have others to serve."""
-_SLOW_S = 30
+_SLOW_S = scaled(30)
 """Timeout for parsing and registering: the scheduler of a small cluster may be busy."""
 _LOG_BYTES = 16 * 1024
 _LOCK_TTL, _LOCK_DELAY = "10s", "2s"
@@ -306,11 +307,11 @@ class NomadApi:
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
 
 
-SILENT_AFTER_S = 45.0
+SILENT_AFTER_S = scaled(45.0)
 """Nomad sends a heartbeat every 30 s (nomad/event_endpoint.go of 1.11.3)."""
 _PATH = "/v1/event/stream"
 _LINE_BYTES = 64 * 1024 * 1024
-_CONNECT_S = 10.0
+_CONNECT_S = scaled(10.0)
 
 
 class EventStream:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts
@@ -46,7 +47,7 @@ from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 
-_PURGE_TIMEOUT_S = 30.0
+_PURGE_TIMEOUT_S = scaled(30.0)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -12,11 +12,12 @@ from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
 from requests.adapters import HTTPAdapter
 
 from agentenv.config import NomadSettings
+from agentenv.deadlines import scaled
 from agentenv.slots.backends.nomad.explain import NomadError
 
 Reply = TypeVar("Reply")
 
-_TIMEOUT_S = 10
+_TIMEOUT_S = scaled(10)
 
 
 class NomadClient:

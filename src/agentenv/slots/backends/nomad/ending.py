@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from agentenv.deadlines import scaled
 from agentenv.errors import SandboxUnavailableError
 from agentenv.slots.backends.nomad.api import NomadApi
 
-_END_TIMEOUT_S = 90.0
+_END_TIMEOUT_S = scaled(90.0)
 _LOOK_S = 0.1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.deadlines import TIME_FACTOR
 from agentenv.errors import ConfigError
 from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
 
@@ -55,7 +56,7 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
     if SPEC in declared:
         spec, given = _overridden(spec, given, declared)
     values = _values(spec, settings, whole=SPEC in declared)
-    defaults = _values(ContainerSpec(), NomadSettings(), whole=SPEC in declared)
+    defaults = _values(ContainerSpec(), NomadSettings(), whole=SPEC in declared) | {"time_factor": 1.0}
     for name, value in values.items():
         if name not in declared and value != defaults[name] and name not in _OPTIONAL | _computed(settings):
             raise ConfigError(name, f"is {value!r}, but the job file has no variable {name!r}", next_step=_cure(name))
@@ -194,6 +195,7 @@ def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dic
         if settings.memory_oversubscription and reserved > (settings.memory_mib or reserved)
         else 0,
         "pids_limit": enough_pids(spec.slots, spec.limits.processes),
+        "time_factor": TIME_FACTOR,
         **({SPEC: spec.to_json()} if whole else dataclasses.asdict(spec)),
     }
 
