@@ -70,7 +70,8 @@ def test_listing_the_verbs_imports_none_of_them() -> None:
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     assert re.findall(r"'([^']+)'", done.stdout.splitlines()[-1]) == [
         "agentenv", "agentenv._version", "agentenv.cli", "agentenv.cli.app", "agentenv.cli.options",
-        "agentenv.deadlines", "agentenv.errors", "agentenv.exports", "agentenv.slots", "agentenv.slots.backends", "agentenv.slots.backends.registry",
+        "agentenv.deadlines", "agentenv.errors", "agentenv.exports", "agentenv.slots",
+        "agentenv.slots.backends", "agentenv.slots.backends.registry",
     ]  # fmt: skip
 
 
