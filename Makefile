@@ -21,17 +21,19 @@ BENCH_ARGS ?=
 SECONDS ?= 600
 SEED ?=
 HARBOR ?=
+GUEST ?=
+HOSTS_ARGS ?=
 BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test sweep check check-bare format bench doctor clean
+.PHONY: demo test sweep hosts check check-bare format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, HARBOR, DEMO_ARGS, BENCH_ARGS\n'
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, HARBOR, GUEST, HOSTS_ARGS, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -69,7 +71,7 @@ nomad-dev: as-root slotagent containers ## A Nomad cluster on this machine: engi
 	@exec $(BIN)/agentenv dev up --port $(NOMAD_PORT)
 
 as-root:
-	@[ "$$(id -u)" = 0 ] || { echo "it needs root, to start a Docker engine and a Nomad client" >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "it needs root, to start a Docker engine and a Nomad client, or to make the disks of machines" >&2; exit 1; }
 
 nomad-dev-down: setup ## Stop that cluster and leave nothing of it
 	@exec $(BIN)/agentenv dev down
@@ -87,6 +89,10 @@ sweep: slotagent testing ## Compare with independent programs: random cases of S
 	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" -m tests.golden.harbor_answers --check; fi
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
+
+hosts: as-root slotagent ## Boot whole Debian machines in QEMU and try agentenv on each; root (GUEST, HOSTS_ARGS)
+	@scripts/system-packages hosts
+	@exec $(BIN)/python -m hosts $(GUEST) $(HOSTS_ARGS)
 
 check: setup ## Format, lint, strict types, import contracts, pins; changes nothing
 	@$(BIN)/ruff format --check .
