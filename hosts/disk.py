@@ -108,13 +108,12 @@ def _debian(guest: Guest, place: Path) -> Path:
 def _archives() -> tuple[str, str]:
     """Debian's archive and that of its security updates, as this machine uses them."""
     files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    text = "\n".join(file.read_text() for file in files if file.is_file())
-    addresses = [address.rstrip("/") for address in re.findall(r"https?://[^\s\]]+", text)]
-    security = next((address for address in addresses if "security" in address), None)
-    archive = next((address for address in addresses if "security" not in address), None)
+    text = "\n".join(re.sub(r"#.*", "", file.read_text()) for file in files if file.is_file())
+    archive = re.search(r"https?://\S+/debian/?(?=\s)", text)
+    security = re.search(r"https?://\S+/debian-security/?(?=\s)", text)
     if archive is None:
-        raise SystemExit("no Debian archive is named in /etc/apt: the machines are made from one")
-    return archive, security or f"{archive}-security"
+        raise SystemExit("no archive of Debian is named in /etc/apt: the machines are made from one")
+    return archive[0], security[0] if security else f"{archive[0].rstrip('/')}-security"
 
 
 # -- what it gets ----------------------------------------------------------------------------------------
