@@ -31,7 +31,6 @@ USERS: Final = ("ann", "bob")
 """Ann has subordinate ids, bob has none."""
 _BYTES: Final = 14 * 1024**3
 """Of a disk; the file is sparse."""
-_RECIPE: Final = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 _TASKS: Final = "from examples.repair import packages, tasks; tasks.make_tasks(packages.fetch(), seed=1)"
 _NETWORK: Final = """[Match]
 Name=en* eth*
@@ -87,20 +86,20 @@ def made(guest: Guest) -> Disk:
 
 
 def _debian(guest: Guest, place: Path) -> Path:
-    name = f"debian-{_digest(_RECIPE, *PACKAGES, guest.suite, guest.kernel, *guest.more)}"
-    root = place / name
-    if root.exists():
-        return root
-    part = place / f"{name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    print(f"making Debian {guest.suite} with {guest.kernel} (minutes)", flush=True)
     archive, security = _archives()
     lines = [f"deb {archive} {suite} main" for suite in (guest.suite, f"{guest.suite}-updates", *guest.more)]
-    _run(
+    lines.append(f"deb {security} {guest.suite}-security main")
+    how = [
         "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join((*PACKAGES, guest.kernel))}",
-        '--aptopt=Acquire::Languages "none"', "--dpkgopt=force-unsafe-io", "--skip=cleanup/apt/lists",
-        guest.suite, str(part), *lines, f"deb {security} {guest.suite}-security main",
-    )  # fmt: skip
+        '--aptopt=Acquire::Languages "none"', "--dpkgopt=force-unsafe-io", "--skip=cleanup/apt/lists", guest.suite,
+    ]  # fmt: skip
+    root = place / f"debian-{_digest(*how, *lines)}"
+    if root.exists():
+        return root
+    part = root.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    print(f"making Debian {guest.suite} with {guest.kernel} (minutes)", flush=True)
+    _run(*how, str(part), *lines)
     part.rename(root)
     return root
 
@@ -162,7 +161,7 @@ def _configure(tree: Path, key: Path) -> None:
     (tree / "etc/resolv.conf").write_text("")
     for user, home in (("root", "root"), *((user, f"home/{user}") for user in USERS)):
         ssh = tree / home / ".ssh"
-        ssh.mkdir(mode=0o700)
+        ssh.mkdir(mode=0o700, exist_ok=True)
         shutil.copy(f"{key}.pub", ssh / "authorized_keys")
         _inside(tree, "chown", "-R", f"{user}:{user}", f"/{home}")
     _inside(tree, "systemctl", "enable", "--quiet", "ssh", "systemd-networkd")
