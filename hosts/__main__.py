@@ -12,18 +12,19 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from hosts import disk
 from hosts.guests import GUESTS
-from hosts.machine import Machine, accelerated, time_factor
+from hosts.machine import Machine, accelerated
 from hosts.rows import ROWS, Outcome, Row, agentenv, command
 
 OUT: Final = Path("out/hosts")
 _PROGRAMS: Final = ("qemu-system-x86_64", "mmdebstrap", "ssh", "mkfs.ext4")
-_VERDICTS: Final[dict[int, Outcome]] = {0: "full", 1: "weaker", 2: "refused"}
+_OF_IMAGES: Final = "slots with images"
+"""doctor's finding about them; they need more of a kernel than others, which is a column of its own."""
 _TESTS: Final = (
     "tests/security/test_leftovers.py tests/security/test_neighbours.py tests/unit/doctor tests/unit/sandbox/supervisor"
 )
@@ -57,15 +58,20 @@ class Trial:
     def _judge(self, doctor: str, execute: str, outcome: Outcome) -> None:
         """What doctor says, and what then happens: both must be ``outcome``."""
         code, text = self._run(agentenv(self._row, "doctor --json"), 900)
-        said = _VERDICTS.get(code)
-        self.found[doctor] = said or f"ended with {code}"
-        if said != outcome:
+        try:
+            findings = json.loads(text[text.index("{") :])["findings"]
+        except ValueError:
+            self.found[doctor], findings = f"ended with {code}", []
+        else:
+            self.found[doctor] = _verdict(one["level"] for one in findings if one["name"] != _OF_IMAGES)
+        self.found["images"] = next((one["detail"].split("\n")[0] for one in findings if one["name"] == _OF_IMAGES), "")
+        if self.found[doctor] != outcome:
             self.wrong.append(f"{doctor}: {self.found[doctor]}, not {outcome}")
         code, text = self._run(agentenv(self._row, "exec -- echo hi"), 600)
         works = code == 0 and text.splitlines()[-1:] == ["hi"]
         self.found[execute] = "works" if works else " ".join(text.split())[:400]
-        if works == (outcome == "refused"):
-            self.wrong.append(f"{execute}: {self.found[execute]!r}, and doctor said {said}")
+        if works == (outcome == "refused" or self._row.by_name):
+            self.wrong.append(f"{execute}: {self.found[execute]!r}, and doctor said {self.found[doctor]}")
 
     def _cure(self, outcome: Outcome) -> None:
         """The commands that doctor names, run by root as they stand; then everything again."""
@@ -96,7 +102,7 @@ class Trial:
                 self.wrong.append(f"tests: {self.found['tests']}")
 
     def _run(self, line: str, seconds: float) -> tuple[int, str]:
-        done = self._machine.run(line, user=self._row.user, within_s=seconds * time_factor() / 2)
+        done = self._machine.run(line, user=self._row.user, within_s=seconds * self._machine.time_factor / 2)
         with self._log.open("a") as log:
             log.write(f"\n$ {line}   # {self._row.name}; {self._row.user}; {done.seconds:.0f} s; {done.code}\n")
             log.write(done.output)
@@ -110,12 +116,19 @@ class Trial:
         return "" if done.code == 0 else f"{done.code}: {done.output[-400:]}"
 
 
+def _verdict(levels: Iterable[str]) -> Outcome:
+    found = set(levels)
+    return "refused" if "broken" in found else "weaker" if "weaker" in found else "full"
+
+
 def trials(guest: str, wanted: Sequence[str], long: frozenset[str]) -> Iterator[Trial]:
     """Every row that is wanted, on machines booted as they need."""
     rows = [row for row in ROWS if guest in row.suites and any(part in row.name for part in wanted)]
     began = time.monotonic()
     made = disk.made(GUESTS[guest])
     print(f"{guest}: its disk is {made.image} ({time.monotonic() - began:.0f} s)", flush=True)
+    if not accelerated(made.kernel):
+        print("no KVM works on this machine: guests are emulated, 10 to 20 times slower", flush=True)
     log = OUT / f"{guest}.log"
     log.unlink(missing_ok=True)
     for kernel, of_boot in itertools.groupby(rows, key=lambda row: row.kernel):
@@ -135,8 +148,8 @@ def trials(guest: str, wanted: Sequence[str], long: frozenset[str]) -> Iterator[
 def table(found: dict[str, list[Trial]]) -> str:
     """For docs/hosts.md."""
     lines = [
-        "| host | row | doctor | a slot | after the cure | proofs | demo | tests |",
-        "|---|---|---|---|---|---|---|---|",
+        "| host | row | doctor | a slot | images | after the cure | proofs | demo | tests |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for guest, of_guest in found.items():
         for trial in of_guest:
@@ -145,6 +158,7 @@ def table(found: dict[str, list[Trial]]) -> str:
             held = "" if proofs is None else f"{sum(proofs.values())} of {len(proofs)}"
             cells = [
                 guest, seen["row"], seen.get("doctor", ""), "works" if seen.get("exec") == "works" else "refused",
+                seen.get("images", ""),
                 seen.get("exec, cured", ""), held, seen.get("demo", ""), seen.get("tests", ""),
             ]  # fmt: skip
             lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
@@ -162,8 +176,6 @@ def main() -> int:
         parser.error(f"there is no guest {min(unknown)}; there are {', '.join(GUESTS)}")
     if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
         parser.error(f"{', '.join(missing)} cannot be found: scripts/system-packages hosts")
-    if not accelerated():
-        print("no KVM on this machine: guests are emulated, 10 to 20 times slower", flush=True)
     OUT.mkdir(parents=True, exist_ok=True)
     long = frozenset(given.only.split(","))
     found = {guest: list(trials(guest, given.row or [""], long)) for guest in given.guests or GUESTS}

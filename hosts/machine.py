@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import socket
@@ -18,16 +19,29 @@ from hosts.disk import Disk
 MEMORY_MIB: Final = 6144
 BOOT_S: Final = 600.0
 _LOOK_S: Final = 2.0
+_TRY_S: Final = 20.0
+_KVM: Final = ("-accel", "kvm", "-cpu", "max,-arch-capabilities")
+_EMULATED: Final = ("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max")
 
 
-def accelerated() -> bool:
-    """Whether this machine's processor runs guests; where it does not they are emulated, 10 to 20 times slower."""
-    return os.access("/dev/kvm", os.R_OK | os.W_OK)
-
-
-def time_factor() -> int:
-    """AGENTENV_TIME_FACTOR in a guest."""
-    return 1 if accelerated() else 10
+@functools.cache
+def accelerated(kernel: Path) -> bool:
+    """Whether this machine's processor runs guests; where it does not they are emulated, 10 to 20 times slower. Tried
+    with this kernel, which has no disk and ends at once: a KVM that is there may not work."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    command = ["qemu-system-x86_64", *_KVM, "-m", "512", "-display", "none", "-no-reboot", "-kernel", str(kernel)]
+    try:
+        done = subprocess.run(
+            [*command, "-append", "panic=-1"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRY_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
 
 
 @dataclass(frozen=True)
@@ -51,12 +65,17 @@ class Machine:
     _process: subprocess.Popen[bytes] | None = None
     _space: tempfile.TemporaryDirectory[str] = field(default_factory=lambda: tempfile.TemporaryDirectory("-hosts"))
 
+    @property
+    def time_factor(self) -> int:
+        """AGENTENV_TIME_FACTOR in it."""
+        return 1 if accelerated(self.disk.kernel) else 10
+
     def __enter__(self) -> Self:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._port = listening.getsockname()[1]
-        how = ("-accel", "kvm") if accelerated() else ("-accel", "tcg,thread=multi,tb-size=1024")
         command = [
-            "qemu-system-x86_64", *how, "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB), "-display", "none",
+            "qemu-system-x86_64", *(_KVM if self.time_factor == 1 else _EMULATED),
+            "-smp", "2", "-m", str(MEMORY_MIB), "-display", "none",
             "-no-reboot", "-kernel", str(self.disk.kernel), "-initrd", str(self.disk.initrd),
             "-append", f"console=ttyS0 root=/dev/vda rw panic=1 quiet {self.kernel}",
             "-serial", f"file:{self.console}", "-snapshot",
@@ -88,7 +107,7 @@ class Machine:
             "-o", "UserKnownHostsFile=/dev/null", "-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=30",
             "-o", "SendEnv=AGENTENV_TIME_FACTOR", f"{user}@127.0.0.1",
         ]  # fmt: skip
-        environment = {**os.environ, "AGENTENV_TIME_FACTOR": str(time_factor())}
+        environment = {**os.environ, "AGENTENV_TIME_FACTOR": str(self.time_factor)}
         limited = f"timeout --kill-after=30 {within_s:g} bash -c {shlex.quote(command)}"
         done = subprocess.run(
             [*ssh, limited], stdin=subprocess.DEVNULL, stdout=None if show else subprocess.PIPE,

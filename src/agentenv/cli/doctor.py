@@ -70,7 +70,7 @@ def try_container(facts: Facts) -> tuple[list[Finding], tuple[Proof, ...]]:
 
     try:
         one_id = facts.subordinate is not None
-        return run_to_end(_probe("full" if facts.root else "user" if one_id else "auto"))
+        return run_to_end(_probe("user" if one_id else "auto"))
     except AgentEnvError as error:
         return [Finding("a real slot", Level.broken, error.message, error.next_step)], ()
 

@@ -167,7 +167,9 @@ def _cgroups(facts: Facts) -> Finding:
         "cgroups",
         Level.weaker,
         f"{groups.version}: no writable {', '.join(sorted(lacking))}; rlimits bound each process, not the slot",
-        "start as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …)",
+        "Delegate=yes in the [Service] section of this unit (systemd-run -p Delegate=yes …), or writable cgroups"
+        if facts.root
+        else "start as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …)",
     )
 
 

@@ -280,10 +280,12 @@ _SECURITY_MODULE = (
     "bwrap's profile, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); SELinux: allow bwrap "
     "user_namespace create; in a container: the seccomp profile of docker/"
 )
+_NOT_PERMITTED = "No permissions to creat"
+_CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
+"""Debian's and its descendants' switch."""
 _BWRAP_CURES = (
     ("max_user_namespaces", "sysctl -w user.max_user_namespaces=100000"),
-    ("No permissions to creat", "sysctl -w kernel.unprivileged_userns_clone=1, or allow it in the seccomp profile"),
-    ("new namespace failed: Permission denied", _SECURITY_MODULE),  # EACCES; EPERM is the line above
+    ("new namespace failed: Permission denied", _SECURITY_MODULE),  # EACCES; EPERM is _NOT_PERMITTED
     ("new namespace failed: Operation not permitted", _SECURITY_MODULE),
     ("Creating new namespace failed", "sysctl -w user.max_user_namespaces=100000, or a larger user.max_net_namespaces"),
     ("setting up uid map", _SECURITY_MODULE),
@@ -293,8 +295,18 @@ _BWRAP_CURES = (
 )
 
 
+def _is_on(switch: Path) -> bool:
+    """Also where there is none."""
+    try:
+        return switch.read_text().strip() != "0"
+    except OSError:
+        return True
+
+
 def bwrap_cure(words: str) -> str:
     """What cures bwrap's last output; empty: unknown."""
+    if _NOT_PERMITTED in words:  # bwrap guesses that it is the switch
+        return _SECURITY_MODULE if _is_on(_CLONE) else "sysctl -w kernel.unprivileged_userns_clone=1"
     return next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "")
 
 

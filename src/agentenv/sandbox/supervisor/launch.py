@@ -260,7 +260,8 @@ def _prepare(
     if spec.isolation == isolation.FULL and weaker:
         raise SandboxUnavailableError(
             f"isolation=full is not possible here: {' '.join(weaker)}",
-            next_step="give this process writable cgroups, or accept less explicitly: isolation=auto",
+            next_step="give this process writable cgroups (a systemd unit: Delegate=yes), or accept less explicitly: "
+            "isolation=auto",
         )
     disk = _disk(spec, directory)
     return Launch(

@@ -337,7 +337,7 @@ def test_what_of_a_root_a_container_refuses() -> None:
 
     assert isolation.refused_roots(with_store, every, "", "", "") == {}
     assert isolation.refused_roots(with_store, every, "", "", "no disk") == {"writable=disk": "no disk"}
-    assert "writable = disk" in isolation.refused_roots(with_store, every, "", "Disk only.", "")["writable=memory"]
+    assert "--writable disk" in isolation.refused_roots(with_store, every, "", "Disk only.", "")["writable=memory"]
     neither = isolation.refused_roots(with_store, every, "", "Disk only.", "No disk.")
     assert neither["image"] == "what a slot writes could lie nowhere: Disk only. No disk."
     assert "plain slots only" in isolation.refused_roots(plain, every, "", "", "")["image"]
@@ -366,3 +366,20 @@ def test_an_ordinary_user_without_cgroups_has_image_slots_without_limits() -> No
     (sentence,) = isolation.weaker_images(("cpu",), root=False)
     assert "memory and pids" in sentence
     assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("switch", "cure"),
+    [("0\n", "sysctl -w kernel.unprivileged_userns_clone=1"), ("1\n", "AppArmor"), (None, "AppArmor")],
+)
+def test_namespaces_that_may_not_be_made_name_the_switch_only_where_it_is_off(
+    switch: str | None, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "unprivileged_userns_clone"
+    if switch is not None:
+        file.write_text(switch)
+    monkeypatch.setattr(isolation, "_CLONE", file)
+    words = (
+        "bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged ones"
+    )
+    assert cure in isolation.bwrap_cure(words)
