@@ -69,7 +69,7 @@ def made(guest: Guest) -> Disk:
     place.mkdir(parents=True, exist_ok=True)
     root = _debian(guest, place)
     commit = _out("git", "-C", str(CHECKOUT), "rev-parse", "HEAD")
-    name = "c75f21682ab3e7c6"
+    name = _digest(root.name, commit)
     disk = Disk(place / f"{name}.disk", place / f"{name}.vmlinuz", place / f"{name}.initrd", _key(place))
     if not disk.image.exists():
         _forget(place, ".disk", ".vmlinuz", ".initrd")
