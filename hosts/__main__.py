@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -176,6 +177,7 @@ def main() -> int:
         parser.error(f"there is no guest {min(unknown)}; there are {', '.join(GUESTS)}")
     if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
         parser.error(f"{', '.join(missing)} cannot be found: scripts/system-packages hosts")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no machine is left running
     OUT.mkdir(parents=True, exist_ok=True)
     long = frozenset(given.only.split(","))
     found = {guest: list(trials(guest, given.row or [""], long)) for guest in given.guests or GUESTS}
