@@ -373,6 +373,12 @@ job "sandbox" {
         }
       }
       dynamic "env" {
+        for_each = var.driver == "apptainer" ? ["apptainer"] : []
+        content {
+          APPTAINERENV_AGENTENV_TIME_FACTOR = var.time_factor # --cleanenv passes on what has this prefix
+        }
+      }
+      dynamic "env" {
         for_each = var.driver == "docker" ? ["docker"] : []
         content {
           AGENTENV_TIME_FACTOR = var.time_factor
@@ -389,7 +395,7 @@ job "sandbox" {
             "exec", "--containall", "--no-home", "--cleanenv", "--pid", "--writable-tmpfs",
             "--bind", "${NOMAD_TASK_DIR}:/local:ro",
             "--bind", "${NOMAD_SECRETS_DIR}:/secrets:ro",
-            "--env", "PYTHONPATH=/opt/agentenv,AGENTENV_TIME_FACTOR=${var.time_factor}",
+            "--env", "PYTHONPATH=/opt/agentenv",
             var.image,
             "/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox", "/local/spec.json",
           ]

@@ -22,8 +22,9 @@ REQUIREMENTS = ("aiohttp", "pydantic", "pydantic-core")
 versions."""
 
 _GROUND = (
-    *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
-    *("file_names.py", "py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py", "tar_members.py", "tasks.py"),
+    *("__init__.py", "_version.py", "backoff.py", "deadlines.py", "errors.py", "exports.py", "locks.py"),
+    *("file_names.py", "process_marks.py", "py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py"),
+    *("tar_members.py", "tasks.py"),
 )
 _UNPACKING = tuple(
     f"store/{name}.py"
