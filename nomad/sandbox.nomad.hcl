@@ -373,13 +373,13 @@ job "sandbox" {
         }
       }
       dynamic "env" {
-        for_each = var.driver == "apptainer" ? ["apptainer"] : []
+        for_each = var.driver == "apptainer" && var.time_factor != 1 ? ["apptainer"] : []
         content {
           APPTAINERENV_AGENTENV_TIME_FACTOR = var.time_factor # --cleanenv passes on what has this prefix
         }
       }
-      dynamic "env" {
-        for_each = var.driver == "docker" ? ["docker"] : []
+      dynamic "env" { # a task has one block `env`: where there is nothing to say it is free for a copy of this file
+        for_each = var.driver == "docker" && var.time_factor != 1 ? ["docker"] : []
         content {
           AGENTENV_TIME_FACTOR = var.time_factor
         }
