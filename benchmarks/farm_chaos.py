@@ -63,7 +63,6 @@ async def client(url: str, token: str, route: Literal["direct", "relay"], seed: 
     settings = PoolSettings(acquire_timeout_s=60, lease_ttl_s=LEASE_TTL_S)
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     showing = asyncio.create_task(_show(tally))
-    visiting: list[asyncio.Task[None]] = []
     async with (
         FarmPool(access, settings=settings) as pool,
         ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings(reconnect_deadline_s=RECONNECT_S)) as executor,

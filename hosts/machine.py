@@ -97,7 +97,7 @@ class Machine:
     ) -> None:
         self._end()
 
-    def run(self, command: str, *, user: str = "root", within_s: float = 600.0, show: bool = False) -> Done:
+    def run(self, command: str, *, user: str = "root", within_s: float = 600.0) -> Done:
         """In a login session of this user, with AGENTENV_TIME_FACTOR set for how slow the guest is. 124: not
         ``within_s``."""
         assert self._process is not None
@@ -110,10 +110,10 @@ class Machine:
         environment = {**os.environ, "AGENTENV_TIME_FACTOR": str(self.time_factor)}
         limited = f"timeout --kill-after=30 {within_s:g} bash -c {shlex.quote(command)}"
         done = subprocess.run(
-            [*ssh, limited], stdin=subprocess.DEVNULL, stdout=None if show else subprocess.PIPE,
+            [*ssh, limited], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env=environment, check=False,
         )  # fmt: skip
-        text = (done.stdout or b"").decode(errors="replace")
+        text = done.stdout.decode(errors="replace")
         return Done(done.returncode, text, time.monotonic() - began)
 
     def _wait(self) -> None:

@@ -13,16 +13,22 @@ from agentenv import deadlines
 from agentenv.errors import ConfigError
 
 _SHOWN = """
-import json
+import inspect, json
 from agentenv import ExecutorSettings, PoolSettings
 from agentenv.config import launch_environment
+from agentenv.farm.open import open_executor, open_farm
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.registry import make_backend
 from agentenv.sandbox.server import call_runner
 from agentenv.sandbox.supervisor import server_process, slot_process
 from agentenv.slots.backends.nomad.job import job_variables
 from agentenv.config import ContainerSettings, NomadSettings
 variables = job_variables('variable "time_factor" {}\\nvariable "spec" {}', ContainerSettings(), NomadSettings())
+STARTS = (open_executor, open_farm, LocalBackend, NomadBackend, make_backend)
 print(json.dumps({
     "start": PoolSettings().start_timeout_s,
+    "commands": [inspect.signature(one).parameters["start_timeout_s"].default for one in STARTS],
     "call": ExecutorSettings().default_timeout_s,
     "kill": call_runner.KILL_GRACE_S,
     "hello": slot_process.HELLO_DEADLINE_S,
@@ -48,7 +54,8 @@ def test_it_reaches_settings_and_containers_and_their_servers() -> None:
     environment = {**os.environ, "AGENTENV_TIME_FACTOR": "3"}
     done = subprocess.run([sys.executable, "-c", _SHOWN], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
-        "start": 180, "call": 180, "kill": 45, "hello": 30, "container": "3", "server": "3", "job": True
+        "start": 180, "commands": [180] * 5, "call": 180, "kill": 45, "hello": 30,
+        "container": "3", "server": "3", "job": True
     }  # fmt: skip
 
 
@@ -69,5 +76,5 @@ def test_the_command_refuses_another_without_a_traceback(more: list[str]) -> Non
     command = [sys.executable, "-c", "from agentenv.cli import main; main()", "exec", *more, "--", "true"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "AGENTENV_TIME_FACTOR: " in done.stdout + done.stderr or "AGENTENV_TIME_FACTOR" in done.stderr
+    assert "AGENTENV_TIME_FACTOR: 'slow' is not a number of 1 to 100" in (done.stdout if more else done.stderr)
     assert "Traceback" not in done.stderr

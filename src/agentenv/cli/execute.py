@@ -60,7 +60,7 @@ from agentenv.cli.output import (
     run_to_end,
     verb,
 )
-from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
+from agentenv.deadlines import CALL_TIMEOUT_S
 from agentenv.errors import AgentEnvError
 
 if TYPE_CHECKING:
@@ -132,27 +132,16 @@ def execute(
       echo hello | agentenv exec --stdin tr a-z A-Z
       agentenv exec --image python:3.13 tar cz -C /usr/local/lib . > lib.tgz
     """
-    from agentenv.farm import open
 
     asked = Asked(
         image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ())
     )
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
-    settings = asked.container(isolation=isolation.value)
+    opened = asked.farm(chosen, isolation, own=own, job=job, service=farm, guest=guest, wait_s=wait_s)
     text = command[0] if len(command) == 1 else " ".join(map(quoted, command))
-    alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     root = asked.root()
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
-    opened = open.open_farm(
-        settings,
-        chosen,
-        own=alone,
-        job=job,
-        service=farm,
-        guest=guest,
-        start_timeout_s=max(START_TIMEOUT_S, wait_s or 0.0),
-    )
     how = _collected if as_json else _piped
 
     async def ran(session: ToolSession) -> CallResult:

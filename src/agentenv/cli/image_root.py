@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentenv.cli.options import Isolation
+from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from agentenv.config import ContainerSettings
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.roots import ImageRoot
@@ -150,6 +154,28 @@ class Asked:
             user=self.user or "",
             workdir=self.workdir or "",
             network="public" if self.network else list(self.allow),
+        )
+
+    def farm(
+        self,
+        backend: Backend,
+        isolation: Isolation,
+        *,
+        own: bool,
+        job: str | None,
+        service: bool,
+        guest: bool,
+        wait_s: float | None,
+    ) -> AbstractAsyncContextManager[ToolExecutor]:
+        """Where the slot is leased, once it is entered: see :func:`agentenv.farm.open.open_farm`. A container that has
+        to be started has ``wait_s`` for it, where that is longer than usual. Raises ConfigError."""
+        from agentenv.farm import open
+
+        settings = self.container(isolation=isolation.value)
+        alone = own or isolation is not Isolation.auto or self.takes_container(farm=service)
+        start_timeout_s = max(START_TIMEOUT_S, wait_s or 0.0)
+        return open.open_farm(
+            settings, backend, own=alone, job=job, service=service, guest=guest, start_timeout_s=start_timeout_s
         )
 
     def container(self, **fields: Any) -> ContainerSettings:

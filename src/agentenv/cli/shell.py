@@ -48,7 +48,6 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, escape, verb
-from agentenv.deadlines import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -126,19 +125,10 @@ def shell(
     )
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
-    settings, root = asked.container(isolation=isolation.value), asked.root()
+    opened = asked.farm(chosen, isolation, own=own, job=job, service=farm, guest=guest, wait_s=wait_s)
+    root = asked.root()
     sources = named(upload or [])
-    alone = own or isolation is not Isolation.auto or asked.takes_container(farm=farm)
     spec = None if root is None or farm else stored_here(root, quiet=as_json)
-    opened = open.open_farm(
-        settings,
-        chosen,
-        own=alone,
-        job=job,
-        service=farm,
-        guest=guest,
-        start_timeout_s=max(START_TIMEOUT_S, wait_s or 0.0),
-    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ending_signals_raise())
         portal = stack.enter_context(start_blocking_portal())

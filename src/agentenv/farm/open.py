@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from agentenv.config import ContainerSettings, PoolSettings, explain
 from agentenv.containers.control import ContainerControl
+from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
@@ -48,7 +49,7 @@ async def open_farm(
     job: str | None = None,
     service: bool = False,
     guest: bool = False,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> AsyncIterator[ToolExecutor]:
     """Slots of the running farm (``agentenv up``, or a Nomad job); otherwise, or with ``own``, of one container
     started for this command, within ``start_timeout_s``; with ``service``, of the farm service that
@@ -116,7 +117,7 @@ async def _attached(census: Census, *, guest: bool) -> AsyncIterator[ToolExecuto
 
 @asynccontextmanager
 async def open_executor(
-    container: ContainerSettings, backend: Backend = Backend.local, *, start_timeout_s: float = 60.0
+    container: ContainerSettings, backend: Backend = Backend.local, *, start_timeout_s: float = START_TIMEOUT_S
 ) -> AsyncIterator[ToolExecutor]:
     """One container on this machine, started within ``start_timeout_s``, with an executor for tool calls. Leaving stops
     everything it started.

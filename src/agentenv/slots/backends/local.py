@@ -13,6 +13,7 @@ import aiohttp
 from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
+from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import SandboxUnavailableError
 from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.slots.backends.acceptance import local_handle, shake_hands
@@ -42,7 +43,7 @@ class LocalBackend(FleetBackend):
         settings: ContainerSettings | None = None,
         *,
         state_dir: Path | None = None,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         stop_grace_s: float = 5.0,
     ) -> None:
         asked = settings or ContainerSettings()

@@ -15,6 +15,7 @@ import aiohttp
 from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
+from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.acceptance import local_handle, shake_hands
 from agentenv.slots.backends.base import StartFailed
@@ -53,7 +54,7 @@ class LocalKeptBackend(FleetBackend):
         *,
         farm: str = "default",
         state_dir: Path | None = None,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         stop_grace_s: float = 5.0,
         unattended_after_s: int = 3600,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
+from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, missing_extra
 
 if TYPE_CHECKING:  # the command line lists the backends before it needs one
@@ -27,7 +28,7 @@ def make_backend(
     containers: ContainerSettings | None = None,
     *,
     nomad: NomadSettings | None = None,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     reshape: bool = False,
     field: str = "tool_pool_mode",
 ) -> ContainerBackend:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.deadlines import scaled
+from agentenv.deadlines import START_TIMEOUT_S, scaled
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts
@@ -88,7 +88,7 @@ class NomadBackend:
         containers: ContainerSettings | None = None,
         nomad: NomadSettings | None = None,
         *,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         reshape: bool = False,
         ensure_image: Callable[[str], object] | None = None,
         url: str = "",
