@@ -1,7 +1,8 @@
 # Everything here sets itself up: `make demo` and `make test` work on a fresh clone.
 # Stamps under .venv/ keep a warm run short; an interrupted step leaves no stamp and is done again.
 SHELL := /bin/bash
-.SHELLFLAGS := -euo pipefail -c
+# --norc: over ssh, Debian's bash would read its start file, which -u does not like.
+.SHELLFLAGS := --norc -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
@@ -22,18 +23,19 @@ SECONDS ?= 600
 SEED ?=
 HARBOR ?=
 GUEST ?=
+PYTHONS ?=
 HOSTS_ARGS ?=
 BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test sweep hosts check check-bare format bench doctor clean
+.PHONY: demo test sweep hosts check check-bare check-pythons format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, HARBOR, GUEST, HOSTS_ARGS, DEMO_ARGS, BENCH_ARGS\n'
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, SECONDS, SEED, HARBOR, PYTHONS, GUEST, HOSTS_ARGS, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -90,7 +92,7 @@ sweep: slotagent testing ## Compare with independent programs: random cases of S
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
 
-hosts: as-root slotagent ## Boot whole Debian machines in QEMU and try agentenv on each; root (GUEST, HOSTS_ARGS)
+hosts: as-root slotagent containers ## Boot whole Debian machines in QEMU and try agentenv on each; root (GUEST, HOSTS_ARGS)
 	@scripts/system-packages hosts
 	@exec $(BIN)/python -m hosts $(GUEST) $(HOSTS_ARGS)
 
@@ -103,6 +105,9 @@ check: setup ## Format, lint, strict types, import contracts, pins; changes noth
 
 check-bare: ## Set up and use a copy as a bare machine would: the system's Python, an empty environment
 	@scripts/check-bare
+
+check-pythons: testing ## Set up and test a copy with every Python of this machine (PYTHONS)
+	@scripts/check-pythons $(PYTHONS)
 
 format: setup ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff format .

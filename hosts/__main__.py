@@ -13,19 +13,50 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from agentenv.sandbox.machine.qemu import PROGRAM, accelerated
 from hosts import disk
 from hosts.guests import GUESTS
-from hosts.machine import Machine, accelerated
-from hosts.rows import ROWS, Outcome, Row, agentenv, command
+from hosts.machine import Machine
+from hosts.rows import ROWS, Long, Outcome, Row, agentenv, command
 
 OUT: Final = Path("out/hosts")
-_PROGRAMS: Final = ("qemu-system-x86_64", "mmdebstrap", "ssh", "mkfs.ext4")
+_PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4")
 _OF_IMAGES: Final = "slots with images"
 """doctor's finding about them; they need more of a kernel than others, which is a column of its own."""
+_LONG: Final = ",".join(get_args(Long))
+_AGENTENV: Final = ".venv/bin/agentenv"
+_PYTEST: Final = ".venv/bin/python -m pytest --color=no -q -p no:cacheprovider"
+_BEGIN: Final = (
+    f"nohup setsid {_AGENTENV} up --slots 2 --port 0 >/tmp/up.log 2>&1 </dev/null & "
+    f"for _ in $(seq 300); do {_AGENTENV} status >/dev/null 2>&1 && exit; sleep 2; done; cat /tmp/up.log; exit 1"
+)
+_LINES: Final[Mapping[Long, Sequence[str]]] = {
+    "nomad": (
+        "make nomad-dev",
+        f"{_AGENTENV} up --backend nomad --slots 4",  # a guest has no room for ten
+        f"{_AGENTENV} exec --backend nomad -- echo hi",
+        f"{_AGENTENV} down --backend nomad",
+        "make demo BACKEND=nomad",
+        "make nomad-dev-down",
+    ),
+    "cluster images": (f"{_PYTEST} tests/nomad/test_image_slots.py",),
+    "cluster storage": ("modprobe loop", f"{_PYTEST} tests/nomad/test_image_storage.py"),
+    "kept": (  # each in a login session of its own
+        f"( {_BEGIN} )",
+        f"{_AGENTENV} exec -- echo hi",
+        f"{_AGENTENV} status --json | grep '\"id\":' >/tmp/before && pkill -KILL -f 'agentenv up --slot[s]'",
+        f"( {_BEGIN} )",
+        f"{_AGENTENV} status --json | grep '\"id\":' | diff /tmp/before -",
+        f"{_AGENTENV} exec -- echo hi",
+        f"{_AGENTENV} down && ! pgrep -f agentenv.sandbox.serv[e]",
+    ),
+}
+"""Commands that must succeed, one after another, and print no traceback."""
+_CHECKS: Final = ("proofs", "services", *_LINES)
 _TESTS: Final = (
     "tests/security/test_leftovers.py tests/security/test_neighbours.py tests/unit/doctor tests/unit/sandbox/supervisor"
 )
@@ -38,7 +69,7 @@ class Trial:
         self._machine = machine
         self._row = row
         self._log = log
-        self._long = long if row.full else frozenset()
+        self._long = long & row.long
         self.found: dict[str, Any] = {"row": row.name}
         self.wrong: list[str] = []
 
@@ -71,7 +102,7 @@ class Trial:
         code, text = self._run(agentenv(self._row, "exec -- echo hi"), 600)
         works = code == 0 and text.splitlines()[-1:] == ["hi"]
         self.found[execute] = "works" if works else " ".join(text.split())[:400]
-        if works == (outcome == "refused" or self._row.by_name):
+        if works == (outcome == "refused"):
             self.wrong.append(f"{execute}: {self.found[execute]!r}, and doctor said {self.found[doctor]}")
 
     def _cure(self, outcome: Outcome) -> None:
@@ -84,23 +115,38 @@ class Trial:
 
     def _tried(self) -> None:
         if "proofs" in self._long:
-            _, text = self._run(command(self._row, f"{disk.AT}/.venv/bin/python -m hosts.inside"), 3600)
-            proofs = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-            self.found["proofs"] = {one["check"]: one["held"] for one in proofs}
-            self.wrong += [f"{one['check']}: {one['seen']}" for one in proofs if not one["held"]]
-            if not proofs:
-                self.wrong.append(f"no proof was made: {text[-400:]}")
+            self._checked("proofs", "hosts.inside")
+        if "services" in self._long:
+            self._checked("services", "hosts.services")
+            self._machine.restart()
+            self._checked("services", "hosts.services --booted")
         if "demo" in self._long:
-            code, text = self._run(command(self._row, "make demo"), 7200)
-            self.found["demo"] = "works" if code == 0 and "Traceback" not in text else f"ended with {code}"
-            if self.found["demo"] != "works":
-                self.wrong.append(f"make demo: {text[-600:]}")
+            self.found["demo"] = self._ran("make demo")
         if "tests" in self._long:
-            pytest = f"{disk.AT}/.venv/bin/python -m pytest --color=no -q -p no:cacheprovider -k 'not nomad' {_TESTS}"
-            code, text = self._run(command(self._row, pytest), 3600)
+            code, text = self._run(command(self._row, f"{_PYTEST} -k 'not nomad' {_TESTS}"), 3600)
             self.found["tests"] = text.strip().splitlines()[-1] if text.strip() else f"ended with {code}"
             if code:
                 self.wrong.append(f"tests: {self.found['tests']}")
+        for name, lines in _LINES.items():
+            if name in self._long:
+                self.found[name] = {line: self._ran(line) == "works" for line in lines}
+
+    def _ran(self, line: str) -> str:
+        """What came of a command, which is wrong where it printed a traceback, too."""
+        code, text = self._run(command(self._row, line), 7200)
+        if code == 0 and "Traceback" not in text:
+            return "works"
+        self.wrong.append(f"{line}: {text[-600:]}")
+        return f"ended with {code}"
+
+    def _checked(self, name: str, module: str) -> None:
+        """What a module of checks says in the guest."""
+        _, text = self._run(command(self._row, f"{disk.AT}/.venv/bin/python -m {module}"), 3600)
+        checks = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        self.found[name] = self.found.get(name, {}) | {one["check"]: one["held"] for one in checks}
+        self.wrong += [f"{one['check']}: {one['seen']}" for one in checks if not one["held"]]
+        if not checks:
+            self.wrong.append(f"{module} has checked nothing: {text[-400:]}")
 
     def _run(self, line: str, seconds: float) -> tuple[int, str]:
         done = self._machine.run(line, user=self._row.user, within_s=seconds * self._machine.time_factor / 2)
@@ -149,18 +195,17 @@ def trials(guest: str, wanted: Sequence[str], long: frozenset[str]) -> Iterator[
 def table(found: dict[str, list[Trial]]) -> str:
     """For docs/hosts.md."""
     lines = [
-        "| host | row | doctor | a slot | images | after the cure | proofs | demo | tests |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| host | row | doctor | a slot | images | after the cure | {' | '.join(_CHECKS)} | demo | tests |",
+        f"|{'---|' * (8 + len(_CHECKS))}",
     ]
     for guest, of_guest in found.items():
         for trial in of_guest:
             seen = trial.found
-            proofs = seen.get("proofs")
-            held = "" if proofs is None else f"{sum(proofs.values())} of {len(proofs)}"
+            held = [f"{sum(seen[one].values())} of {len(seen[one])}" if one in seen else "" for one in _CHECKS]
             cells = [
                 guest, seen["row"], seen.get("doctor", ""), "works" if seen.get("exec") == "works" else "refused",
                 seen.get("images", ""),
-                seen.get("exec, cured", ""), held, seen.get("demo", ""), seen.get("tests", ""),
+                seen.get("exec, cured", ""), *held, seen.get("demo", ""), seen.get("tests", ""),
             ]  # fmt: skip
             lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
@@ -171,7 +216,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hosts", description=__doc__)
     parser.add_argument("guests", nargs="*", metavar="GUEST", help=f"of {', '.join(GUESTS)} (default: all)")
     parser.add_argument("--row", action="append", metavar="TEXT", help="only rows whose name has TEXT; repeatable")
-    parser.add_argument("--only", default="proofs,demo,tests", help="of the long checks (default: proofs,demo,tests)")
+    parser.add_argument("--only", default=_LONG, help=f"of the long checks (default: {_LONG})")
     given = parser.parse_args()
     if unknown := set(given.guests) - set(GUESTS):
         parser.error(f"there is no guest {min(unknown)}; there are {', '.join(GUESTS)}")

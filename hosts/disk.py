@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.config import cache_dir
+from agentenv.dev import docker_engine
+from agentenv.dev.agent import mounts_below
+from agentenv.dev.program import nomad_program
+from agentenv.image import silent
 from agentenv.image.base import base_tarball
 from hosts.guests import PACKAGES, Guest
 
@@ -27,11 +32,23 @@ AT: Final = "/srv/agentenv"
 """The checkout in the guest."""
 BASE: Final = "/srv/base.tar"
 """A small Debian, which image slots have as their root there."""
+SANDBOX: Final = "/srv/sandbox.tar"
+"""The image of a Nomad job's containers, as `docker save` writes it."""
 USERS: Final = ("ann", "bob")
 """Ann has subordinate ids, bob has none."""
+_KERNEL: Final = "linux-image-cloud-amd64"
 _BYTES: Final = 14 * 1024**3
 """Of a disk; the file is sparse."""
 _TASKS: Final = "from examples.repair import packages, tasks; tasks.make_tasks(packages.fetch(), seed=1)"
+_BUILD_IMAGE: Final = """
+import sys
+from agentenv.image import IMAGE, connect, ensure_image
+engine = connect()
+ensure_image(IMAGE, client=engine)
+with open(sys.argv[1], "wb") as file:
+    for part in engine.images.get(IMAGE).save(named=True):
+        file.write(part)
+"""
 _NETWORK: Final = """[Match]
 Name=en* eth*
 [Network]
@@ -69,10 +86,10 @@ def made(guest: Guest) -> Disk:
     place.mkdir(parents=True, exist_ok=True)
     root = _debian(guest, place)
     commit = _out("git", "-C", str(CHECKOUT), "rev-parse", "HEAD")
-    name = _digest(root.name, commit)
+    name = f"{root.name}-{commit[:12]}"
     disk = Disk(place / f"{name}.disk", place / f"{name}.vmlinuz", place / f"{name}.initrd", _key(place))
     if not disk.image.exists():
-        _forget(place, ".disk", ".vmlinuz", ".initrd")
+        _forget(place, f"{root.name}-")
         with _copied(root, place) as tree:
             _set_up(tree, commit)
             _configure(tree, disk.key)
@@ -87,19 +104,21 @@ def made(guest: Guest) -> Disk:
 
 def _debian(guest: Guest, place: Path) -> Path:
     archive, security = _archives()
-    lines = [f"deb {archive} {suite} main" for suite in (guest.suite, f"{guest.suite}-updates", *guest.more)]
+    lines = [f"deb {archive} {suite} main" for suite in (guest.suite, f"{guest.suite}-updates")]
     lines.append(f"deb {security} {guest.suite}-security main")
+    packages = ",".join((*PACKAGES, *guest.packages, _KERNEL))
     how = [
-        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join((*PACKAGES, guest.kernel))}",
+        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={packages}",
         '--aptopt=Acquire::Languages "none"', "--dpkgopt=force-unsafe-io", "--skip=cleanup/apt/lists", guest.suite,
     ]  # fmt: skip
     root = place / f"debian-{_digest(*how, *lines)}"
     if root.exists():
         return root
     part = root.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    print(f"making Debian {guest.suite} with {guest.kernel} (minutes)", flush=True)
-    _run(*how, str(part), *lines)
+    _remove(part)
+    print(f"making Debian {guest.suite} (minutes)", flush=True)
+    # A mirror may be older than what testing's lists allow; a machine without a network loses nothing by that.
+    _run(*how, '--aptopt=Acquire::Check-Valid-Until "false"', str(part), *lines)
     part.rename(root)
     return root
 
@@ -121,14 +140,12 @@ def _archives() -> tuple[str, str]:
 @contextmanager
 def _copied(root: Path, place: Path) -> Iterator[Path]:
     tree = place / "tree"
-    _unmount(tree)
-    shutil.rmtree(tree, ignore_errors=True)
+    _remove(tree)
     _run("cp", "--archive", "--reflink=auto", str(root), str(tree))
     try:
         yield tree
     finally:
-        _unmount(tree)
-        shutil.rmtree(tree, ignore_errors=True)
+        _remove(tree)
 
 
 def _set_up(tree: Path, commit: str) -> None:
@@ -147,11 +164,23 @@ def _set_up(tree: Path, commit: str) -> None:
     print("setting the checkout up in it: make slotagent, and the demo's tasks (minutes)", flush=True)
     _inside(tree, "make", "-C", AT, "slotagent")
     _inside(tree, "sh", "-c", f"cd {AT} && .venv/bin/python -c '{_TASKS}'")
-    image = cache_dir() / "image"
-    image.mkdir(parents=True, exist_ok=True)
-    shutil.copy(base_tarball(image), f"{tree}{BASE}")
+    base = base_tarball(cache_dir() / "image")
+    shutil.copy(base, f"{tree}{BASE}")
+    _copy_cluster(tree, base)
     _inside(tree, "chown", "-R", "ann:ann", AT)
     _unmount(tree)
+
+
+def _copy_cluster(tree: Path, base: Path) -> None:
+    """What a Nomad cluster in the guest is made of: the program, the image of its own checkout, and what the images of
+    its tests are made from."""
+    with docker_engine.using():
+        started = docker_engine.ensure()
+        _run("env", f"PYTHONPATH={tree}{AT}/src", sys.executable, "-c", _BUILD_IMAGE, f"{tree}{SANDBOX}")
+    if started:
+        docker_engine.stop()
+    _run("install", "-D", str(nomad_program(silent)), f"{tree}/usr/local/bin/nomad")
+    _run("install", "-D", "-t", f"{tree}/root/.cache/agentenv/image", str(base))
 
 
 def _configure(tree: Path, key: Path) -> None:
@@ -165,6 +194,7 @@ def _configure(tree: Path, key: Path) -> None:
         shutil.copy(f"{key}.pub", ssh / "authorized_keys")
         _inside(tree, "chown", "-R", f"{user}:{user}", f"/{home}")
     _inside(tree, "systemctl", "enable", "--quiet", "ssh", "systemd-networkd")
+    _inside(tree, "systemctl", "disable", "--quiet", "docker.service", "docker.socket", "containerd.service")
     timers = ("apt-daily", "apt-daily-upgrade", "e2scrub_all", "fstrim", "dpkg-db-backup")
     _inside(tree, "systemctl", "mask", "--quiet", *(f"{name}.timer" for name in timers))
 
@@ -188,11 +218,10 @@ def _key(place: Path) -> Path:
     return key
 
 
-def _forget(place: Path, *suffixes: str) -> None:
-    """Disks of other commits: each takes 3 GB."""
-    for old in place.iterdir():
-        if old.suffix in suffixes:
-            old.unlink()
+def _forget(place: Path, prefix: str) -> None:
+    """The guest's disks of other commits: each takes 3 GB."""
+    for old in place.glob(f"{prefix}*"):
+        old.unlink()
 
 
 def _inside(tree: Path, *command: str) -> None:
@@ -203,8 +232,24 @@ def _inside(tree: Path, *command: str) -> None:
 
 
 def _unmount(tree: Path) -> None:
-    for name in ("proc", "dev"):
-        subprocess.run(["umount", "--recursive", str(tree / name)], capture_output=True, check=False)
+    """Everything that is mounted below: by us, or by an mmdebstrap that was killed. Ends the program
+    when something stays: the machine's own /dev is among it, and what comes next deletes."""
+    for point in _mounts(tree):
+        subprocess.run(["umount", "--", point], capture_output=True, check=False)
+    if left := _mounts(tree):
+        raise SystemExit(f"{', '.join(left)} cannot be unmounted: see what uses it, unmount it, and run this again")
+
+
+def _mounts(tree: Path) -> list[str]:
+    """Where something is mounted in a directory of ours, innermost first; the kernel's list has no links in it."""
+    return mounts_below(Path("/proc/self/mountinfo").read_text(), tree.resolve())
+
+
+def _remove(tree: Path) -> None:
+    """The directory, and nothing that is mounted in it."""
+    _unmount(tree)
+    if tree.exists():
+        _run("rm", "--recursive", "--force", "--one-file-system", "--", str(tree))
 
 
 def _run(*command: str) -> None:

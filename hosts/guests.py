@@ -1,4 +1,4 @@
-"""The machines: which Debian, which kernel."""
+"""The machines: which Debian; each has its own kernel, the newest the one of Debian's testing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ PACKAGES: Final = (
     *("initramfs-tools", "zstd", "openssh-server", "sudo", "procps", "ca-certificates", "less", "util-linux"),
     # what `make setup` installs with apt-get
     *("make", "git", "bubblewrap", "gcc", "libc6-dev", "slirp4netns", "iproute2", "tmux", "python3", "python3-venv"),
-    *("e2fsprogs", "bash-static", "uidmap", "skopeo"),
+    *("e2fsprogs", "bash-static", "uidmap", "skopeo", "docker.io", "iptables", "mmdebstrap"),
 )
+_SINCE_TRIXIE: Final = ("docker-cli",)
+"""docker.io of Debian 12 has it."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A Debian. ``more``: suites beside its own, from which ``kernel`` comes."""
+    """A Debian. ``packages``: besides :data:`PACKAGES`."""
 
     suite: str
-    kernel: str = "linux-image-cloud-amd64"
-    more: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 GUESTS: Final[Mapping[str, Guest]] = MappingProxyType(
     {
         "bookworm": Guest("bookworm"),
-        "trixie": Guest("trixie"),
-        "backports": Guest("trixie", "linux-image-cloud-amd64/trixie-backports", ("trixie-backports",)),
+        "trixie": Guest("trixie", _SINCE_TRIXIE),
+        "forky": Guest("forky", _SINCE_TRIXIE),
     }
 )

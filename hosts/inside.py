@@ -1,12 +1,12 @@
-"""What slots promise, tried inside a guest: ``python -m hosts.inside``. One line of JSON per promise: its name,
-whether it held, and what was seen. The code is 1 when one did not.
+"""What slots promise, tried inside a guest: ``python -m hosts.inside [NAME...]``. One line of JSON per promise: its
+name, whether it held, and what was seen. The code is 1 when one did not.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -170,12 +170,12 @@ CHECKS: Final[dict[str, Callable[[], Seen]]] = {
 }  # fmt: skip
 
 
-def main(names: list[str]) -> int:
-    """See the module. ``names``: of checks; none is all."""
+def report(checks: Mapping[str, Callable[[], Seen]]) -> int:
+    """Make these checks, one line of JSON each. The code is 1 when one did not hold."""
     failed = False
-    for name in names or CHECKS:
+    for name, check in checks.items():
         try:
-            held, seen = CHECKS[name]()
+            held, seen = check()
         except Exception as error:
             held, seen = False, f"{type(error).__name__}: {error}"
         failed |= not held
@@ -184,4 +184,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report({name: CHECKS[name] for name in sys.argv[1:] or CHECKS}))

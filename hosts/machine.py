@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import socket
@@ -14,34 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from agentenv.sandbox.machine.qemu import EMULATED, KVM, PROGRAM, accelerated
 from hosts.disk import Disk
 
 MEMORY_MIB: Final = 6144
 BOOT_S: Final = 600.0
 _LOOK_S: Final = 2.0
-_TRY_S: Final = 20.0
-_KVM: Final = ("-accel", "kvm", "-cpu", "max,-arch-capabilities")
-_EMULATED: Final = ("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max")
-
-
-@functools.cache
-def accelerated(kernel: Path) -> bool:
-    """Whether this machine's processor runs guests; where it does not they are emulated, 10 to 20 times slower. Tried
-    with this kernel, which has no disk and ends at once: a KVM that is there may not work."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return False
-    command = ["qemu-system-x86_64", *_KVM, "-m", "512", "-display", "none", "-no-reboot", "-kernel", str(kernel)]
-    try:
-        done = subprocess.run(
-            [*command, "-append", "panic=-1"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRY_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
 
 
 @dataclass(frozen=True)
@@ -74,10 +51,10 @@ class Machine:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._port = listening.getsockname()[1]
         command = [
-            "qemu-system-x86_64", *(_KVM if self.time_factor == 1 else _EMULATED),
+            PROGRAM, *(KVM if self.time_factor == 1 else EMULATED),
             "-smp", "2", "-m", str(MEMORY_MIB), "-display", "none",
-            "-no-reboot", "-kernel", str(self.disk.kernel), "-initrd", str(self.disk.initrd),
-            "-append", f"console=ttyS0 root=/dev/vda rw panic=1 quiet {self.kernel}",
+            "-kernel", str(self.disk.kernel), "-initrd", str(self.disk.initrd),
+            "-append", f"console=ttyS0 root=/dev/vda rw quiet {self.kernel}",
             "-serial", f"file:{self.console}", "-snapshot",
             "-drive", f"file={self.disk.image},format=raw,if=virtio,cache=unsafe", "-device", "virtio-rng-pci",
             "-netdev", f"user,id=n,restrict=on,hostfwd=tcp:127.0.0.1:{self._port}-:22",
@@ -115,6 +92,19 @@ class Machine:
         )  # fmt: skip
         text = done.stdout.decode(errors="replace")
         return Done(done.returncode, text, time.monotonic() - began)
+
+    def restart(self) -> None:
+        """What was written is there afterwards. Raises RuntimeError as opening does."""
+        boot_id = "cat /proc/sys/kernel/random/boot_id"
+        before = self.run(boot_id).output
+        self.run("systemctl reboot")
+        ends = time.monotonic() + BOOT_S
+        while time.monotonic() < ends:
+            found = self.run(boot_id, within_s=60)
+            if found.code == 0 and found.output != before:
+                return
+            time.sleep(_LOOK_S)
+        raise RuntimeError(f"the machine did not start again within {BOOT_S:g} s")
 
     def _wait(self) -> None:
         """Until somebody can log in. Raises RuntimeError with the console's last lines."""

@@ -1,4 +1,4 @@
-# A farm's containers: under Docker, as plain processes (raw_exec), or under Apptainer.
+# A farm's containers: under Docker, as plain processes (raw_exec), under Apptainer, or as virtual machines (vm).
 #
 # Every container of a farm is one allocation of this job. agentenv registers it (NomadBackend, `agentenv up`);
 # by hand, with any Nomad 1.8 or newer:
@@ -39,7 +39,7 @@ variable "count" {
 variable "driver" {
   type        = string
   default     = "docker"
-  description = "What starts containers on clients: docker, raw_exec (plain processes) or apptainer."
+  description = "What starts containers on clients: docker, raw_exec (plain processes), apptainer, or vm (a virtual machine for each: docs/machines.md)."
 }
 
 variable "spec" {
@@ -75,7 +75,7 @@ variable "memory_max_mib" {
 variable "image" {
   type        = string
   default     = "agentenv-sandbox:local"
-  description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local)."
+  description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local). vm: a directory on every client (agentenv image machine)."
 }
 
 # -- images that slots have as their root (docs/images.md) ----------------------------------------
@@ -91,7 +91,7 @@ variable "image_volume" {
 variable "image_store" {
   type        = string
   default     = ""
-  description = "The image store's directory on clients: raw_exec's, or Docker's with `volumes { enabled = true }`; mounted read-only. Not under Apptainer."
+  description = "The image store's directory on clients: raw_exec's, or Docker's with `volumes { enabled = true }`; mounted read-only. Not under Apptainer, and not for machines."
 }
 
 variable "unpack_images" {
@@ -150,18 +150,18 @@ variable "time_factor" {
   description = "How many times as long as usual containers may take for their own work: AGENTENV_TIME_FACTOR of what registers the job."
 }
 
-# -- raw_exec's and Apptainer's own, on every client ---------------------------------------------
+# -- the others' own, on every client ---------------------------------------------
 
 variable "python" {
   type        = string
   default     = "/usr/bin/python3"
-  description = "raw_exec: a Python 3.11 or newer that has agentenv[sandbox] installed."
+  description = "raw_exec and vm: a Python 3.11 or newer that has agentenv[sandbox] installed."
 }
 
 variable "pythonpath" {
   type        = string
   default     = ""
-  description = "raw_exec: where agentenv is found when it is not installed for that Python."
+  description = "raw_exec and vm: where agentenv is found when it is not installed for that Python."
 }
 
 variable "data_dir" {
@@ -212,6 +212,12 @@ locals {
       data_dir   = var.data_dir
       store_dir  = var.image_store
       disk_dir   = "%[[ env `NOMAD_ALLOC_DIR` ]]%/data"
+      host       = "%[[ env `NOMAD_IP_http` ]]%"
+      port       = "@HOST_PORT@"
+    }
+    vm = {
+      token_file = "%[[ env `NOMAD_SECRETS_DIR` ]]%/token"
+      data_dir   = var.data_dir
       host       = "%[[ env `NOMAD_IP_http` ]]%"
       port       = "@HOST_PORT@"
     }
@@ -310,7 +316,7 @@ job "sandbox" {
     }
 
     task "sandbox" {
-      driver = var.driver == "apptainer" ? "raw_exec" : var.driver
+      driver = local.docker ? "docker" : "raw_exec"
 
       kill_signal  = "SIGTERM" # stops in order, within seconds
       kill_timeout = "15s"
@@ -320,7 +326,7 @@ job "sandbox" {
         max_file_size = 8
       }
 
-      # One of the three.
+      # One of the four.
       dynamic "config" {
         for_each = local.docker ? ["docker"] : []
         content {
@@ -365,8 +371,16 @@ job "sandbox" {
           args    = ["-P", "-s", "-m", "agentenv.sandbox", "${NOMAD_TASK_DIR}/spec.json"]
         }
       }
+      # The same in a guest of QEMU's, which has nothing of the client but the one port.
+      dynamic "config" {
+        for_each = var.driver == "vm" ? ["vm"] : []
+        content {
+          command = var.python
+          args    = ["-P", "-s", "-m", "agentenv.sandbox.machine", "${NOMAD_TASK_DIR}/spec.json", "--image", var.image]
+        }
+      }
       dynamic "env" {
-        for_each = var.driver == "raw_exec" ? ["raw_exec"] : []
+        for_each = contains(["raw_exec", "vm"], var.driver) ? [var.driver] : []
         content {
           PYTHONPATH           = var.pythonpath
           AGENTENV_TIME_FACTOR = var.time_factor

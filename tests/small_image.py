@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 from tests.image_sources import oci_layout
 
@@ -16,9 +17,10 @@ PASSWD = "root:x:0:0:root:/root:/bin/bash\nbroken line\napp:x:1234:1234:An app:/
 GROUP = "root:x:0:\napp:x:1234:\nextra:x:777:other,app\nstaff:x:50:\n"
 
 
-def small_image(directory: Path, *above: bytes, user: str = "") -> str:
-    """A reference to the image, whose layout is made in ``directory``; ``above``: more layers."""
-    config = {"User": user} if user else {}
+def small_image(directory: Path, *above: bytes, user: str = "", **config: Any) -> str:
+    """A reference to the image, whose layout is made in ``directory``; ``above``: more layers, ``config``: of its
+    configuration."""
+    config.update({"User": user} if user else {})
     oci_layout(directory, _layer(), *above, tag="small", config=config)
     return f"oci:{directory}:small"
 

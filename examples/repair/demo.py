@@ -24,6 +24,7 @@ from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
 from agentenv.cli.progress import Bars
 from agentenv.config import debug
+from agentenv.deadlines import scaled
 from agentenv.errors import InfraError
 from agentenv.report import read_records, write_report
 from agentenv.sessions.asciicast import recordings
@@ -36,7 +37,7 @@ from examples.repair.tasks import Task
 
 MODEL_LATENCY_S = 0.15
 """Pause of the scripted policy before each answer, so that its turns are visible on the page."""
-SCRIPTED_TOOL_TIMEOUT_S = 15.0
+SCRIPTED_TOOL_TIMEOUT_S = scaled(15.0)
 MODEL_TOOL_TIMEOUT_S = 120.0
 SCRIPTED_SLOT_PROCESSES = 128
 MIN_TASKS = 30

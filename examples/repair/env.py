@@ -139,6 +139,7 @@ class RepairEnv(AgentEnv):
     def build_task(self, item: Any) -> str:
         """The task's text: how many tests fail and where to look, but not which."""
         task, package = self._task(item)
+        tests = [argument for argument in package.tests if not argument.startswith("-")]
         return TASK.format(
             id=task.id,
             package=task.package,
@@ -146,7 +147,7 @@ class RepairEnv(AgentEnv):
             bugs="a bug" if len(task.bugs) == 1 else f"{len(task.bugs)} bugs",
             count=len(task.broken),
             files=", ".join(package.mutable),
-            tests=" ".join(package.tests) if len(package.tests) == 1 else "tests/test_NAME.py",
+            tests=tests[0] if len(tests) == 1 else "tests/test_NAME.py",
         )
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:

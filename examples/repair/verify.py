@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv import ToolContext
+from agentenv.deadlines import scaled
 from agentenv.errors import PolicyRefusalError, ToolCallError
 from agentenv.wire.tools import ReadFileReply
 from examples.repair import judging, mutate
@@ -24,9 +25,9 @@ from examples.repair.tasks import Task, injected
 
 MAX_SOURCE_BYTES = 2 * 1024 * 1024
 """A larger source file is not a repair. The largest of the packages has 60 KiB."""
-SUITE_TIMEOUT_S = 90.0
+SUITE_TIMEOUT_S = scaled(90.0)
 """The suites take 1 to 3 s; a busy machine may be much slower, and must not cost a score."""
-CLEAR_TIMEOUT_S = 60.0
+CLEAR_TIMEOUT_S = scaled(60.0)
 MAX_NAMED_TESTS = 20
 MAX_DIFFED_BYTES = 256 * 1024
 MAX_DIFFED_LINES = 4000

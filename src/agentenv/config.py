@@ -20,7 +20,7 @@ from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.spec import Bind, Capability, ContainerSpec, ImageFormat, Isolation, SlotLimits
 
-Driver = Literal["docker", "raw_exec", "apptainer"]
+Driver = Literal["docker", "raw_exec", "apptainer", "vm"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
 
@@ -337,7 +337,9 @@ def no_such_setting(name: str, fields: Collection[str]) -> ConfigError:
 def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:
     """ConfigError for an address that cannot be listened on; names the setting (``<prefix>host`` or
     ``<prefix>port``)."""
-    wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    # Since Python 3.13 asyncio passes over addresses that are another machine's; what it raises then has only words.
+    unbound = error.errno is None and "could not bind on any address" in str(error)
+    wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL or unbound
     return ConfigError(
         prefix + ("host" if wrong_host else "port"),
         f"cannot listen on {host}:{port}: {error.strerror or error}",

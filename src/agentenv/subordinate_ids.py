@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentenv import apparmor
+
 WANTED: Final = 65_536
 """Subordinate ids of users and as many of groups: what useradd(8) gives."""
 PROGRAMS: Final = ("newuidmap", "newgidmap")
@@ -161,6 +163,7 @@ def refusal_when_tried() -> Refusal | None:
 def enter(maps: Maps) -> None:
     """Make the calling process, which has one thread, the root of a new user namespace. Raises OSError; the process has
     no ids then, and can only end."""
+    apparmor.take_profile()
     go_read, go_write = os.pipe()
     said_read, said_write = os.pipe()
     pid = os.getpid()
@@ -188,10 +191,9 @@ def enter(maps: Maps) -> None:
 def _unshare(flag: int, refused: str) -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(flag) < 0:
         number = ctypes.get_errno()
-        cure = (
-            "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
-        )
-        raise OSError(number, f"{refused}: {os.strerror(number)} (see sysctl {cure})")
+        settings = "user.max_user_namespaces and kernel.unprivileged_userns_clone"
+        profile = f"under AppArmor, load the profile {apparmor.PROFILE}: agentenv doctor --cure"
+        raise OSError(number, f"{refused}: {os.strerror(number)} (see sysctl {settings}; {profile})")
 
 
 def _map_when_told(go: int, said: int, pid: int, maps: Maps) -> None:

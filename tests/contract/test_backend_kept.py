@@ -28,6 +28,7 @@ from agentenv.wire.spec import SandboxSpec
 from agentenv.wire.states import ContainerState
 from tests.contract.conftest import Client
 from tests.integration.supervisor_harness import cgroups_of, processes_with
+from tests.nomad.containers import healthy
 from tests.waiting import START_S, until
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
@@ -310,9 +311,10 @@ async def test_a_container_that_ends_while_it_is_adopted_is_replaced_at_once(tmp
         launcher = backend.pids[first.handle.id]
     os.kill(launcher, signal.SIGSTOP)  # so that it still looks alive when it serves no more
     os.kill(int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text()), signal.SIGKILL)
+    await until(lambda: processes_with(first.handle.id) == [launcher])
+    await until(lambda: not healthy(first.handle.base_url))  # sockets are closed after the command line is gone
     async with farm(tmp_path) as backend:
         events = backend.events()
-        await until(lambda: processes_with(first.handle.id) == [launcher])
         os.kill(launcher, signal.SIGKILL)
         async with asyncio.timeout(START_S / 2):
             failed = await anext(events)

@@ -210,6 +210,25 @@ def test_exec_builds_a_dockerfile_once(machine: Machine, image: str, tmp_path: P
 
 
 @as_root
+def test_a_dockerfile_has_its_base_s_shell_and_is_refused_where_its_base_begins_with_more(
+    machine: Machine, image: str, tmp_path: Path
+) -> None:
+    store = Store.open(tmp_path / "cache" / "store")
+    store.name("bash:1", store.ensure(small_image(tmp_path / "shell", Shell=["/bin/bash", "-c"])))
+    store.name("more:1", store.ensure(small_image(tmp_path / "more", OnBuild=["RUN echo x >/opt/x"])))
+
+    def built(base: str) -> tuple[int, str, str]:
+        (tmp_path / "Dockerfile").write_text(f"FROM {base}\nRUN echo ${{BASH_VERSINFO[0]}} $0 >/opt/f\n")
+        return machine.run("exec", "--dockerfile", str(tmp_path / "Dockerfile"), "cat /opt/f")
+
+    code, stdout, _ = built("bash:1")
+    assert (code, stdout.split()[1:]) == (0, ["/bin/bash"])
+    code, _, stderr = built("more:1")
+    assert code == 2
+    assert "ONBUILD" in stderr
+
+
+@as_root
 def test_shell_with_an_image_starts_where_it_says(machine: Machine, image: str) -> None:
     typed = "pwd; id -un; cd /opt\npwd\n"
     code, stdout, stderr = machine.run("shell", "--image", image, "--workdir", "/home", stdin=typed)

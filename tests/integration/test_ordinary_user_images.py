@@ -246,6 +246,6 @@ def test_the_doctor_says_what_he_has(with_cgroups: User) -> None:
     assert "shifted" in found["slots with images"]["detail"]
     lacking = json.loads(with_cgroups.agentenv("doctor", "--json", subordinate=False).stdout)
     (isolation,) = (finding for finding in lacking["findings"] if finding["name"] == "isolation")
-    assert isolation["level"] == "weaker"
+    assert isolation["level"] == "broken"
     assert isolation["commands"][0].startswith("usermod --add-subuids")
     assert str(UID) in isolation["commands"][0]

@@ -180,7 +180,7 @@ def test_bubblewrap_that_may_not_make_namespaces(place: Path, fake_programs: Pat
     with Container(place, env={"PATH": f"{fake_programs}:{os.environ['PATH']}"}) as container:
         event = failed(container)
         assert "setting up uid map" in event["message"]
-        assert "apparmor" in event["next_step"]
+        assert "AppArmor" in event["next_step"]
         assert_nothing_left(container)
 
 

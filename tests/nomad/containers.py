@@ -18,7 +18,8 @@ from agentenv.wire.leases import LeaseGrant, LeaseRequest
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.server import ServerInfo
 
-_LEASE_S = 90.0
+_LEASE_S = 900.0
+"""A lease that ends cancels its call, and a call in an emulated machine takes minutes on a loaded one."""
 _QUICK_S = 60.0
 
 
@@ -37,38 +38,40 @@ def healthy(base_url: str) -> bool:
     return True
 
 
-def run_in_slot(base_url: str, token: str, command: str, *, slot: int = 0) -> CallResult:
+def run_in_slot(base_url: str, token: str, command: str, *, slot: int = 0, timeout_s: float = _QUICK_S) -> CallResult:
     """Lease a slot, run one command in it, give it back."""
-    boot = server_info(base_url, token).boot
-    with leased(base_url, token, slot=slot) as grant:
+    boot = server_info(base_url, token, timeout_s).boot
+    with leased(base_url, token, slot=slot, timeout_s=timeout_s) as grant:
         call = Call(
             id=secrets.token_hex(8),
             lease=grant.key,
             tool="bash",
             arguments={"command": command},
-            timeout_s=_QUICK_S,
+            timeout_s=timeout_s,
             boot=boot,
         )
-        return Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,)))).result
+        return Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,)), timeout_s)).result
 
 
 @contextmanager
-def leased(base_url: str, token: str, root: RootSpec | None = None, *, slot: int = 0) -> Iterator[LeaseGrant]:
+def leased(
+    base_url: str, token: str, root: RootSpec | None = None, *, slot: int = 0, timeout_s: float = _QUICK_S
+) -> Iterator[LeaseGrant]:
     """A lease of a slot, given back at the end."""
     wanted = LeaseRequest(slot=slot, trajectory="test", ttl_s=_LEASE_S, request_id=secrets.token_hex(8), root=root)
-    grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted))
+    grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted, timeout_s))
     try:
         yield grant
     finally:
-        _ask(base_url, token, "/v1/leases/release", grant.key)
+        _ask(base_url, token, "/v1/leases/release", grant.key, timeout_s)
 
 
-def server_info(base_url: str, token: str) -> ServerInfo:
+def server_info(base_url: str, token: str, timeout_s: float = _QUICK_S) -> ServerInfo:
     """The server's account of itself. Raises SandboxUnavailableError: no answer, or the token is wrong."""
-    return ServerInfo.model_validate(_ask(base_url, token, "/v1/info"))
+    return ServerInfo.model_validate(_ask(base_url, token, "/v1/info", timeout_s=timeout_s))
 
 
-def _ask(base_url: str, token: str, path: str, body: WireModel | None = None) -> Any:
+def _ask(base_url: str, token: str, path: str, body: WireModel | None = None, timeout_s: float = _QUICK_S) -> Any:
     """The last line of the answer, parsed."""
     content = None if body is None else body.model_dump_json().encode()
     request = urllib.request.Request(f"{base_url}{path}", data=content)
@@ -76,7 +79,7 @@ def _ask(base_url: str, token: str, path: str, body: WireModel | None = None) ->
     request.add_header("Content-Type", "application/json")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_QUICK_S) as answer:
+        with opener.open(request, timeout=timeout_s) as answer:
             lines = answer.read().splitlines()
     except urllib.error.HTTPError as error:
         with error:

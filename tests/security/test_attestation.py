@@ -137,7 +137,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def slots(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, program: Path
 ) -> AsyncIterator[ImageSlots]:
-    def command(spec: Path, option: str) -> list[str]:
+    async def command(name: str, spec: Path, option: str) -> list[str]:
         return [sys.executable, "-c", STARTED_WITH, str(program), str(spec), option]
 
     with pytest.MonkeyPatch.context() as patch:

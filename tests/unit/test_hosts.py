@@ -83,7 +83,12 @@ def test_a_proof_that_did_not_hold_and_a_traceback_of_the_demo_are_wrong(tmp_pat
         "make demo": (0, "Traceback (most recent call last):"),
         "pytest": (0, "3 passed in 1 s"),
     }
-    trial = tried(Row("it", "full", full=True), answers, tmp_path, frozenset({"proofs", "demo", "tests"}))
+    trial = tried(
+        Row("it", "full", long=frozenset({"proofs", "demo", "tests"})),
+        answers,
+        tmp_path,
+        frozenset({"proofs", "demo", "tests"}),
+    )
     assert trial.found["proofs"] == {"calls": True, "memory": False}
     assert trial.found["tests"] == "3 passed in 1 s"
     assert [wrong.partition(":")[0] for wrong in trial.wrong] == ["memory", "make demo"]

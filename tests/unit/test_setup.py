@@ -96,3 +96,11 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Requires-Python >=3.11.5" in done.stderr
     assert "pip-install.log" in done.stderr
+
+
+def test_make_over_ssh_prints_nothing_else() -> None:
+    """Debian's bash takes a shell that sshd has started for one that reads its start files, in which `set -u` fails."""
+    over_ssh = {"PATH": os.environ["PATH"], "SSH_CLIENT": "192.0.2.1 50000 22", "SHLVL": "0"}
+    done = subprocess.run(["make", "help"], cwd=ROOT, env=over_ssh, capture_output=True, text=True, check=True)
+    assert "nomad-dev" in done.stdout
+    assert done.stderr == ""

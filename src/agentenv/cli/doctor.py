@@ -22,7 +22,7 @@ _WORDS = {"ok": "[green]ok[/]", "weaker": "[yellow]weaker[/]", "broken": "[red]b
 _VERDICTS = {
     "ok": "[green]Everything agentenv promises holds on this machine.[/]",
     "weaker": "[yellow]Slots work here; what is marked weaker provides less than agentenv promises.[/]",
-    "broken": "[red]Slots cannot run here until what is marked broken is fixed.[/]",
+    "broken": "[red]Slots do not start here until what is marked broken is fixed, or accepted where it can be.[/]",
 }
 
 
@@ -60,7 +60,7 @@ def doctor(
     elif as_json:
         print_json(report(facts, findings, proofs))
     else:
-        _show(findings, proofs, one_id=facts.subordinate is not None)
+        _show(findings, proofs, unaccepted=facts.subordinate is not None and not facts.one_id_accepted)
     raise typer.Exit(int(level))
 
 
@@ -99,8 +99,7 @@ def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> 
     """The ``--json`` document."""
     from agentenv.doctor.rules import worst
 
-    told = dataclasses.asdict(facts)
-    told["cgroups"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in told["cgroups"].items()}
+    told = dataclasses.asdict(facts, dict_factory=_lists_for_sets)
     return {
         "verdict": worst(findings).name,
         "findings": [{**dataclasses.asdict(finding), "level": finding.level.name} for finding in findings],
@@ -109,13 +108,17 @@ def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> 
     }
 
 
+def _lists_for_sets(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields}
+
+
 def _show_cures(findings: list[Finding]) -> None:
     commands = dict.fromkeys(command for finding in findings for command in finding.commands)  # once each, in order
     for command in commands:
         typer.echo(command)
 
 
-def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, one_id: bool) -> None:
+def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, unaccepted: bool) -> None:
     from agentenv.doctor.rules import worst
 
     table = Table("what", "", "found", box=None, pad_edge=False)
@@ -131,7 +134,7 @@ def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, one_id: bool) -
         console.print(_proof_table(proofs))
     level = worst(findings).name
     console.print(f"\n{_VERDICTS[level]}")
-    if level == "weaker" and one_id:
+    if unaccepted:
         console.print(
             "As an ordinary user with one id, accept it by name: --isolation user, isolation='user' in Python, or "
             "AGENTENV_ISOLATION=user for all.",

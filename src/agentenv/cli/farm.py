@@ -16,11 +16,11 @@ from agentenv.cli.farm_relay import relay
 from agentenv.cli.options import FarmTokenOption, JsonOption, group
 from agentenv.cli.output import (
     InterruptedBySignalError,
+    announce,
     debugging,
     err,
     out,
     print_json,
-    print_json_line,
     run_to_end,
     verb,
 )
@@ -201,10 +201,10 @@ def _announce(service: Service, config: Path | None, as_json: bool) -> None:
     from agentenv.slots.farm_access import page_url
 
     farm = service.farm
+    line = f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases"
+    announce({"url": service.url, "farm": farm.name, "generation": farm.generation}, line, as_json=as_json)
     if as_json:
-        print_json_line({"event": "ready", "url": service.url, "farm": farm.name, "generation": farm.generation})
         return
-    err().print(f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases")
     # A log would keep the token.
     address = page_url(service.url, service.page_token()) if err().is_terminal else "agentenv farm page"
     err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)

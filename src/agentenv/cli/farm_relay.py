@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption
-from agentenv.cli.output import InterruptedBySignalError, debugging, err, print_json_line, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, announce, debugging, err, run_to_end, verb
 from agentenv.errors import ConfigError, FarmUnreachableError
 
 if TYPE_CHECKING:
@@ -79,10 +79,6 @@ async def _relay(
             FarmContainers(client) as containers,
             serve_relay(containers, host=host, port=port, tls=tls, problem=lambda: containers.problem) as address,
         ):
-            if as_json:
-                print_json_line({"event": "ready", "url": address, "farm": client.url})
-            else:
-                err().print(
-                    f"[green]listening[/] on {address} · relay to the containers of {client.url} · Ctrl-C ends it"
-                )
+            line = f"[green]listening[/] on {address} · relay to the containers of {client.url} · Ctrl-C ends it"
+            announce({"url": address, "farm": client.url}, line, as_json=as_json)
             await asyncio.Event().wait()

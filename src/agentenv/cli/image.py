@@ -1,9 +1,10 @@
-"""``agentenv image build | status``: the image of the farm's containers."""
+"""``agentenv image build | status | machine``: the image of the farm's containers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,6 +60,33 @@ def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
     _show(found, as_json=as_json)
     if not found.present or found.stale:
         raise typer.Exit(EXIT_NOT_ALL_WELL)
+
+
+@image.command()
+@verb
+def machine(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files are written.")],
+    name: Annotated[str, typer.Option("--image", metavar="NAME", help="The containers' image to make it of.")] = IMAGE,
+    again: Annotated[bool, typer.Option("--again", help="With the newest kernel, even if they are current.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the files of containers that are virtual machines (driver vm), unless they are there and current.
+
+    DIR gets kernel, first file system and root: some 450 MB, which every machine of a client reads and none writes.
+    Every Nomad client needs it at the same path. As root, with this machine's Docker engine, on x86_64.
+
+    \b
+    Examples:
+      agentenv image machine /var/lib/agentenv/machine
+    """
+    from agentenv.image import connect, make_machine
+
+    with contextlib.closing(connect()) as client, shown(quiet=as_json) as report:
+        made = make_machine(directory.absolute(), name, client=client, report=report, again=again)
+    if as_json:
+        print_json({"directory": str(directory.absolute()), "made": made})
+    else:
+        out().print(f"[green]{'made' if made else 'current'}[/] {escape(str(directory.absolute()))}", soft_wrap=True)
 
 
 def _show(found: ImageStatus, *, as_json: bool) -> None:

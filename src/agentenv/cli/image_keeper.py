@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.output import debugging, err, escape, print_json_line, run_to_end, verb
+from agentenv.cli.output import announce, debugging, escape, run_to_end, verb
 
 if TYPE_CHECKING:
     from agentenv.api.image_keeper.keeper import KeeperSettings
@@ -123,9 +123,7 @@ async def _serve(
         Keeper(reaching, settings, peers=asked) as keeper,
         served(keeper, token, host=host, port=port) as url,
     ):
-        if as_json:
-            print_json_line({"event": "ready", "url": url, "store": str(store.layout.directory)})
-        else:
-            where = escape(str(store.layout.directory))
-            err().print(f"[green]listening[/] on {url} · {len(keeper.stored)} images in {where} · Ctrl-C stops it")
+        where = str(store.layout.directory)
+        line = f"[green]listening[/] on {url} · {len(keeper.stored)} images in {escape(where)} · Ctrl-C stops it"
+        announce({"url": url, "store": where}, line, as_json=as_json)
         await asyncio.Event().wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from agentenv.cli.options import BackendOption, JobOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, print_json_line, run_to_end, verb
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal may obey, but for tabs. A container logs what programs in it said, and a machine its console."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -116,5 +120,6 @@ async def _print(lines: AsyncIterator[tuple[str, str]], *, as_json: bool) -> Non
         if as_json:
             print_json_line({"container": container or None, "line": line})
         else:
-            sys.stdout.write(f"{line}\n")
+            printable = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+            sys.stdout.write(f"{printable}\n")
             sys.stdout.flush()

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
@@ -80,6 +80,27 @@ def print_json_line(value: object) -> None:
     """Print one JSON document on one line of stdout, unbuffered: for continuous output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
+
+
+def announce(event: dict[str, object], line: str, *, as_json: bool) -> None:
+    """A service listens: say so in one line, of JSON on stdout or of text on stderr, and to systemd, which starts what
+    comes after a service of ``Type=notify`` then."""
+    if as_json:
+        print_json_line({"event": "ready", **event})
+    else:
+        err().print(line, soft_wrap=True)
+    notify_systemd("READY=1")
+
+
+def notify_systemd(state: str) -> None:
+    """The protocol of sd_notify(3): a datagram to the socket that the environment names. Does nothing without one."""
+    import socket
+
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):  # it has ended
+        manager.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
 def silence(stream_fd: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.output import debugging, err, escape, out, print_json_line, run_to_end, verb
+from agentenv.cli.output import announce, debugging, escape, out, print_json_line, run_to_end, verb
 
 if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the verb runs
     from agentenv.api.tool_server.settings import ToolServerSettings
@@ -66,12 +66,11 @@ async def _serve(
     from agentenv.api.tool_server.serve import served
 
     async with assembled(settings) as server, served(server, token, host=host, port=port) as url:
-        if as_json:
-            names = [tool.name for tool in server.describe().tools if not tool.unavailable]
-            print_json_line({"event": "ready", "url": url, "token_file": str(token_file), "tools": names})
-        else:
+        names = [tool.name for tool in server.describe().tools if not tool.unavailable]
+        if not as_json:
             _show(server.describe(), as_json=False)
-            err().print(f"[green]listening[/] on {url} · token in {escape(str(token_file))} · Ctrl-C stops it")
+        line = f"[green]listening[/] on {url} · token in {escape(str(token_file))} · Ctrl-C stops it"
+        announce({"url": url, "token_file": str(token_file), "tools": names}, line, as_json=as_json)
         await asyncio.Event().wait()
 
 

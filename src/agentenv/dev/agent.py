@@ -305,7 +305,7 @@ def kill(place: AgentPlace) -> None:
 
 def remove(place: AgentPlace) -> None:
     """Unmount everything below the place and remove it. Raises SandboxUnavailableError when that fails."""
-    for point in mounts_below(Path("/proc/self/mountinfo").read_text(), place.root):
+    for point in mounts_below(Path("/proc/self/mountinfo").read_text(), place.root.resolve()):
         _unmount(point)
     shutil.rmtree(place.root, ignore_errors=True)
     if place.root.exists():

@@ -12,17 +12,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv import subordinate_ids
-from agentenv.config import cache_dir, state_dir
+from agentenv import apparmor, subordinate_ids
+from agentenv.config import cache_dir, isolation_here, state_dir
 from agentenv.deadlines import scaled
+from agentenv.sandbox.slotagent.build import is_compiled
 from agentenv.sandbox.supervisor.disk_layers import refusal
 from agentenv.sandbox.supervisor.image_formats import may_not_gain_privileges
-from agentenv.sandbox.supervisor.limits import layout_v1, own_directory_v2
+from agentenv.sandbox.supervisor.launch import trial
+from agentenv.sandbox.supervisor.limits import CONTROLLERS, layout_v1, own_directory_v2
 from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
+from agentenv.slots.backends.local_scope import make_scope
 
 _CAP_SYS_ADMIN = 21
 _PROGRAM_TIMEOUT_S = scaled(10)
-_NOBODY = 65_534
 _SLOT_PATH = "/usr/local/bin:/usr/bin:/bin"
 SLOT_PROGRAMS = ("python3", "git", "pip")
 """Programs that models use most, besides the shell."""
@@ -46,6 +48,8 @@ class Facts:
     root: bool = False
     subordinate: subordinate_ids.Refusal | None = None
     """Why an ordinary user cannot be root of a namespace of subordinate ids; None if he can."""
+    one_id_accepted: bool = False
+    """That all slots share his one uid is accepted by name, in this environment."""
     sys_admin: bool = False
     userns_max: int | None = None
     userns_clone: bool | None = None
@@ -57,6 +61,8 @@ class Facts:
     static_libc: bool = False
     programs_built: bool = False
     cgroups: Cgroups = field(default_factory=Cgroups)
+    scope: frozenset[str] | None = None
+    """The controllers in the scope that systemd makes for a container; None where a container gets none."""
     network_stacks: tuple[str, ...] = ()
     tun_open: bool = False
     slot_programs: frozenset[str] = frozenset()
@@ -82,16 +88,19 @@ class Facts:
 
 def gather() -> Facts:
     """Read everything; starts ``bwrap`` once with a harmless command. Takes well under a second."""
+    apparmor.take_profile()  # as a container's start does
     state = state_dir()
     existing = _nearest_existing(state)
     compiler = shutil.which("cc")
     bwrap = shutil.which("bwrap")
+    scope = make_scope("doctor", kept=False)
     return Facts(
         system=platform.system(),
         kernel=platform.release(),
         python=sys.version_info[:2],
         root=os.geteuid() == 0,
         subordinate=None if os.geteuid() == 0 else subordinate_ids.refusal_when_tried(),
+        one_id_accepted=isolation_here("auto") == "user",
         sys_admin=bool(_effective_capabilities() >> _CAP_SYS_ADMIN & 1),
         userns_max=_number("/proc/sys/user/max_user_namespaces"),
         userns_clone=_switch("/proc/sys/kernel/unprivileged_userns_clone"),
@@ -100,8 +109,9 @@ def gather() -> Facts:
         bwrap_refusal=_try_bwrap(bwrap) if bwrap else None,
         compiler=compiler,
         static_libc=compiler is not None and Path(_output_of([compiler, "-print-file-name=libc.a"])).is_absolute(),
-        programs_built=_programs_built(),
+        programs_built=is_compiled(cache_dir()),
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
+        scope=scope.controllers if scope else None,
         network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
         tun_open=everybody_may_open(TUN),
         slot_programs=frozenset(name for name in SLOT_PROGRAMS if shutil.which(name, path=_SLOT_PATH)),
@@ -127,7 +137,7 @@ def read_cgroups(mountinfo: str, own: str) -> Cgroups:
     first = layout_v1(mountinfo, own)
     second = own_directory_v2(mountinfo, own)
     if second is not None:
-        found = {"memory", "pids", "cpu"} & set(_text(str(second[1] / "cgroup.controllers")).split())
+        found = set(CONTROLLERS) & set(_text(str(second[1] / "cgroup.controllers")).split())
         if found:
             return Cgroups("v2", frozenset(found) if os.access(second[1], os.W_OK) else frozenset())
     if first is not None:
@@ -185,8 +195,7 @@ def _effective_capabilities() -> int:
     return int(match[1], 16) if match else 0
 
 
-def _run(argv: list[str], *, uid: int | None = None) -> subprocess.CompletedProcess[str]:
-    """``uid``: that user and group, and no other group."""
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv,
         check=False,
@@ -194,9 +203,6 @@ def _run(argv: list[str], *, uid: int | None = None) -> subprocess.CompletedProc
         text=True,
         errors="replace",
         timeout=_PROGRAM_TIMEOUT_S,
-        user=uid,
-        group=uid,
-        extra_groups=() if uid is not None else None,
         cwd="/",
     )
 
@@ -213,21 +219,16 @@ def _version(bwrap: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
-def _try_bwrap(bwrap: str) -> str:
-    """Namespaces and a fresh /proc, which stock Docker and hardened kernels forbid. As root it is another user who
-    tries, as in a slot: bwrap is started there with the slot's uid and no capability, whoever started the container."""
-    argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+def _try_bwrap(bwrap: str) -> str | None:
+    """Namespaces and a fresh /proc, which stock Docker and hardened kernels forbid, as a slot gets them."""
+    argv = trial(bwrap, ["true"], cache_dir())
+    if argv is None:
+        return None
     try:
-        done = _run(argv, uid=_NOBODY if os.geteuid() == 0 else None)
+        done = _run(argv)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
-
-
-def _programs_built() -> bool:
-    own = Path(__file__).resolve().parents[1] / "sandbox" / "slotagent" / "bin"
-    programs = ("slotagent-*", "slotfiles-*", "slotlaunch-*")
-    return any(all(any(place.glob(name)) for name in programs) for place in (own, cache_dir() / "slotagent"))
 
 
 def _hard_limit(which: int) -> int | None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from agentenv import apparmor
 from agentenv.config import ContainerSettings
 from agentenv.doctor.facts import SLOT_PROGRAMS, Facts
 from agentenv.sandbox.supervisor.image_formats import NO_NEW_PRIVILEGES
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS, bwrap_cure
+from agentenv.sandbox.supervisor.limits import CONTROLLERS
 
 MIB = 1024 * 1024
 _WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of the service"
@@ -79,36 +81,36 @@ def _privilege(facts: Facts) -> Finding:
         )
     if facts.subordinate is None:
         return Finding("isolation", Level.ok, "full: a uid per slot, of this user's subordinate ids")
+    default = "" if facts.one_id_accepted else "; slots start only where that is accepted by name"
+    accept = "AGENTENV_ISOLATION=user in the environment, isolation='user' in Python, or --isolation user"
     return Finding(
         "isolation",
-        Level.weaker,
-        f"user: not root, so all slots share one uid behind user namespaces, and none has an image: "
+        Level.weaker if facts.one_id_accepted else Level.broken,
+        f"user: not root, so all slots share one uid behind user namespaces, and none has an image{default}: "
         f"{facts.subordinate.problem}",
-        "as root, for one uid per slot and slots with images, what stands below; or accept this: "
-        "AGENTENV_ISOLATION=user in the environment, isolation='user' in Python, or --isolation user"
+        f"as root, for one uid per slot and slots with images, what stands below; or accept this: {accept}"
         if facts.subordinate.cures
-        else "start as root for one uid per slot, or accept this: AGENTENV_ISOLATION=user in the environment, "
-        "isolation='user' in Python, or --isolation user",
+        else f"start as root for one uid per slot, or accept this: {accept}",
         facts.subordinate.cures,
     )
 
 
 def _user_namespaces(facts: Facts) -> Finding:
-    """Every slot needs one that an unprivileged process makes, as root too. What was tried decides, not the settings:
-    a profile may allow bwrap what is closed for others."""
+    """Every slot needs one. Root makes it with the right to, so that only their number can stop it. What was tried
+    decides, not the settings: a profile may allow bwrap what is closed for others."""
     if facts.bwrap_refusal == "":
         return Finding("user namespaces", Level.ok, "allowed")
     closed = (
         (facts.userns_max == 0, "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=15000"),
         (
-            facts.userns_clone is False,
+            facts.userns_clone is False and not facts.root,
             "kernel.unprivileged_userns_clone is 0",
             "sysctl -w kernel.unprivileged_userns_clone=1",
         ),
         (
-            facts.userns_apparmor is True,
+            facts.userns_apparmor is True and not facts.root,
             "AppArmor restricts user namespaces",
-            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+            apparmor.install_command(),
         ),
     )
     for holds, detail, command in closed:
@@ -159,10 +161,11 @@ def _compiler(facts: Facts) -> Finding:
 
 
 def _cgroups(facts: Facts) -> Finding:
-    groups = facts.cgroups
-    lacking = {"memory", "pids", "cpu"} - groups.writable
+    groups, scope = facts.cgroups, facts.scope
+    lacking = set(CONTROLLERS) - (groups.writable if scope is None else scope)
     if not lacking:
-        return Finding("cgroups", Level.ok, f"{groups.version}: memory, pids and cpu per slot")
+        where = "" if scope is None else ", in a scope that systemd makes for each container"
+        return Finding("cgroups", Level.ok, f"{groups.version}: memory, pids and cpu per slot{where}")
     return Finding(
         "cgroups",
         Level.weaker,

@@ -154,7 +154,7 @@ class AgentFields(FarmFields):
         min_length=1,
         description="Image of the containers; a tag `local` is built",
     )
-    driver: Driver = Field(default="docker", description="How Nomad runs containers; raw_exec and apptainer: no Docker")
+    driver: Driver = Field(default="docker", description="How Nomad runs containers; all but docker: no Docker")
     container_memory_mib: int | None = Field(
         default=None, ge=64, description="Memory limit of a container with its slots; by default enough for all of them"
     )

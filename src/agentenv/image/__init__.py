@@ -15,6 +15,7 @@ from agentenv.image.progress import BuildStep, Report, silent
 if TYPE_CHECKING:
     from agentenv.image.engine import connect
     from agentenv.image.ensure import ImageStatus, build_image, ensure_image, image_status
+    from agentenv.image.machine import make_machine
 
 __all__ = [
     "IMAGE",
@@ -26,6 +27,7 @@ __all__ = [
     "connect",
     "ensure_image",
     "image_status",
+    "make_machine",
     "silent",
 ]
 
@@ -35,6 +37,7 @@ _HOMES: Final = {
     "connect": "agentenv.image.engine",
     "ensure_image": "agentenv.image.ensure",
     "image_status": "agentenv.image.ensure",
+    "make_machine": "agentenv.image.machine",
 }
 
 

@@ -22,7 +22,7 @@ REQUIREMENTS = ("aiohttp", "pydantic", "pydantic-core")
 versions."""
 
 _GROUND = (
-    *("__init__.py", "_version.py", "backoff.py", "deadlines.py", "errors.py", "exports.py", "locks.py"),
+    *("__init__.py", "_version.py", "apparmor.py", "backoff.py", "deadlines.py", "errors.py", "exports.py", "locks.py"),
     *("file_names.py", "process_marks.py", "py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py"),
     *("tar_members.py", "tasks.py"),
 )

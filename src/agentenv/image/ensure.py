@@ -121,9 +121,14 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
         write_context(context, [*wheel_entries(site), *ours], _dockerfile())
         context.seek(0)
         asked = {"tag": name, "buildargs": {"BASE": base}, "labels": labels}
-        _follow(_lines(client, context, asked), report)
+        follow_build(client, context, asked, report)
     _discard_predecessors(client)
     return image_status(client, name)
+
+
+def follow_build(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, object], report: Report) -> None:
+    """Build an image and report its steps. Raises SandboxUnavailableError when one fails."""
+    _follow(_lines(client, context, asked), report)
 
 
 def _lines(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, object]) -> Iterator[dict[str, str]]:
@@ -179,7 +184,6 @@ def _labels(content: str, base: str) -> dict[str, str]:
 
 
 def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
-    """Report the build's steps. Raises SandboxUnavailableError when one fails."""
     words: list[str] = []
     try:
         for line in stream:

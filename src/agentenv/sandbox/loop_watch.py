@@ -65,13 +65,12 @@ class LoopWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.armed = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.disarm()
         signal.signal(signal.SIGALRM, self._handler)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """Create an event loop that is watched."""
-        return asyncio.SelectorEventLoop(_WatchedSelector(self))
+        return _WatchedLoop(self)
 
     def begin(self) -> None:
         """Reset the measurements, because starting up is not a stall. The current iteration does not count either."""
@@ -88,6 +87,11 @@ class LoopWatch:
         """Check after this many seconds."""
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, after_s)
+
+    def disarm(self) -> None:
+        """Check no more, nor let the next iteration ask for it."""
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def turn_ended(self, took_s: float, now_s: float) -> None:
         """Called for iterations longer than any in this minute, and for stalls."""
@@ -129,6 +133,16 @@ class LoopWatch:
 
 
 _OWN_CODE = (LoopWatch._look.__code__, LoopWatch.arm.__code__)
+
+
+class _WatchedLoop(asyncio.SelectorEventLoop):
+    def __init__(self, watch: LoopWatch) -> None:
+        super().__init__(_WatchedSelector(watch))
+        self._watch = watch
+
+    def close(self) -> None:
+        self._watch.disarm()  # asyncio closes the descriptor that signals are written to before it gives it up
+        super().close()
 
 
 class _WatchedSelector(selectors.DefaultSelector):

@@ -157,7 +157,9 @@ class SlotMachine:
 
     async def commit(self, config: ImageConfig) -> str:
         """See Machine."""
-        runtime = Runtime(dict(config.env), config.user, config.workdir, config.entrypoint or (), config.cmd or ())
+        runtime = Runtime(
+            dict(config.env), config.user, config.workdir, config.entrypoint or (), config.cmd or (), config.shell
+        )
         return (await self._stored(runtime)).digest
 
     async def _stored(self, runtime: Runtime) -> StoredImage:
@@ -204,4 +206,6 @@ def _config_of(image: StoredImage) -> ImageConfig:
         workdir=image.workdir,
         cmd=image.cmd or None,
         entrypoint=image.entrypoint or None,
+        shell=image.shell,
+        on_build=image.on_build,
     )

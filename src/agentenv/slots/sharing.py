@@ -87,6 +87,8 @@ class RunView:
 
 _Held = Counter[str]
 """Slots by token, of tokens with a cap."""
+_Place = tuple[bool, float, int, float, int, int]
+"""Of a run among runs: see :meth:`_Run.rekey`."""
 
 
 def _allowed(ask: Ask, tokens: _Held) -> bool:
@@ -176,7 +178,7 @@ class _Run:
     kinds: dict[RunKind, _Kind] = field(default_factory=dict)
     first: Ask | None = None
     """The one to be served when it is the run's turn; None if nobody of it may be served."""
-    key: tuple[bool, float, int, float, int, int] = (True, 0.0, 0, 0.0, 0, 0)
+    key: _Place = (True, 0.0, 0, 0.0, 0, 0)
     """Its place among runs; valid if ``first`` is."""
     slots_wanted: int = 0
 
@@ -331,9 +333,10 @@ class FairLine:
                 raise ValueError("each team needs a positive weight")
             self._team_weights = dict(teams)
         self._default, self._shares = default, dict(runs)
+        for name, team in self._teams.items():  # also those that have no run now, and owe
+            team.weight = self._team_weight(name)
         for name, run in list(self._runs.items()):
             run.share, run.weights = self._shares.get(name, default), self._kind_weights
-            run.team.weight = self._team_weight(name)
             self._changed(name, run)
 
     # -- the line -----------------------------------------------------------------------------
@@ -369,7 +372,8 @@ class FairLine:
         self._picks += 1
         before = run.slots_wanted
         ask = run.serve(self._picks)
-        self._settle_debts(run.team, ask.slots)
+        for name, team in _settle(self._debtors, run.team, ask.slots).items():
+            self._forget_team(name, team)
         self._slots_wanted += run.slots_wanted - before
         if run.first is None:
             del self._ready[ask.run]
@@ -444,9 +448,9 @@ class FairLine:
         the number of slots granted before it, which is at most ``limit``. It copies
         the queues: a few ms with 10,000 asks."""
         tokens = self._tokens.copy()
-        copies = [team.copy(tokens) for team in self._teams.values()]
-        heap = [(run.key, run) for team in copies for run in team.runs.values() if run.first is not None]
-        heapq.heapify(heap)
+        copies = {name: team.copy(tokens) for name, team in self._teams.items()}
+        debtors = {name: copies[name] for name in self._debtors}
+        heap = _heap(copies.values())
         found: dict[int, int] = {}
         ahead, picks = 0, self._picks
         while heap and ahead <= limit:
@@ -463,7 +467,9 @@ class FairLine:
             ask = run.serve(picks)
             found[ask.ticket] = ahead
             ahead += ask.slots
-            if run.first is None:
+            if _settle(debtors, run.team, ask.slots):  # their runs are served earlier than the heap has them
+                heap = _heap(copies.values())
+            elif run.first is None:
                 heapq.heappop(heap)
             else:
                 heapq.heapreplace(heap, (run.key, run))  # tickets make keys unique: runs are never compared
@@ -564,21 +570,29 @@ class FairLine:
             team.owed += slots
             self._debtors[name] = team
 
-    def _settle_debts(self, served: _Team, slots: int) -> None:
-        """Slots were granted to a team."""
-        for name, team in list(self._debtors.items()):
-            if team is not served:
-                team.owed = max(0, team.owed - slots)
-                team.rekey()
-                if not team.owed:
-                    del self._debtors[name]
-                    self._forget_team(name, team)
-
     def _tokens_changed(self, caps: Caps) -> None:
         """Slots that count to these tokens were taken or given back: that matters to every run that waits by them."""
         if caps:
             for name, run in list(self._capped.items()):
                 self._changed(name, run)
+
+
+def _heap(teams: Iterable[_Team]) -> list[tuple[_Place, _Run]]:
+    """Runs with somebody who may be served, by their places."""
+    heap = [(run.key, run) for team in teams for run in team.runs.values() if run.first is not None]
+    heapq.heapify(heap)
+    return heap
+
+
+def _settle(debtors: dict[str, _Team], served: _Team, slots: int) -> dict[str, _Team]:
+    """Slots were granted to a team. Returns the others that owed; who owes nothing now is no debtor any more."""
+    settled = {name: team for name, team in debtors.items() if team is not served}
+    for name, team in settled.items():
+        team.owed = max(0, team.owed - slots)
+        team.rekey()
+        if not team.owed:
+            del debtors[name]
+    return settled
 
 
 def team_of(run: str) -> str:

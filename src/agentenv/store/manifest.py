@@ -45,6 +45,8 @@ class Config:
     workdir: str = ""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+    shell: tuple[str, ...] = ()
+    on_build: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class StoredImage:
     cmd: tuple[str, ...]
     size_bytes: int
     """Of the layers' tars, which other images may share."""
+    shell: tuple[str, ...] = ()
+    """What RUN, CMD and ENTRYPOINT of images built on this one are run with when they are text; empty: /bin/sh -c."""
+    on_build: tuple[str, ...] = ()
+    """Instructions that images built on this one begin with."""
 
 
 def machine_architecture() -> str:
@@ -98,10 +104,28 @@ def parse_config(content: bytes, architecture: str) -> Config:
         workdir=_get(runtime, "WorkingDir", str, ""),
         entrypoint=_strings(runtime, "Entrypoint"),
         cmd=_strings(runtime, "Cmd"),
+        shell=_strings(runtime, "Shell"),
+        on_build=_strings(runtime, "OnBuild"),
     )
     if why := why_no_config(config.env, config.user, config.workdir, (*config.entrypoint, *config.cmd)):
         raise BadImageError(f"the image's configuration cannot be a slot's: {why}")
     return config
+
+
+def write_config(config: Config) -> bytes:
+    """The configuration as a source has it, for :func:`parse_config`."""
+    runtime = {
+        "Env": [f"{name}={value}" for name, value in config.env.items()],
+        "User": config.user,
+        "WorkingDir": config.workdir,
+        "Entrypoint": config.entrypoint,
+        "Cmd": config.cmd,
+        "Shell": config.shell,
+        "OnBuild": config.on_build,
+    }
+    rootfs = {"type": "layers", "diff_ids": config.diff_ids}
+    document = {"os": "linux", "architecture": config.architecture, "rootfs": rootfs, "config": runtime}
+    return json.dumps(document).encode()
 
 
 def manifest_of(config: Config, sizes_bytes: Sequence[int]) -> bytes:
@@ -116,6 +140,11 @@ def manifest_of(config: Config, sizes_bytes: Sequence[int]) -> bytes:
         "user": config.user,
         "workdir": config.workdir,
     }
+    # Only where they are set: an image that has neither keeps its digest of before they were kept.
+    if config.shell:
+        document["shell"] = config.shell
+    if config.on_build:
+        document["on_build"] = config.on_build
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -140,6 +169,8 @@ def read_manifest(manifest: bytes, index: Path, layer: Callable[[str], Path]) ->
         entrypoint=tuple(document["entrypoint"]),
         cmd=tuple(document["cmd"]),
         size_bytes=sum({one.diff_id: one.size_bytes for one in layers}.values()),
+        shell=tuple(document.get("shell", ())),
+        on_build=tuple(document.get("on_build", ())),
     )
 
 
@@ -152,19 +183,18 @@ def config_of_manifest(manifest: bytes, digest: str) -> tuple[bytes, list[Stored
         raise BadImageError(f"a manifest is {digest_of_manifest(manifest)}, but should be {digest}")
     document = json.loads(manifest)  # made by manifest_of, as its digest says
     layers = [StoredLayer(**entry) for entry in document["layers"]]
-    config = {
-        "os": "linux",
-        "architecture": document["architecture"],
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-        "config": {
-            "Env": [f"{name}={value}" for name, value in document["env"].items()],
-            "User": document["user"],
-            "WorkingDir": document["workdir"],
-            "Entrypoint": document["entrypoint"],
-            "Cmd": document["cmd"],
-        },
-    }
-    return json.dumps(config).encode(), layers
+    config = Config(
+        architecture=document["architecture"],
+        diff_ids=tuple(layer.diff_id for layer in layers),
+        env=document["env"],
+        user=document["user"],
+        workdir=document["workdir"],
+        entrypoint=document["entrypoint"],
+        cmd=document["cmd"],
+        shell=document.get("shell", ()),
+        on_build=document.get("on_build", ()),
+    )
+    return write_config(config), layers
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:

@@ -205,6 +205,23 @@ class SandboxSpec(ContainerSpec):
         return cls.parse(raw)
 
 
+def check_machine(spec: ContainerSpec) -> None:
+    """Raise ConfigError when a container that is a virtual machine (driver ``vm``) cannot be what is asked for: it has
+    nothing of its host (docs/machines.md)."""
+    cures = {
+        "binds": (spec.binds, "put what slots need into the containers' image"),
+        "allow_network": (spec.allow_network, "reach networks by tools of a tool server, or use another driver"),
+        "isolation": (spec.isolation == "user", "use auto or full"),
+        "store_dir": (
+            isinstance(spec, SandboxSpec) and spec.store_dir,
+            "slots with images need another driver: docker or raw_exec",
+        ),
+    }
+    for name, (asked, cure) in cures.items():
+        if asked:
+            raise ConfigError(name, "is not possible in a virtual machine", next_step=cure)
+
+
 def _is_network(name: str) -> bool:
     try:
         return name == ATTACHED or bool(IPv4Network(name))

@@ -113,6 +113,11 @@ def test_logs_of_a_container_by_its_number_after_its_end_and_of_none(state: Path
         assert "agentenv status" in result.stderr
 
 
+def test_logs_print_what_a_terminal_would_obey_as_its_code(state: Path) -> None:
+    (state / "farm-local.log").write_text("local-0-2b9e: \x1b]0;mine\x07\tö\x9b2J\x7f\n")
+    assert run("logs").stdout == "local-0-2b9e: \\x1b]0;mine\\x07\tö\\x9b2J\\x7f\n"
+
+
 @pytest.mark.parametrize("verb", [("status",), ("slots",), ("down",), ("gc",), ("up",), ("exec", "--", "true")])
 def test_a_silent_nomad_is_named_with_how_to_start_one(verb: tuple[str, ...]) -> None:
     result = run("--backend", "nomad", *verb, NOMAD_ADDR="http://127.0.0.1:9")

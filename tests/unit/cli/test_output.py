@@ -5,15 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
-from agentenv.cli.output import InterruptedBySignalError, exit_code_of, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, announce, exit_code_of, run_to_end, verb
 from agentenv.errors import AgentEnvError, ConfigError, InvalidArgumentsError, SandboxUnavailableError
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_service_that_listens_is_announced_to_systemd(
+    abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"@agentenv-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address.replace("@", "\0"))
+        manager.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        announce({"url": "http://here"}, "listening on http://here", as_json=True)
+        assert manager.recv(100) == b"READY=1"
+    assert json.loads(capsys.readouterr().out) == {"event": "ready", "url": "http://here"}
+
+
+def test_a_service_is_announced_where_systemd_has_gone_or_never_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for address in (str(tmp_path / "gone"), "", "vsock:2:1"):
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        announce({}, "listening on http://here", as_json=False)
+    assert capsys.readouterr().err.count("listening on http://here") == 3
 
 
 @verb

@@ -62,7 +62,13 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"system": "Darwin"}, "kernel", Level.broken, "need Linux"),
         ({"kernel": "5.4.0-150-generic"}, "kernel", Level.broken, "5.6"),
         ({"python": (3, 10)}, "python", Level.broken, "3.11"),
-        ({"root": False, "sys_admin": False, "subordinate": NO_IDS}, "isolation", Level.weaker, "has no ids"),
+        ({"root": False, "sys_admin": False, "subordinate": NO_IDS}, "isolation", Level.broken, "has no ids"),
+        (
+            {"one_id_accepted": True, "root": False, "sys_admin": False, "subordinate": NO_IDS},
+            "isolation",
+            Level.weaker,
+            "has no ids",
+        ),
         ({"sys_admin": False}, "isolation", Level.broken, "CAP_SYS_ADMIN"),
         ({"bwrap_version": None, "bwrap_refusal": None}, "bubblewrap", Level.broken, "not installed"),
         ({"bwrap_version": None, "bwrap_refusal": "no libcap"}, "bubblewrap", Level.broken, "not run: no libcap"),
@@ -72,6 +78,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"static_libc": False}, "slot agent", Level.broken, "static"),
         ({"cgroups": Cgroups("v1", frozenset({"cpu"}))}, "cgroups", Level.weaker, "memory, pids"),
         ({"cgroups": Cgroups()}, "cgroups", Level.weaker, "rlimits"),
+        ({"cgroups": Cgroups("v2"), "scope": frozenset({"memory", "pids"})}, "cgroups", Level.weaker, "writable cpu;"),
         ({"network_stacks": ()}, "network in a slot", Level.weaker, "is not possible"),
         ({"tun_open": False}, "network in a slot", Level.weaker, "not every user may open /dev/net/tun"),
         ({"tmux": False}, "tmux", Level.weaker, "not installed"),
@@ -107,14 +114,14 @@ CLOSED = [{"userns_max": 0}, {"userns_clone": False}, {"userns_apparmor": True}]
 @pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("refusal", ["bwrap: Creating new namespace failed: Permission denied", None])
-def test_closed_user_namespaces_break_slots_as_root_too(
-    closed: dict[str, Any], root: bool, refusal: str | None
-) -> None:
-    """bwrap has no capability, whoever started the container."""
+def test_closed_user_namespaces_break_slots(closed: dict[str, Any], root: bool, refusal: str | None) -> None:
+    """Root makes them with the right to, which only their number limits."""
     facts = dataclasses.replace(GOOD, root=root, sys_admin=root, bwrap_refusal=refusal, **closed)
-    (finding,) = [each for each in found(facts) if each.name == "user namespaces"]
-    assert finding.level is Level.broken
-    assert finding.commands[0].startswith("sysctl -w ")
+    findings = [each for each in found(facts) if each.name == "user namespaces"]
+    assert len(findings) == (0 if root and "userns_max" not in closed else 1)
+    for finding in findings:
+        assert finding.level is Level.broken
+        assert finding.commands[0].startswith("printf " if "userns_apparmor" in closed else "sysctl -w ")
 
 
 @pytest.mark.parametrize("closed", CLOSED)
@@ -233,7 +240,15 @@ def test_json_holds_findings_proofs_and_facts(machine: Any) -> None:
     assert told["verdict"] == "weaker"
     assert [f["name"] for f in told["findings"] if f["level"] != "ok"] == ["tmux"]
     assert told["proofs"][0]["name"] == "no network"
-    assert told["facts"]["cgroups"]["version"] == "v2"
+    assert told["facts"]["cgroups"] == {"version": "v2", "writable": ["cpu", "io", "memory", "pids"]}
+    assert told["facts"]["slot_programs"] == ["git", "pip", "python3"]
+
+
+def test_a_scope_of_systemd_is_as_good_as_cgroups_of_ones_own() -> None:
+    facts = dataclasses.replace(GOOD, cgroups=Cgroups("v2"), scope=frozenset({"memory", "pids", "cpu"}))
+    finding = next(one for one in judge(facts) if one.name == "cgroups")
+    assert finding.level is Level.ok
+    assert "a scope that systemd makes" in finding.detail
 
 
 def test_failed_proofs_are_shown_with_their_cure(machine: Any) -> None:

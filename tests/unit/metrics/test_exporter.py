@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, state_dir
+from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, cannot_listen, state_dir
 from agentenv.errors import ConfigError, ConnectionLostError, ProtocolError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.catalog import METRICS
@@ -143,6 +143,12 @@ async def test_an_address_of_another_machine_names_the_other_setting() -> None:
         async with exporting(nothing, "203.0.113.77", 0):
             raise AssertionError("it listened")
     assert "address of this machine" in raised.value.next_step
+
+
+def test_and_where_asyncio_gives_the_failure_no_number() -> None:
+    """As Python 3.13 and later do."""
+    error = cannot_listen(OSError("could not bind on any address out of [('203.0.113.77', 80)]"), "203.0.113.77", 80)
+    assert (error.field, error.next_step) == ("host", "name an address of this machine")
 
 
 async def test_nothing_to_read_is_503_and_a_sentence() -> None:

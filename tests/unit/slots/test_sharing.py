@@ -583,6 +583,17 @@ def test_a_single_ask_and_one_that_steps_aside_may_leave_the_line_for_nothing() 
     assert farm.served(1) == ["a"]
 
 
+def test_a_run_that_owes_and_has_left_comes_back_with_its_new_weight() -> None:
+    farm = Farm()
+    [group] = farm.ask("a", 3)
+    farm.line.withdraw(group)
+    farm.line.set_shares(Share(), {"a": Share(weight=100)})
+    farm.line.took("b", "train")
+    farm.ask("b")
+    farm.ask("a")
+    assert farm.served(1) == ["a"], "two slots owed weigh 2/100 then, and one that is held 1"
+
+
 def test_what_a_withdrawn_group_owes_is_forgotten_when_others_had_it() -> None:
     farm = Farm()
     (group,) = farm.ask("a", slots=4)

@@ -41,6 +41,8 @@ class SharingMachine(RuleBasedStateMachine):
         self.leases: list[Ask] = []
         """Groups in somebody's hands; those that were not picked have ticket 0."""
         self.served: set[int] = set()
+        self.owed: Counter[str] = Counter()
+        """What stood idle for groups that were withdrawn in their turn, and was not granted to others since."""
 
     # -- what the rules say --------------------------------------------------------------------
 
@@ -78,8 +80,8 @@ class SharingMachine(RuleBasedStateMachine):
         )
 
     def place(self, ask: Ask) -> tuple[bool, float]:
-        share, held = self.share(ask.run), self.held(ask.run)
-        return held + ask.slots > share.guaranteed, held / share.weight
+        share, charged = self.share(ask.run), self.held(ask.run) + self.owed[ask.run]
+        return charged + ask.slots > share.guaranteed, charged / share.weight
 
     def check_turn(self, picked: Ask | None, free: int) -> None:
         """Who was picked was in turn; if nobody was, the one in turn did not fit, or nobody may be served."""
@@ -107,7 +109,9 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.waiting)))
-        del self.waiting[ticket]
+        ask = self.waiting.pop(ticket)
+        if next(iter(self.line.upcoming(PLENTY)), None) == ticket:
+            self.owed[ask.run] += ask.slots - 1
         self.line.withdraw(ticket)
 
     @rule(ticket=st.integers(0, 50))
@@ -124,6 +128,9 @@ class SharingMachine(RuleBasedStateMachine):
             assert picked == self.waiting.pop(picked.ticket)
             self.served.add(picked.ticket)
             self.leases.append(picked)
+            for run in self.owed:
+                if run != picked.run:
+                    self.owed[run] = max(0, self.owed[run] - picked.slots)
             cap = self.share(picked.run).cap
             assert cap is None or self.held(picked.run) <= cap
             assert all(self.held_by(token) <= most for token, most in picked.caps)

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from agentenv.errors import BadImageError
-from agentenv.store.manifest import digest_of_manifest, manifest_of, parse_config, read_manifest
+from agentenv.store.addition import Runtime, image_above
+from agentenv.store.manifest import (
+    config_of_manifest,
+    digest_of_manifest,
+    machine_architecture,
+    manifest_of,
+    parse_config,
+    read_manifest,
+)
 from tests.image_sources import config_of, sha256
 
 LAYERS = [b"one", b"two"]
@@ -69,6 +77,19 @@ def test_the_digest_depends_on_the_content_only() -> None:
     assert one == other
     assert digest_of_manifest(one) == sha256(one)
     assert manifest_of(parsed(config={"User": "0"}), [512, 1024]) != one
+
+
+@pytest.mark.parametrize("of_builds", [{}, {"Shell": ["/bin/bash", "-c"], "OnBuild": ["RUN x"]}])
+def test_what_matters_to_builds_comes_through_and_is_no_part_of_who_has_none(of_builds: dict[str, list[str]]) -> None:
+    config = parsed(config=of_builds)
+    manifest = manifest_of(config, [512, 1024])
+    image = read_manifest(manifest, Path("i"), lambda diff_id: Path(diff_id))
+    assert (image.shell, image.on_build) == tuple(tuple(of_builds.get(name, ())) for name in ("Shell", "OnBuild"))
+    assert (b"shell" in manifest, b"on_build" in manifest) == (bool(of_builds), bool(of_builds))
+    content, _ = config_of_manifest(manifest, digest_of_manifest(manifest))
+    assert parse_config(content, "amd64") == config
+    above = parse_config(image_above(None, (), Runtime.of(image)).config, machine_architecture())
+    assert (above.shell, above.on_build) == (image.shell, image.on_build), "a commit has what its image had"
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:

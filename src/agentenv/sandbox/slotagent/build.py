@@ -70,9 +70,25 @@ def ensure_built(cache: Path | None = None) -> Binaries:
     Safe to run from several processes at once. Raises SandboxUnavailableError when they are not available: no
     compiler, no static libc, the directory is not writable, or ripgrep is not installed.
     """
-    if cache is None or os.access(_HERE, os.W_OK) or all(path.exists() for path in _paths(_OWN, _RELEASE)):
-        return _build_all(_OWN, _RELEASE)
-    return _build_all(cache / "slotagent", _RELEASE)
+    return _build_all(_directory(cache), _RELEASE)
+
+
+def already_built(cache: Path) -> Binaries | None:
+    """The binaries of these sources, if :func:`ensure_built` has nothing to compile. Raises as that does."""
+    return ensure_built(cache) if is_compiled(cache) else None
+
+
+def is_compiled(cache: Path) -> bool:
+    """Whether :func:`ensure_built` has nothing to compile."""
+    return _complete(_directory(cache))
+
+
+def _directory(cache: Path | None) -> Path:
+    return _OWN if cache is None or os.access(_HERE, os.W_OK) or _complete(_OWN) else cache / "slotagent"
+
+
+def _complete(directory: Path) -> bool:
+    return all(path.exists() for path in _paths(directory, _RELEASE))
 
 
 def build_release(directory: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentenv.deadlines import scaled
 from agentenv.sandbox.supervisor.limits import (
+    CONTROLLERS,
     CgroupLayout,
     CgroupPlan,
     Delegation,
@@ -25,7 +26,7 @@ from agentenv.sandbox.supervisor.limits import (
 
 log = logging.getLogger(__name__)
 
-_V2_WANTED = frozenset({"memory", "pids", "cpu"})
+_V2_WANTED = frozenset(CONTROLLERS)
 _V2_NEEDED = frozenset({"memory", "pids"})
 _REMOVE_DEADLINE_S = scaled(2.0)
 _BUSY_DEADLINE_S = scaled(10.0)

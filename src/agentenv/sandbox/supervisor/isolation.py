@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
+from agentenv import apparmor
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.slot_env import GITCONFIG
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
@@ -20,6 +21,8 @@ FULL = "full"
 USER = "user"
 SERVER_UID = 10_000
 PROXY_UID = 10_001
+UNUSED_ID = 10_002
+"""0 in the user namespaces of root's plain slots: of users and of groups. No process ever has it."""
 FIRST_SLOT_UID = 20_000
 UIDS_PER_CONTAINER = 1_000
 AGENT_FD = 3
@@ -74,7 +77,7 @@ class Identity:
         """``full``: 20000 + slot (further containers on one machine take other blocks of 1000)."""
         if self.mode == USER:
             return self.own_uid
-        return _first_uid(self.uid_block) + slot
+        return first_uid(self.uid_block) + slot
 
     def slot_gid(self, slot: int) -> int:
         """The group that goes with :meth:`slot_uid`."""
@@ -99,7 +102,7 @@ def fitting_block(wanted: int, uid_map: str) -> int:
     SandboxUnavailableError when no block fits.
     """
     ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
-    if any(_first_uid(wanted) >= first and _first_uid(wanted + 1) <= first + count for first, count in ranges):
+    if any(first_uid(wanted) >= first and first_uid(wanted + 1) <= first + count for first, count in ranges):
         return wanted
     fitting = [
         block
@@ -117,24 +120,45 @@ def fitting_block(wanted: int, uid_map: str) -> int:
     return fitting[wanted % len(fitting)]
 
 
-def _first_uid(block: int) -> int:
+def first_uid(block: int) -> int:
+    """Of a block: that of its first slot."""
     return FIRST_SLOT_UID + block * UIDS_PER_CONTAINER
 
 
+_OWN_USER_NAMESPACE = ("--unshare-user", "--disable-userns", "--cap-drop", "ALL")
+_GIVEN_USER_NAMESPACE = ("--userns", "5", "--assert-userns-disabled", "--cap-drop", "ALL")
+"""Descriptor 5 of slotlaunch -n."""
+
+
+def user_namespace_options(*, given: bool) -> tuple[str, ...]:
+    """Of bwrap: join the user namespace that slotlaunch made, or make its own, for which no capability is needed but
+    the machine's leave."""
+    return _GIVEN_USER_NAMESPACE if given else _OWN_USER_NAMESPACE
+
+
 def bwrap_argv(
-    bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, covered: Iterable[str]
+    bwrap: str,
+    root: Path,
+    workspace: Path,
+    terminals: Path,
+    limits: SlotLimits,
+    info_fd: int,
+    covered: Iterable[str],
+    *,
+    namespace_given: bool,
 ) -> list[str]:
     """The command that creates one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
     which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: files of /proc that
-    tell of the machine, and read as empty in the slot. Order matters: later mounts cover earlier ones.
+    tell of the machine, and read as empty in the slot; ``namespace_given``: see :func:`user_namespace_options`. Order
+    matters: later mounts cover earlier ones.
     """
     return [
         bwrap,
-        "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
-        "--unshare-net",
-        "--disable-userns", "--as-pid-1", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
+        *user_namespace_options(given=namespace_given),
+        "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--unshare-net",
+        "--as-pid-1", "--die-with-parent", "--new-session",
         "--clearenv", "--hostname", "slot", "--info-fd", str(info_fd),
         "--ro-bind", str(root), "/",
         "--proc", "/proc",
@@ -269,18 +293,20 @@ def explain_namespaces(error: OSError) -> SandboxUnavailableError:
     """Why this machine does not allow namespaces, and what to do about it."""
     cure = (
         "as an ordinary user: allow unprivileged user namespaces (sysctl user.max_user_namespaces and "
-        "kernel.unprivileged_userns_clone; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0); "
+        f"kernel.unprivileged_userns_clone; on Ubuntu AppArmor's profile {apparmor.PROFILE}: agentenv doctor --cure); "
         "in a container: give it CAP_SYS_ADMIN and the seccomp profile of docker/"
     )
     return SandboxUnavailableError(f"this machine refuses namespaces: {error}", next_step=cure)
 
 
 _SECURITY_MODULE = (
-    "a security module refuses it: `journalctl -k | grep -i denied` names the profile. AppArmor: the rule `userns,` in "
-    "bwrap's profile, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); SELinux: allow bwrap "
-    "user_namespace create; in a container: the seccomp profile of docker/"
+    "a security module refuses it: `journalctl -k | grep -i denied` names the profile. AppArmor: the rule `userns,` "
+    "and the flag attach_disconnected in that profile, or, for an ordinary user, the profile "
+    f"{apparmor.PROFILE} (docs/operations.md#nodes); SELinux: allow bwrap user_namespace create; in a container: the "
+    "seccomp profile of docker/"
 )
-_NOT_PERMITTED = "No permissions to creat"
+_NOT_PERMITTED = ("No permissions to creat", "make a user namespace: Operation not permitted")
+"""bwrap's words, and slotlaunch's."""
 _CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
 """Debian's and its descendants' switch."""
 _BWRAP_CURES = (
@@ -290,6 +316,7 @@ _BWRAP_CURES = (
     ("Creating new namespace failed", "sysctl -w user.max_user_namespaces=100000, or a larger user.max_net_namespaces"),
     ("setting up uid map", _SECURITY_MODULE),
     ("Failed RTM_NEWADDR", _SECURITY_MODULE),  # Ubuntu gives the namespace, and no capability in it
+    ("Can't open /proc/self/mountinfo: Permission denied", _SECURITY_MODULE),  # AppArmor without attach_disconnected
     ("Can't mount proc", "the container needs an unmasked /proc: start it with CAP_SYS_ADMIN (docker/README.md)"),
     ("Unknown option", "bubblewrap 0.8 or newer is needed: apt-get install bubblewrap"),
 )
@@ -305,7 +332,7 @@ def _is_on(switch: Path) -> bool:
 
 def bwrap_cure(words: str) -> str:
     """What cures bwrap's last output; empty: unknown."""
-    if _NOT_PERMITTED in words:  # bwrap guesses that it is the switch
+    if any(said in words for said in _NOT_PERMITTED):  # bwrap guesses that it is the switch
         return _SECURITY_MODULE if _is_on(_CLONE) else "sysctl -w kernel.unprivileged_userns_clone=1"
     return next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "")
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentenv import subordinate_ids
+from agentenv import apparmor, subordinate_ids
 from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
 from agentenv.process_marks import own_mark
-from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.slotagent.build import already_built, ensure_built
 from agentenv.sandbox.supervisor import (
     cgroups,
     disk_layers,
@@ -50,6 +50,7 @@ from agentenv.wire.spec import SandboxSpec
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MIN_TOKEN_CHARACTERS = 16
 _UID_BLOCKS = 40
+_NOBODY = "65534"
 _SHARE = "stop some of them, or let sandboxes share containers: agentenv.Farm(slots=50) serves 50 from 5 of them"
 _STDERR = 2
 _OF_USER = "--of-ordinary-user"
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     _keep_descriptors_private()
     try:
         if options.lifeline:
-            _check_lifeline()
+            check_lifeline()
         if options.detach:
             _check_log()
         spec = SandboxSpec.load(options.spec)
@@ -149,7 +150,8 @@ def _check_log() -> None:
         raise ConfigError("--detach", "standard error is not a file")
 
 
-def _check_lifeline() -> None:
+def check_lifeline() -> None:
+    """Raise ConfigError where standard input never reaches EOF when its other end goes."""
     kind = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
         raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
@@ -322,6 +324,20 @@ def find_bwrap() -> str:
     return found
 
 
+def trial(bwrap: str, command: Sequence[str], cache: Path) -> list[str] | None:
+    """A command line that makes the namespaces of a plain slot as its start does, and runs ``command`` in them. None:
+    root's way needs programs that are not compiled yet."""
+    privileged = os.geteuid() == 0
+    steps: list[str] = []
+    if privileged:
+        if (built := already_built(cache)) is None:
+            return None
+        steps = [str(built.launch), "-n", _NOBODY, _NOBODY, str(isolation.UNUSED_ID), "--"]
+    user = isolation.user_namespace_options(given=privileged)
+    others = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-net", "--ro-bind", "/", "/")
+    return [*steps, bwrap, *user, *others, "--proc", "/proc", "--dev", "/dev", "--", *command]
+
+
 def listen(host: str, port: int) -> socket.socket:
     """The server's listening socket. Raises ConfigError: port taken, or not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -370,6 +386,7 @@ def _enter_namespaces(identity: Identity) -> None:
     if identity.mode != USER:
         syscalls.unshare(syscalls.CLONE_NEWPID)
         return
+    apparmor.take_profile()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{identity.own_uid} {identity.own_uid} 1\n")

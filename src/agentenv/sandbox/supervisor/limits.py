@@ -24,7 +24,8 @@ _SWAP_BYTES = 1024 * 1024
 _CPU_PERIOD_US = 100_000
 """The kernel's default. A quota of less than 1 ms a period it refuses: at least 10 thousandths of a core."""
 _ROOT_NAME = "agentenv"
-_V1_CONTROLLERS = ("memory", "pids", "cpu")
+CONTROLLERS = ("memory", "pids", "cpu")
+"""Those that limit a slot."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,12 @@ def layout_v1(mountinfo: str, self_cgroup: str) -> CgroupLayout | None:
         own.update((name, PurePosixPath(path)) for name in controllers.split(","))
     parents: dict[str, Path] = {}
     for kind, root, point, options in parse_mounts(mountinfo):
-        for controller in _V1_CONTROLLERS:
+        for controller in CONTROLLERS:
             if kind == "cgroup" and controller in options and controller in own:
                 directory = _own_directory(root, point, own[controller])
                 if directory is not None:
                     parents.setdefault(controller, directory)
-    ordered = {name: parents[name] for name in _V1_CONTROLLERS if name in parents}
+    ordered = {name: parents[name] for name in CONTROLLERS if name in parents}
     return CgroupLayout(1, ordered) if ordered else None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls, workspace_copy
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
-from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, USER, bwrap_argv
+from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, UNUSED_ID, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
@@ -163,8 +163,9 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
     identity, limits = setup.identity, setup.spec.limits
     rlimits = slot_process.rlimits(setup, limits.processes, limits.memory_bytes)
     steps = slot_process.first_steps(setup.launcher, setup.plan(slot), rlimits)
-    if identity.mode != USER:
-        steps += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
+    privileged = identity.mode != USER
+    if privileged:
+        steps += ["-n", str(identity.slot_uid(slot)), str(identity.slot_gid(slot)), str(UNUSED_ID)]
     command = bwrap_argv(
         setup.bwrap,
         setup.tree.root,
@@ -173,5 +174,6 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
         limits,
         INFO_FD,
         [file for file in attest.COVERED_FILES if file.startswith("/proc/") and Path(file).exists()],
+        namespace_given=privileged,
     )
     return child.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)

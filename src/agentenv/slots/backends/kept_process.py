@@ -103,9 +103,10 @@ class KeptProcess:
     async def _launch(self, lock: int) -> None:
         outputs: tuple[int, ...] = ()
         try:
+            command = await container_command(self.files.id, self.files.spec_file, "--detach", kept=True)
             outputs = events, log = self.files.open_outputs()
             starting = await asyncio.create_subprocess_exec(
-                *container_command(self.files.spec_file, "--detach"),
+                *command,
                 stdin=lock,
                 stdout=events,
                 stderr=log,

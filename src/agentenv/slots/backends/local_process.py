@@ -18,6 +18,7 @@ from agentenv.config import cache_dir, launch_environment
 from agentenv.deadlines import scaled
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
+from agentenv.slots.backends.local_scope import make_scope
 from agentenv.wire.signals import signal_name
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class LocalProcess:
         """Start the process. Raises OSError."""
         # A session of its own: Ctrl-C in our terminal is turned into an orderly stop by us.
         process = await asyncio.create_subprocess_exec(
-            *container_command(spec, "--lifeline"),
+            *await container_command(name, spec, "--lifeline"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -135,9 +136,11 @@ class LocalProcess:
         return f"<LocalProcess {self._name} pid {self.pid} {state}>"
 
 
-def container_command(spec: Path, option: str) -> list[str]:
-    """The command that starts a container."""
-    return [sys.executable, "-m", "agentenv.sandbox", str(spec), option, "--cache", str(cache_dir().absolute())]
+async def container_command(name: str, spec: Path, option: str, *, kept: bool = False) -> list[str]:
+    """The command that starts a container. ``kept``: it outlives this process."""
+    scope = await asyncio.to_thread(make_scope, name, kept=kept)
+    command = [sys.executable, "-m", "agentenv.sandbox", str(spec), option, "--cache", str(cache_dir().absolute())]
+    return [*scope.words, *command] if scope else command
 
 
 def container_environment() -> dict[str, str]:

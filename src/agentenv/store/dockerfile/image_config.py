@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,24 +29,6 @@ class ImageConfig:
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
     on_build: tuple[str, ...] = ()
-
-    @classmethod
-    def from_oci(cls, config: Mapping[str, Any]) -> ImageConfig:
-        """From the ``config`` object of an image's configuration; what it does not name stays at its default."""
-        env = tuple(_pair(line) for line in config.get("Env") or ())
-        return cls(
-            env=env,
-            user=config.get("User") or "",
-            workdir=config.get("WorkingDir") or "",
-            cmd=_optional(config.get("Cmd")),
-            entrypoint=_optional(config.get("Entrypoint")),
-            shell=tuple(config.get("Shell") or ()),
-            labels=tuple((config.get("Labels") or {}).items()),
-            ports=tuple(config.get("ExposedPorts") or {}),
-            volumes=tuple(config.get("Volumes") or {}),
-            stop_signal=config.get("StopSignal") or "",
-            on_build=tuple(config.get("OnBuild") or ()),
-        )
 
     def to_oci(self) -> dict[str, Any]:
         """The ``config`` object; what is not set is left out."""
@@ -77,12 +58,3 @@ class ImageConfig:
 def with_pair(pairs: tuple[tuple[str, str], ...], name: str, value: str) -> tuple[tuple[str, str], ...]:
     """The pairs with this one, in the place of an older one of its name."""
     return tuple({**dict(pairs), name: value}.items())
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition("=")
-    return name, value
-
-
-def _optional(words: list[str] | None) -> tuple[str, ...] | None:
-    return None if words is None else tuple(words)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agentenv.errors import ConfigError, DockerfileError
+from agentenv.errors import ConfigError
 from agentenv.store.dockerfile.image_config import DEFAULT_PATH, DEFAULT_SHELL, ImageConfig
 from agentenv.store.dockerfile.instructions import (
     Arg,
@@ -101,13 +101,6 @@ def base_images(dockerfile: Dockerfile, options: Options) -> tuple[str, ...]:
     outline = _Outline(dockerfile, options)
     found = [base for number in outline.reached if isinstance(base := outline.bases[number], str)]
     return tuple(dict.fromkeys(found))
-
-
-def lacking(dockerfile: Dockerfile, options: Options) -> tuple[DockerfileError, ...]:
-    """What the target's stages need and building on slots lacks. Raises DockerfileError."""
-    stages = [dockerfile.stages[number] for number in _Outline(dockerfile, options).reached]
-    found = (instruction for stage in stages for instruction in stage.instructions)
-    return tuple(instruction.error for instruction in found if isinstance(instruction, Unsupported))
 
 
 def copied_images(plan: Plan) -> tuple[str, ...]:

@@ -48,19 +48,26 @@ def test_uids() -> None:
     assert {ORDINARY.slot_uid(k) for k in range(5)} == {1000}
 
 
-def argv() -> list[str]:
-    return isolation.bwrap_argv(
-        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, ["/proc/keys", "/proc/partitions"]
-    )
+def argv(*, given: bool = False) -> list[str]:
+    covered = ["/proc/keys", "/proc/partitions"]
+    places = (Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"))
+    return isolation.bwrap_argv("bwrap", *places, SlotLimits(), 4, covered, namespace_given=given)
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize(
     "option",
-    ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--disable-userns",
-     "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"],
+    ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--die-with-parent",
+     "--new-session", "--clearenv"],
 )  # fmt: skip
-def test_bwrap_is_asked_for_every_promise(option: str) -> None:
-    assert option in argv()
+def test_bwrap_is_asked_for_every_promise(option: str, given: bool) -> None:
+    assert option in argv(given=given)
+
+
+def test_bwrap_makes_user_namespaces_or_joins_those_that_were_made() -> None:
+    assert {"--unshare-user", "--disable-userns"} <= set(argv())
+    assert {"--userns", "--assert-userns-disabled"} <= set(argv(given=True))
+    assert not {"--unshare-user", "--disable-userns"} & set(argv(given=True)), "bwrap takes either"
 
 
 def test_the_device_directory_is_closed_after_its_sized_parts_are_in_it() -> None:
@@ -80,7 +87,9 @@ def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -
     mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
     assert given[closed - 1] == "--remount-ro"
     assert mounted < given.index("/proc/keys") < given.index("/proc/partitions") < closed
-    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, [])
+    without = isolation.bwrap_argv(
+        "bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, [], namespace_given=True
+    )
     assert "/proc/keys" not in without, "a kernel without keys has no such file to cover"
 
 
@@ -123,7 +132,7 @@ def test_what_is_weaker() -> None:
 
 def test_bwrap_s_words_become_a_cure() -> None:
     error = isolation.explain_bwrap("bwrap: setting up uid map: Permission denied")
-    assert "apparmor" in error.next_step
+    assert "AppArmor" in error.next_step
     assert "doctor" in isolation.explain_bwrap("bwrap: something new").next_step
 
 
@@ -379,7 +388,8 @@ def test_namespaces_that_may_not_be_made_name_the_switch_only_where_it_is_off(
     if switch is not None:
         file.write_text(switch)
     monkeypatch.setattr(isolation, "_CLONE", file)
-    words = (
-        "bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged ones"
-    )
-    assert cure in isolation.bwrap_cure(words)
+    for words in (
+        "bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged ones",
+        "slotlaunch: make a user namespace: Operation not permitted",
+    ):
+        assert cure in isolation.bwrap_cure(words)

@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import DockerfileError
 from agentenv.store.dockerfile.image_config import DEFAULT_PATH, ImageConfig
 from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.plan import Options, Plan, StagePlan, base_images, copied_images, lacking, plan
+from agentenv.store.dockerfile.plan import Options, Plan, StagePlan, base_images, copied_images, plan
 from agentenv.store.dockerfile.steps import CopyStep, RunStep, WorkdirStep, key_of
 
 BASE = ImageConfig(env=(("PATH", "/base/bin"), ("FROM_BASE", "1")), cmd=("base",), user="someone", workdir="/work")
@@ -183,7 +183,6 @@ def test_only_the_stages_that_the_target_needs() -> None:
     assert base_images(parse(text), Options("c")) == ("one", "two")
     assert copied_images(found) == ("image:1",)
     assert sorted(planned(text, target="1").stages) == [1]
-    assert lacking(parse(text), Options("c")) == ()
     with pytest.raises(DockerfileError, match=r"Dockerfile:8: RUN: --mount"):
         planned(text)
 

@@ -15,7 +15,7 @@ enum { SOCKET = 3 };
  * no capability for it. We can open our own only while we are dumpable. */
 void make_user_namespace(const char *uid, bool nested) {
     char byte;
-    become(uid, uid);
+    become_maker(uid, uid, 0);
     if (unshare(CLONE_NEWUSER) < 0)
         fail("make", "a user namespace");
     hand_over(SOCKET, "u", open_namespace("user"));

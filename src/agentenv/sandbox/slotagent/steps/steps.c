@@ -5,11 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <linux/keyctl.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -66,6 +69,20 @@ void become(const char *uid, const char *gid) {
     gid_t group = (gid_t)number(gid);
     if (setgroups(0, NULL) < 0 || setresgid(group, group, group) < 0 || setresuid(user, user, user) < 0)
         fail("become", uid);
+}
+
+static void have_capabilities(uint32_t mask) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    struct __user_cap_data_struct wanted[2] = {{.effective = mask, .permitted = mask}};
+    if (syscall(SYS_capset, &header, wanted) < 0)
+        fail("keep", "a capability");
+}
+
+void become_maker(const char *uid, const char *gid, unsigned others) {
+    if (prctl(PR_SET_KEEPCAPS, 1L, 0L, 0L, 0L) < 0)
+        fail("keep", "capabilities");
+    become(uid, gid);
+    have_capabilities(1U << CAP_SYS_ADMIN | others);
 }
 
 void join_user_namespace(const char *uid, int namespace) {

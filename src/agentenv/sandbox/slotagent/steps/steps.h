@@ -23,6 +23,11 @@ void lower_limit(const char *resource, const char *value);
 /* Gives up all groups, then becomes the user and the group. */
 void become(const char *uid, const char *gid);
 
+/* As become(), with one right kept until the user namespace is made that it is for: to make one also where a setting
+ * (kernel.unprivileged_userns_clone) or a security module (AppArmor's kernel.apparmor_restrict_unprivileged_userns)
+ * refuses that to those without rights. `others` are the bits of further capabilities below 32 to keep. */
+void become_maker(const char *uid, const char *gid, unsigned others);
+
 /* Becomes UID, the owner of the user namespace of this descriptor, which is closed, and then root inside it. */
 void join_user_namespace(const char *uid, int namespace);
 

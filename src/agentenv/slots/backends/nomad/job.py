@@ -14,7 +14,7 @@ from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.deadlines import TIME_FACTOR
 from agentenv.errors import ConfigError
-from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
+from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits, check_machine
 
 JOB_FILE = "nomad/sandbox.nomad.hcl"
 SPEC = "spec"
@@ -30,6 +30,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(ContainerSpec))
 _SLOTS = re.compile(r'"slots":\s*(\d+)')
 _SLOT_MEMORY = re.compile(r'"memory_bytes":\s*(\d+)')
 _SLOT_PROCESSES = re.compile(r'"processes":\s*(\d+)')
+_OF_IMAGE_SLOTS = ("image_volume", "image_store", "unpack_images", "loop_devices", "disk_volume")
 _OPTIONAL = frozenset({"job_id", "image", "driver"})
 """Settings that a job file need not take: it may be of one image, one driver."""
 _DECLARED = re.compile(r'^\s*variable\s+"([^"]+)"', re.MULTILINE)
@@ -55,6 +56,8 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
     spec = containers.spec()
     if SPEC in declared:
         spec, given = _overridden(spec, given, declared)
+    if given.get("driver", hcl(settings.driver)) == hcl("vm"):
+        _check_machine(spec, given, settings)
     values = _values(spec, settings, whole=SPEC in declared)
     defaults = _values(ContainerSpec(), NomadSettings(), whole=SPEC in declared) | {"time_factor": 1.0}
     for name, value in values.items():
@@ -68,6 +71,21 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
         )
     expressions = {name: hcl(value) for name, value in values.items() if name in declared} | given
     return "".join(f"{name} = {expression}\n" for name, expression in expressions.items())
+
+
+def _check_machine(spec: ContainerSpec, given: Mapping[str, str], settings: NomadSettings) -> None:
+    """Before anything is registered: what every start of a container would be refused for, or what it would ignore."""
+    check_machine(spec)
+    for name in _OF_IMAGE_SLOTS:
+        if given.get(name, '""') not in ('""', "false"):
+            raise ConfigError("variables", f"{name}: a virtual machine has no image store", next_step="leave it out")
+    image = given.get("image", hcl(settings.image))
+    if not image.startswith('"/'):
+        raise ConfigError(
+            "image",
+            f"is {image}, and a virtual machine's is a directory on every client",
+            next_step="agentenv image machine /var/lib/agentenv/machine, and name that (sandbox_image, --image)",
+        )
 
 
 def _overridden(

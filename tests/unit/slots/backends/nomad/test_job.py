@@ -41,14 +41,41 @@ def given(text: str, containers: ContainerSettings, settings: NomadSettings) -> 
 
 @pytest.mark.parametrize("driver", get_args(Driver))
 def test_the_job_file_takes_our_settings_for_every_driver(driver: str) -> None:
-    settings = NomadSettings.model_validate({"driver": driver, "job_id": "farm-1", "memory_mib": 4096})
+    settings = NomadSettings.model_validate({"driver": driver, "job_id": "farm-1", "memory_mib": 4096, "image": "/i"})
     text = job_text(settings)
-    containers = ContainerSettings(slots_per_container=3, env={"A": '${b} %{c} \b\n"é'}, binds=(Bind("/a", "/b"),))
+    binds = () if driver == "vm" else (Bind("/a", "/b"),)
+    containers = ContainerSettings(slots_per_container=3, env={"A": '${b} %{c} \b\n"é'}, binds=binds)
     values = given(text, containers, settings)
     assert values["spec"] == json.loads(containers.spec().to_json())
     assert {"job_id": '"farm-1"', "driver": f'"{driver}"', "memory_mib": "4096", "count": "0"}.items() <= values.items()
     assert text.count(f' = var.driver == "{driver}"') + text.count(f"    {driver} = {{") >= 2, "its config, its launch"
     assert "shutdown_delay" in text, "leases of a leaving container may end by themselves"
+
+
+@pytest.mark.parametrize(
+    ("containers", "image", "named"),
+    [
+        ({"binds": (Bind("/a", "/b"),)}, "/machine", "binds: is not possible in a virtual machine"),
+        ({"allow_network": True}, "/machine", "allow_network: is not"),
+        ({"isolation": "user"}, "/machine", "isolation: is not"),
+        ({}, "agentenv-sandbox:local", "image: .*agentenv image machine"),
+    ],
+)
+@pytest.mark.parametrize("as_variable", [False, True])
+def test_what_no_machine_can_be_is_refused_before_the_job_is(
+    containers: dict[str, Any], image: str, named: str, as_variable: bool
+) -> None:
+    driver = {"variables": {"driver": '"vm"', "image": hcl(image)}} if as_variable else {"driver": "vm", "image": image}
+    settings = NomadSettings.model_validate(driver)
+    with pytest.raises(ConfigError, match=named):
+        job_variables(job_text(settings), ContainerSettings(**containers), settings)
+
+
+def test_a_machine_has_no_image_store() -> None:
+    variables = {"driver": '"vm"', "image": '"/machine"', "image_store": '"/store"'}
+    settings = NomadSettings(variables=variables)
+    with pytest.raises(ConfigError, match="image_store: a virtual machine has no image store"):
+        job_variables(job_text(settings), ContainerSettings(), settings)
 
 
 def test_hcl_takes_nothing_for_a_template() -> None:
