@@ -20,7 +20,7 @@ from typing import Any, Final, get_args
 from agentenv.sandbox.machine.qemu import PROGRAM, accelerated
 from hosts import disk
 from hosts.guests import GUESTS
-from hosts.machine import Machine
+from hosts.machine import Done, Machine
 from hosts.rows import ROWS, Long, Outcome, Row, agentenv, command
 
 OUT: Final = Path("out/hosts")
@@ -149,18 +149,22 @@ class Trial:
             self.wrong.append(f"{module} has checked nothing: {text[-400:]}")
 
     def _run(self, line: str, seconds: float) -> tuple[int, str]:
-        done = self._machine.run(line, user=self._row.user, within_s=seconds * self._machine.time_factor / 2)
-        with self._log.open("a") as log:
-            log.write(f"\n$ {line}   # {self._row.name}; {self._row.user}; {done.seconds:.0f} s; {done.code}\n")
-            log.write(done.output)
+        within_s = seconds * self._machine.time_factor / 2
+        done = self._logged(f"$ {line}   # {self._row.name}; {self._row.user}", line, self._row.user, within_s)
         return done.code, done.output
 
     def _as_root(self, line: str, what: str) -> str:
         """Empty, or how it failed."""
-        done = self._machine.run(line)
-        with self._log.open("a") as log:
-            log.write(f"\n# {what}: {line}\n{done.output}")
+        done = self._logged(f"# {what}: {line}", line, "root", 600)
         return "" if done.code == 0 else f"{done.code}: {done.output[-400:]}"
+
+    def _logged(self, title: str, line: str, user: str, within_s: float) -> Done:
+        with self._log.open("a") as log:
+            log.write(f"\n{title}\n")
+        done = self._machine.run(line, user=user, within_s=within_s, log=self._log)
+        with self._log.open("a") as log:
+            log.write(f"# {done.seconds:.0f} s; {done.code}\n")
+        return done
 
 
 def _verdict(levels: Iterable[str]) -> Outcome:

@@ -74,9 +74,9 @@ class Machine:
     ) -> None:
         self._end()
 
-    def run(self, command: str, *, user: str = "root", within_s: float = 600.0) -> Done:
+    def run(self, command: str, *, user: str = "root", within_s: float = 600.0, log: Path | None = None) -> Done:
         """In a login session of this user, with AGENTENV_TIME_FACTOR set for how slow the guest is. 124: not
-        ``within_s``."""
+        ``within_s``. What it prints is at the end of ``log`` as soon as it is printed."""
         assert self._process is not None
         began = time.monotonic()
         ssh = [
@@ -86,11 +86,14 @@ class Machine:
         ]  # fmt: skip
         environment = {**os.environ, "AGENTENV_TIME_FACTOR": str(self.time_factor)}
         limited = f"timeout --kill-after=30 {within_s:g} bash -c {shlex.quote(command)}"
-        done = subprocess.run(
-            [*ssh, limited], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env=environment, check=False,
-        )  # fmt: skip
-        text = done.stdout.decode(errors="replace")
+        with tempfile.TemporaryFile() if log is None else log.open("ab+") as output:
+            begins = output.seek(0, os.SEEK_END)
+            done = subprocess.run(
+                [*ssh, limited], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env=environment, check=False,
+            )  # fmt: skip
+            output.seek(begins)
+            text = output.read().decode(errors="replace")
         return Done(done.returncode, text, time.monotonic() - began)
 
     def restart(self) -> None:

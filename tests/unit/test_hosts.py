@@ -24,7 +24,7 @@ class Told:
         self.commands: list[str] = []
         self.time_factor = 1
 
-    def run(self, command: str, *, user: str = "root", within_s: float = 600.0) -> Done:
+    def run(self, command: str, *, user: str = "root", within_s: float = 600.0, log: Path | None = None) -> Done:
         self.commands.append(command)
         code, output = next((answer for part, answer in self._answers.items() if part in command), (0, ""))
         return Done(code, output, 0.0)
