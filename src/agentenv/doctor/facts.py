@@ -15,7 +15,8 @@ from pathlib import Path
 from agentenv import apparmor, subordinate_ids
 from agentenv.config import cache_dir, isolation_here, state_dir
 from agentenv.deadlines import scaled
-from agentenv.sandbox.slotagent.build import is_compiled
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.slotagent.build import find_ripgrep, is_compiled
 from agentenv.sandbox.supervisor.disk_layers import refusal
 from agentenv.sandbox.supervisor.image_formats import may_not_gain_privileges
 from agentenv.sandbox.supervisor.launch import trial
@@ -60,6 +61,8 @@ class Facts:
     compiler: str | None = None
     static_libc: bool = False
     programs_built: bool = False
+    ripgrep: Path | SandboxUnavailableError | None = None
+    """The program, or why there is none."""
     cgroups: Cgroups = field(default_factory=Cgroups)
     scope: frozenset[str] | None = None
     """The controllers in the scope that systemd makes for a container; None where a container gets none."""
@@ -110,6 +113,7 @@ def gather() -> Facts:
         compiler=compiler,
         static_libc=compiler is not None and Path(_output_of([compiler, "-print-file-name=libc.a"])).is_absolute(),
         programs_built=is_compiled(cache_dir()),
+        ripgrep=_ripgrep(),
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
         scope=scope.controllers if scope else None,
         network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
@@ -229,6 +233,13 @@ def _try_bwrap(bwrap: str) -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def _ripgrep() -> Path | SandboxUnavailableError:
+    try:
+        return find_ripgrep()
+    except SandboxUnavailableError as error:
+        return error
 
 
 def _hard_limit(which: int) -> int | None:

@@ -10,6 +10,7 @@ from enum import IntEnum
 from agentenv import apparmor
 from agentenv.config import ContainerSettings
 from agentenv.doctor.facts import SLOT_PROGRAMS, Facts
+from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor.image_formats import NO_NEW_PRIVILEGES
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS, bwrap_cure
 from agentenv.sandbox.supervisor.limits import CONTROLLERS
@@ -158,6 +159,12 @@ def _compiler(facts: Facts) -> Finding:
             _install("gcc", "libc6-dev"),
         )
     return Finding("slot agent", Level.ok, f"will be compiled with {facts.compiler}")
+
+
+def _ripgrep(facts: Facts) -> Finding:
+    if isinstance(facts.ripgrep, SandboxUnavailableError):
+        return Finding("ripgrep", Level.broken, facts.ripgrep.message, facts.ripgrep.next_step)
+    return Finding("ripgrep", Level.ok, f"{facts.ripgrep}, which the tool search runs")
 
 
 def _cgroups(facts: Facts) -> Finding:
@@ -361,6 +368,7 @@ RULES: tuple[Callable[[Facts], Finding], ...] = (
     _user_namespaces,
     _bwrap,
     _compiler,
+    _ripgrep,
     _cgroups,
     _network,
     _slot_programs,

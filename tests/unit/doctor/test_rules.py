@@ -15,6 +15,7 @@ from agentenv.cli import doctor as doctor_verb
 from agentenv.cli.app import app
 from agentenv.doctor.facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
 from agentenv.doctor.rules import RULES, Finding, Level, image_slots, judge, workspaces, worst
+from agentenv.errors import SandboxUnavailableError
 from agentenv.subordinate_ids import Refusal
 from agentenv.wire.server import Proof
 
@@ -76,6 +77,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"bwrap_refusal": "No permissions"}, "bubblewrap", Level.broken, "No permissions"),
         ({"compiler": None}, "slot agent", Level.broken, "no C compiler"),
         ({"static_libc": False}, "slot agent", Level.broken, "static"),
+        ({"ripgrep": SandboxUnavailableError("no ripgrep", next_step="pip")}, "ripgrep", Level.broken, "no ripgrep"),
         ({"cgroups": Cgroups("v1", frozenset({"cpu"}))}, "cgroups", Level.weaker, "memory, pids"),
         ({"cgroups": Cgroups()}, "cgroups", Level.weaker, "rlimits"),
         ({"cgroups": Cgroups("v2"), "scope": frozenset({"memory", "pids"})}, "cgroups", Level.weaker, "writable cpu;"),

