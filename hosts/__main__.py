@@ -9,25 +9,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from agentenv.deadlines import VARIABLE as TIME_FACTOR
 from agentenv.sandbox.machine.qemu import PROGRAM, accelerated
 from hosts import disk
 from hosts.guests import GUESTS
 from hosts.machine import Done, Machine
+from hosts.nodes import GUEST as NODES_GUEST
 from hosts.rows import ROWS, Long, Outcome, Row, agentenv, command
 
 OUT: Final = Path("out/hosts")
-_PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4")
+_PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4", "setpriv")
 _OF_IMAGES: Final = "slots with images"
 """doctor's finding about them; they need more of a kernel than others, which is a column of its own."""
-_LONG: Final = ",".join(get_args(Long))
+_TWO_NODES: Final = "two nodes"
+_LONG: Final = ",".join((*get_args(Long), _TWO_NODES))
 _AGENTENV: Final = ".venv/bin/agentenv"
 _PYTEST: Final = ".venv/bin/python -m pytest --color=no -q -p no:cacheprovider"
 _BEGIN: Final = (
@@ -57,6 +62,7 @@ _LINES: Final[Mapping[Long, Sequence[str]]] = {
 }
 """Commands that must succeed, one after another, and print no traceback."""
 _CHECKS: Final = ("proofs", "services", *_LINES)
+_NODES_TESTS: Final = "tests/nomad/test_two_nodes.py"
 _TESTS: Final = (
     "tests/security/test_leftovers.py tests/security/test_neighbours.py tests/unit/doctor tests/unit/sandbox/supervisor"
 )
@@ -196,6 +202,21 @@ def trials(guest: str, wanted: Sequence[str], long: frozenset[str]) -> Iterator[
                 yield trial
 
 
+def two_nodes(guest: str) -> bool:
+    """Two machines of this guest as the nodes of a cluster: whether the tests with such nodes pass."""
+    began = time.monotonic()
+    factor = 1 if accelerated(disk.made(GUESTS[guest]).kernel) else 10
+    environment = {**os.environ, NODES_GUEST: guest, TIME_FACTOR: str(factor)}
+    with (OUT / f"{guest}.nodes.log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, *_PYTEST.split()[1:], "-v", "-n", "0", _NODES_TESTS],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False,
+        )  # fmt: skip
+    told = "as it should be" if done.returncode == 0 else f"see {log.name}"
+    print(f"{guest}: {_TWO_NODES}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+    return done.returncode == 0
+
+
 def table(found: dict[str, list[Trial]]) -> str:
     """For docs/hosts.md."""
     lines = [
@@ -229,13 +250,15 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no machine is left running
     OUT.mkdir(parents=True, exist_ok=True)
     long = frozenset(given.only.split(","))
-    found = {guest: list(trials(guest, given.row or [""], long)) for guest in given.guests or GUESTS}
+    guests, rows = given.guests or list(GUESTS), given.row or [""]
+    found = {guest: list(trials(guest, rows, long)) for guest in guests}
     (OUT / "found.json").write_text(
         json.dumps({guest: [one.found | {"wrong": one.wrong} for one in of] for guest, of in found.items()}, indent=1)
     )
     (OUT / "table.md").write_text(table(found))
     print((OUT / "table.md").read_text())
-    return 1 if any(trial.wrong for of_guest in found.values() for trial in of_guest) else 0
+    of_nodes = [two_nodes(guest) for guest in guests if _TWO_NODES in long and any(row in _TWO_NODES for row in rows)]
+    return 0 if all(of_nodes) and not any(trial.wrong for of_guest in found.values() for trial in of_guest) else 1
 
 
 if __name__ == "__main__":

@@ -50,15 +50,27 @@ with open(sys.argv[1], "wb") as file:
         file.write(part)
 """
 _NETWORK: Final = """[Match]
-Name=en* eth*
+MACAddress={mac}
 [Network]
-Address=10.0.2.15/24
-Gateway=10.0.2.2
+Address={address}/24
 IPv6AcceptRA=no
 LinkLocalAddressing=no
 """
+_OWN_MAC: Final = "52:54:00:12:34:56"
+"""QEMU's for a machine's first card: the one that ssh comes in by."""
+
+
+def node_mac(number: int) -> str:
+    """Of the second card of a machine that is node 1 or 2 of a cluster (:mod:`hosts.nodes`)."""
+    return f"52:54:00:0a:d5:{number:02x}"
+
+
 _FILES: Final = {
-    "etc/systemd/network/10-guest.network": _NETWORK,
+    "etc/systemd/network/10-guest.network": _NETWORK.format(mac=_OWN_MAC, address="10.0.2.15") + "Gateway=10.0.2.2\n",
+    **{
+        f"etc/systemd/network/20-node{node}.network": _NETWORK.format(mac=node_mac(node), address=f"10.213.{node}.2")
+        for node in (1, 2)
+    },
     "etc/fstab": "/dev/vda / ext4 defaults,noatime 0 1\n",
     "etc/hostname": "guest\n",
     "etc/hosts": "127.0.0.1 localhost guest\n",

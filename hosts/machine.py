@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,11 +34,13 @@ class Done:
 @dataclass
 class Machine:
     """A context manager. What is written to the disk is gone afterwards. ``kernel``: more words of its command line;
-    ``console``: where what the guest prints is kept."""
+    ``console``: where what the guest prints is kept; ``devices``: more words of QEMU's command line. Machines end with
+    the thread that opened them."""
 
     disk: Disk
     console: Path
     kernel: str = ""
+    devices: Sequence[str] = ()
     _port: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _space: tempfile.TemporaryDirectory[str] = field(default_factory=lambda: tempfile.TemporaryDirectory("-hosts"))
@@ -51,14 +54,14 @@ class Machine:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._port = listening.getsockname()[1]
         command = [
-            PROGRAM, *(KVM if self.time_factor == 1 else EMULATED),
+            "setpriv", "--pdeathsig", "KILL", PROGRAM, *(KVM if self.time_factor == 1 else EMULATED),
             "-smp", "2", "-m", str(MEMORY_MIB), "-display", "none",
             "-kernel", str(self.disk.kernel), "-initrd", str(self.disk.initrd),
             "-append", f"console=ttyS0 root=/dev/vda rw quiet {self.kernel}",
             "-serial", f"file:{self.console}", "-snapshot",
             "-drive", f"file={self.disk.image},format=raw,if=virtio,cache=unsafe", "-device", "virtio-rng-pci",
             "-netdev", f"user,id=n,restrict=on,hostfwd=tcp:127.0.0.1:{self._port}-:22",
-            "-device", "virtio-net-pci,netdev=n",
+            "-device", "virtio-net-pci,netdev=n", *self.devices,
         ]  # fmt: skip
         environment = {**os.environ, "TMPDIR": self._space.name}  # where -snapshot keeps what is written
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

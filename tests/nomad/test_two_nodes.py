@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentenv.config import ContainerSettings
+from agentenv.deadlines import scaled
 from agentenv.dev import program
 from agentenv.errors import LeaseLostError
 from agentenv.slots.backends.nomad.backend import NomadBackend
+from hosts.nodes import GUEST, MachineNode
 from tests.nomad.cluster import Cluster
 from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
@@ -25,10 +29,13 @@ SLOTS, TRAJECTORIES = 4, 6
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[TwoNodes]:
     """Needs ``cluster`` for the image and the program only."""
+    guest = os.environ.get(GUEST)
     # A short path: sockets are below.
     with (
         tempfile.TemporaryDirectory(prefix="ae2-", ignore_cleanup_errors=True) as root,
-        two_nodes(Path(root), program.nomad_program(lambda _: None)) as found,
+        two_nodes(
+            Path(root), program.nomad_program(lambda _: None), partial(MachineNode, guest=guest) if guest else Node
+        ) as found,
     ):
         yield found
 
@@ -37,7 +44,7 @@ def nodes(cluster: Cluster) -> Iterator[TwoNodes]:
 def _nothing_left(nodes: TwoNodes) -> Iterator[None]:
     """A farm that closed left no container in either engine, wherever the wire was cut."""
     yield
-    wait_for(lambda: not any(node.containers() for node in nodes.nodes), 60.0)
+    wait_for(lambda: not any(node.containers() for node in nodes.nodes))
 
 
 def farm_on(nodes: TwoNodes, job_id: str, **settings: object):  # type: ignore[no-untyped-def]  # of a Farm
@@ -70,11 +77,11 @@ async def test_both_nodes_work_and_one_is_drained(nodes: TwoNodes) -> None:
     async with farm_on(nodes, "drained") as farm:
         node, containers = a_node_at_work(nodes, farm)
         there = [account for account in farm.traffic.living() if account.container in containers]
-        drain(nodes, node, deadline_s=120)
+        drain(nodes, node, deadline_s=scaled(120))
         try:
-            await until(lambda: "draining" in farm.pool.statistics().containers, 30.0, lambda: repr(farm.pool))
+            await until(lambda: "draining" in farm.pool.statistics().containers, scaled(30.0), lambda: repr(farm.pool))
             answered = sum(len(account.answered) for account in there)
-            await until(lambda: sum(len(account.answered) for account in there) > answered + 20, 30.0)
+            await until(lambda: sum(len(account.answered) for account in there) > answered + 20, scaled(30.0))
             farm.traffic.finishing |= containers
             await farm.whole_again()
             await farm.flowing(50)
@@ -98,7 +105,7 @@ async def test_a_wire_cut_for_seconds_costs_nothing(nodes: TwoNodes) -> None:
         held = farm.traffic.living()
         node, _ = a_node_at_work(nodes, farm)
         with node.cut_off():
-            await asyncio.sleep(4)
+            await asyncio.sleep(scaled(4))
         await farm.flowing(100)
         assert all(account.ended_by is None for account in held)
         assert [number for account in held for number in account.unsure] == []
@@ -113,10 +120,12 @@ async def test_a_wire_cut_for_half_a_minute_in_the_middle_of_a_batch(nodes: TwoN
         others = [account for account in farm.traffic.living() if account.container not in containers]
         with node.cut_off():
             cut_at = time.monotonic()
-            await until(lambda: all(account.ended_by for account in there), LEASE_END_S + 5, lambda: repr(farm.pool))
+            await until(
+                lambda: all(account.ended_by for account in there), LEASE_END_S + scaled(5), lambda: repr(farm.pool)
+            )
             assert max(account.ended_at or 0.0 for account in there) - cut_at < LEASE_END_S
             answered = farm.traffic.answered()
-            await asyncio.sleep(max(0.0, 30 - (time.monotonic() - cut_at)))
+            await asyncio.sleep(max(0.0, scaled(30) - (time.monotonic() - cut_at)))
             assert farm.traffic.answered() > answered, "the other node's calls go on"
         assert all(isinstance(account.ended_by, LeaseLostError) for account in there)
         assert all(account.ended_by is None for account in others)

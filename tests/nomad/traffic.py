@@ -17,19 +17,20 @@ import aiohttp
 
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
+from agentenv.deadlines import scaled
 from agentenv.errors import AcquireTimeoutError, InfraError, LeaseLostError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
-LEASE_END_S = 15.0
+LEASE_END_S = scaled(15.0)
 """A lease that a failure ended says so within this time."""
-WHOLE_AGAIN_S = 60.0
+WHOLE_AGAIN_S = scaled(60.0)
 """The pool is back at its size within this time."""
-_ATTEMPT_S = 90.0
+_ATTEMPT_S = scaled(90.0)
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Farm:
     traffic: Traffic
     slots: int
 
-    async def flowing(self, calls: int = 20, deadline_s: float = 60.0) -> None:
+    async def flowing(self, calls: int = 20, deadline_s: float = DEADLINE_S) -> None:
         """Return when so many more calls have been answered."""
         goal = self.traffic.answered() + calls
         await until(lambda: self.traffic.answered() >= goal, deadline_s, lambda: repr(self.pool))
@@ -173,12 +174,12 @@ async def farm_at_work(
 
     At the end everybody's account is checked; nothing may have been answered wrongly.
     """
-    wanted = {"min_containers": containers, "max_containers": containers, "acquire_timeout_s": 90.0, **settings}
+    wanted = {"min_containers": containers, "max_containers": containers, "acquire_timeout_s": _ATTEMPT_S, **settings}
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(SlotPool(backend, PoolSettings.model_validate(wanted)))
         executor = await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin()))
         farm = Farm(pool, executor, Traffic(executor), containers * slots)
-        await until(farm.is_whole, 90.0, lambda: repr(pool))
+        await until(farm.is_whole, scaled(90.0), lambda: repr(pool))
         works = [asyncio.create_task(farm.traffic.work(f"t{number}", pause_s)) for number in range(trajectories)]
         try:
             await farm.flowing()

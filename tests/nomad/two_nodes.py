@@ -1,4 +1,5 @@
-"""One Nomad server and two clients, each client in a network namespace of its own with its own Docker engine.
+"""One Nomad server and two clients, each client in a network namespace of its own with its own Docker engine; or in a
+machine of its own (:mod:`hosts.nodes`).
 
 What crosses between the environment and a container crosses a veth pair, which a test can cut::
 
@@ -16,7 +17,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ import docker
 
 from agentenv import shipped
 from agentenv.config import NomadSettings
+from agentenv.deadlines import scaled
 from agentenv.dev import agent, processes
 from agentenv.dev.agent import Ports
 from agentenv.errors import SandboxUnavailableError
@@ -100,14 +103,61 @@ class Node:
 
     def containers(self) -> list[str]:
         """What its engine has, running or not."""
-        with contextlib.closing(docker.DockerClient(base_url=self.socket, timeout=30)) as client:
+        with contextlib.closing(docker.DockerClient(base_url=self.socket, timeout=scaled(30))) as client:
             return [str(container.name) for container in client.containers.list(all=True, ignore_removed=True)]
 
-    def start(self, argv: list[str], mark: str, log: str, **environment: str) -> int:
+    def start_engine(self, mark: str) -> None:
+        """Start its Docker engine, and load the image into that."""
+        dockerd = shutil.which("dockerd", path=_PATHS)
+        assert dockerd is not None, "dockerd is not installed"
+        argv = [dockerd, "--host", self.socket, "--data-root", f"{self.root}/docker", "--exec-root", f"{self.root}/x"]
+        argv += ["--pidfile", f"{self.root}/d.pid", "--bip", f"10.213.{100 + self.number}.1/24", "--iptables=true"]
+        self._start(argv, mark, "dockerd.log")
+        wait_for(self._engine_answers, 60.0, lambda: processes.last_words(self.root / "dockerd.log"))
+        saved = subprocess.Popen(["docker", "save", IMAGE], stdout=subprocess.PIPE)
+        assert saved.stdout is not None
+        with saved.stdout:
+            load = ["docker", "--host", self.socket, "load", "--quiet"]
+            subprocess.run(load, stdin=saved.stdout, check=True)
+        assert saved.wait() == 0
+
+    def start_client(self, program: Path, server_rpc: int, mark: str) -> None:
+        """Start its Nomad client, of the server that has this port."""
+        (self.root / "client.hcl").write_text(self.client_config(server_rpc, str(self.root)))
+        argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl"))]
+        self._start([*argv, "-config", f"{self.root}/client.hcl"], mark, "client.log", DOCKER_HOST=self.socket)
+
+    def client_config(self, server_rpc: int, root: str, interface: str = "eth0") -> str:
+        """What its Nomad client is configured with, whose data is in ``root``."""
+        return f"""name = "{self.name}"
+data_dir = "{root}/n"
+bind_addr = "0.0.0.0"
+advertise {{
+  http = "{self.address}"
+  rpc  = "{self.address}"
+  serf = "{self.address}"
+}}
+ports {{
+  http = {_CLIENT_HTTP}
+  rpc  = {_CLIENT_RPC}
+}}
+server {{ enabled = false }}
+client {{
+  enabled           = true
+  servers           = ["{self.host}:{server_rpc}"]
+  network_interface = "{interface}"
+  meta {{ agentenv_data_dir = "{root}/n" }}
+}}
+"""
+
+    def _start(self, argv: list[str], mark: str, log: str, **environment: str) -> int:
         """Start a program in the namespace."""
         nsenter = shutil.which("nsenter") or "nsenter"
         wanted = {"PATH": _PATHS, "HOME": str(self.root), **environment}
         return processes.start([nsenter, f"--net=/run/netns/{self.name}", *argv], mark, wanted, self.root / log, {})
+
+    def _engine_answers(self) -> bool:
+        return subprocess.run(["docker", "--host", self.socket, "version"], capture_output=True).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -140,52 +190,30 @@ def ip(*words: str) -> None:
 
 
 @contextmanager
-def two_nodes(root: Path, program: Path) -> Iterator[TwoNodes]:
+def two_nodes(root: Path, program: Path, kind: Callable[[Path, int], Node] = Node) -> Iterator[TwoNodes]:
     """Two clients with the image in each engine, and their server. Nothing is left of them afterwards."""
     for left in processes.values(_MARK):  # a killed run's: there is one such network on a machine
-        _end(Path(left), f"{_MARK}={left}", _nodes(Path(left)))
-    mark, nodes = f"{_MARK}={root}", _nodes(root)
+        _end(Path(left), f"{_MARK}={left}", _nodes(Path(left), Node))
+    mark, nodes = f"{_MARK}={root}", _nodes(root, kind)
     try:
         for node in nodes:
             node.unplug()  # of a run that was killed before it started anything in it
             node.root.mkdir()
             node.plug_in()
-            _start_engine(node, mark)
-        for node in nodes:
-            _load_image(node)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.start_engine(mark), nodes))
         address = _start_server(root, program, mark)
         for node in nodes:
-            _start_client(node, program, mark, int(address.rpartition(":")[2]) + 1)
+            node.start_client(program, int(address.rpartition(":")[2]) + 1, mark)
         found = TwoNodes(address, nodes)
-        wait_for(lambda: _ready(found), 90.0, lambda: _words(root))
+        wait_for(lambda: _ready(found), scaled(90.0), lambda: _words(root))
         yield found
     finally:
         _end(root, mark, nodes)
 
 
-def _nodes(root: Path) -> tuple[Node, Node]:
-    return Node(root / "1", 1), Node(root / "2", 2)
-
-
-def _start_engine(node: Node, mark: str) -> None:
-    dockerd = shutil.which("dockerd", path=_PATHS)
-    assert dockerd is not None, "dockerd is not installed"
-    argv = [dockerd, "--host", node.socket, "--data-root", f"{node.root}/docker", "--exec-root", f"{node.root}/x"]
-    argv += ["--pidfile", f"{node.root}/d.pid", "--bip", f"10.213.{100 + node.number}.1/24", "--iptables=true"]
-    node.start(argv, mark, "dockerd.log")
-
-
-def _load_image(node: Node) -> None:
-    def answers() -> bool | None:
-        done = subprocess.run(["docker", "--host", node.socket, "version"], capture_output=True)
-        return True if done.returncode == 0 else None
-
-    wait_for(answers, 60.0, lambda: processes.last_words(node.root / "dockerd.log"))
-    saved = subprocess.Popen(["docker", "save", IMAGE], stdout=subprocess.PIPE)
-    assert saved.stdout is not None
-    with saved.stdout:
-        subprocess.run(["docker", "--host", node.socket, "load", "--quiet"], stdin=saved.stdout, check=True)
-    assert saved.wait() == 0
+def _nodes(root: Path, kind: Callable[[Path, int], Node]) -> tuple[Node, Node]:
+    return kind(root / "1", 1), kind(root / "2", 2)
 
 
 def _start_server(root: Path, program: Path, mark: str) -> str:
@@ -226,31 +254,6 @@ def _two_in_a_row() -> Ports | None:
     return None
 
 
-def _start_client(node: Node, program: Path, mark: str, server_rpc: int) -> None:
-    (node.root / "client.hcl").write_text(f"""name = "{node.name}"
-data_dir = "{node.root}/n"
-bind_addr = "0.0.0.0"
-advertise {{
-  http = "{node.address}"
-  rpc  = "{node.address}"
-  serf = "{node.address}"
-}}
-ports {{
-  http = {_CLIENT_HTTP}
-  rpc  = {_CLIENT_RPC}
-}}
-server {{ enabled = false }}
-client {{
-  enabled           = true
-  servers           = ["{node.host}:{server_rpc}"]
-  network_interface = "eth0"
-  meta {{ agentenv_data_dir = "{node.root}/n" }}
-}}
-""")
-    argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl"))]
-    node.start([*argv, "-config", f"{node.root}/client.hcl"], mark, "client.log", DOCKER_HOST=node.socket)
-
-
 def _ready(found: TwoNodes) -> bool:
     try:
         nodes = found.nomad.get("/v1/nodes")
@@ -278,7 +281,7 @@ def _end(root: Path, mark: str, nodes: tuple[Node, Node]) -> None:
 
 def _remove_containers(node: Node) -> None:
     with contextlib.suppress(docker.errors.DockerException):
-        client = docker.DockerClient(base_url=node.socket, timeout=30)
+        client = docker.DockerClient(base_url=node.socket, timeout=scaled(30))
         try:
             for container in client.containers.list(all=True, ignore_removed=True):
                 container.remove(force=True)
