@@ -69,6 +69,7 @@ _FILES: Final = {
     "etc/systemd/network/10-guest.network": _NETWORK.format(mac=_OWN_MAC, address="10.0.2.15") + "Gateway=10.0.2.2\n",
     **{
         f"etc/systemd/network/20-node{node}.network": _NETWORK.format(mac=node_mac(node), address=f"10.213.{node}.2")
+        + f"[Route]\nDestination=10.213.0.0/16\nGateway=10.213.{node}.1\n"  # a server is known by one address to both
         for node in (1, 2)
     },
     "etc/fstab": "/dev/vda / ext4 defaults,noatime 0 1\n",

@@ -235,8 +235,8 @@ ports {{
 server {{
   enabled           = true
   bootstrap_expect  = 1
-  heartbeat_grace   = "8s"
-  min_heartbeat_ttl = "4s"
+  heartbeat_grace   = "{scaled(8):g}s"
+  min_heartbeat_ttl = "{scaled(4):g}s"
 }}
 client {{ enabled = false }}
 """)
