@@ -13,8 +13,8 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.api.assembly import tool_server
+from agentenv.api.tool_server.app import served
 from agentenv.api.tool_server.core import ToolServer
-from agentenv.api.tool_server.serve import served
 from agentenv.api.tool_server.settings import ToolServerSettings
 from agentenv.api.tool_server.tool import ExternalTool
 from agentenv.errors import ConfigError, ConnectionLostError

@@ -18,9 +18,9 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
+from agentenv.api.tool_server.app import served
 from agentenv.api.tool_server.core import ToolServer
 from agentenv.api.tool_server.inprocess import InProcessTools
-from agentenv.api.tool_server.serve import served
 from agentenv.errors import (
     AcquireTimeoutError,
     CallLostError,

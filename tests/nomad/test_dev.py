@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentenv import shipped
-from agentenv.dev import agent, docker_engine, processes, slot_check
+from agentenv.dev import agent, docker_engine, processes
 from agentenv.dev import cluster as dev_cluster
 from agentenv.dev.agent import AgentPlace
 from agentenv.errors import SandboxUnavailableError
@@ -83,10 +83,10 @@ def test_up_again_status_and_down(place: AgentPlace) -> None:
 def test_slot_that_does_not_answer_is_explained_and_nothing_of_it_stays(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_check, "IMAGE", "registry.invalid/agentenv-sandbox:1")
+    monkeypatch.setattr(dev_cluster, "IMAGE", "registry.invalid/agentenv-sandbox:1")
 
     with pytest.raises(SandboxUnavailableError, match=r"no slot answered: .*cannot pull image 'registry") as no:
-        slot_check.check(cluster.address)
+        dev_cluster.check_slot(cluster.address)
 
     assert "agentenv image build" in no.value.next_step
     assert cluster.nomad.get("/v1/jobs", prefix="agentenv-check") == []

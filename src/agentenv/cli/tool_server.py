@@ -63,7 +63,7 @@ async def _serve(
     settings: ToolServerSettings, token: str, token_file: Path, host: str, port: int, as_json: bool
 ) -> None:
     from agentenv.api.assembly import tool_server as assembled
-    from agentenv.api.tool_server.serve import served
+    from agentenv.api.tool_server.app import served
 
     async with assembled(settings) as server, served(server, token, host=host, port=port) as url:
         names = [tool.name for tool in server.describe().tools if not tool.unavailable]

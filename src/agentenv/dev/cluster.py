@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +19,25 @@ from typing import Any
 import docker
 from docker.errors import APIError, DockerException
 
-from agentenv.config import NomadSettings, cache_dir
-from agentenv.dev import HTTP_PORT, agent, docker_engine, program, slot_check
+from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, cache_dir
+from agentenv.containers.control import ContainerControl
+from agentenv.deadlines import scaled
+from agentenv.dev import HTTP_PORT, agent, docker_engine, program
 from agentenv.dev.agent import AgentPlace, Ports
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
+from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.image import IMAGE, BuildStep, Report, connect, ensure_image, image_status, silent
 from agentenv.locks import locked
 from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error
+from agentenv.slots.pool import SlotPool
+from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.server import ServerInfo
 
+_CHECK_WITHIN_S = scaled(90.0)
+_CHECK_NAME = "agentenv-check"
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
 
 
@@ -97,7 +106,7 @@ def up(
         described = None
         if check:
             report(BuildStep("slot", "waiting for one to answer"))
-            described = slot_check.check(address)
+            described = check_slot(address)
     return Cluster(place, address, started, described)
 
 
@@ -239,3 +248,37 @@ def _alone(place: AgentPlace) -> Iterator[None]:
     """Allow one ``up`` or ``down`` of a place at a time. The lock is next to it, because ``down`` removes the place."""
     with locked(place.root.with_name(f"{place.root.name}.lock")):
         yield
+
+
+def check_slot(address: str) -> ServerInfo:
+    """Run a command in a slot of a new container, and return what the container reports (``isolation``, ``proofs``, …).
+
+    Raises SandboxUnavailableError with the reason given by Nomad or the container.
+    """
+    try:
+        return asyncio.run(_slot_answer(address))
+    except AgentEnvError as error:
+        raise SandboxUnavailableError(
+            f"no slot answered: {error.message}",
+            next_step=error.next_step or "see docs/nomad.md, 'When it does not start'",
+        ) from error
+
+
+async def _slot_answer(address: str) -> ServerInfo:
+    nomad = NomadSettings(
+        address=address, job_id=f"{_CHECK_NAME}-{secrets.token_hex(4)}", image=IMAGE, run_name=_CHECK_NAME
+    )
+    container = ContainerSettings(slots_per_container=1, isolation="full")
+    one = PoolSettings(max_containers=1, acquire_timeout_s=_CHECK_WITHIN_S, start_timeout_s=_CHECK_WITHIN_S)
+    async with (
+        SlotPool(NomadBackend(container, nomad, start_timeout_s=_CHECK_WITHIN_S), one) as pool,
+        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+        executor.open(_CHECK_NAME) as session,
+    ):
+        result = await session.call("bash", {"command": "echo $((6 * 7))"})
+        if result.stdout != "42\n":
+            raise SandboxUnavailableError(
+                f"`echo` gave {result!r}", next_step="`agentenv doctor` says what this machine lacks"
+            )
+        async with ContainerControl(session.lease.container) as control:
+            return await control.info()

@@ -100,7 +100,7 @@ class Store:
             ) from error
 
     def take(self, digest: str, source: SourceImage, *, reference: str = "", progress: Report = silent) -> StoredImage:
-        """The image of that digest from a source that says it has it (:mod:`agentenv.store.peers`); ``reference`` means
+        """The image of that digest from a source that says it has it (another node's keeper); ``reference`` means
         it from now on. Raises BadImageError when the source's image is another one; ImageUnavailableError."""
         try:
             stored = Intake(self.layout, self._limits, progress).take(source)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
-from agentenv.tools.builtin import BUILTIN
 from agentenv.tools.json_text import read_json
 from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import for_code
+from agentenv.wire.sessions import SLOT_TOOLS
 
+BUILTIN: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in SLOT_TOOLS)
+"""The tools every slot has, from their rows in the wire vocabulary."""
 _SNIPPET_CHARS = 20
 
 
@@ -37,7 +39,7 @@ class ToolCatalog:
 
     @classmethod
     def builtin(cls) -> ToolCatalog:
-        """The tools every slot has (:data:`agentenv.tools.builtin.BUILTIN`)."""
+        """The tools every slot has (:data:`BUILTIN`)."""
         return cls(BUILTIN)
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.dev import cluster, docker_engine, processes, slot_check
+from agentenv.dev import cluster, docker_engine, processes
 from agentenv.dev.agent import (
     AgentPlace,
     Ports,
@@ -314,5 +314,5 @@ def test_engine_needs_root_and_dockerd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_check_says_what_a_farm_would_be_told() -> None:
     with pytest.raises(SandboxUnavailableError, match="no slot answered: no Nomad server responds at http://127") as no:
-        slot_check.check("http://127.0.0.1:1")
+        cluster.check_slot("http://127.0.0.1:1")
     assert "make nomad-dev" in no.value.next_step

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentenv.api.image_keeper.metrics import KEEPER_METRICS
+from agentenv.api.image_keeper.app import KEEPER_METRICS
 from agentenv.metrics.catalog import FARM_METRICS, METRICS
 from agentenv.sandbox.server.metrics import METRICS as SANDBOX_METRICS
 

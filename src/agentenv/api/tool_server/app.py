@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
+from agentenv.api import serving
 from agentenv.api.tool_server.auth import authorized
 from agentenv.api.tool_server.core import ToolServer
 from agentenv.errors import AgentEnvError, CallLostError, PoolClosedError
@@ -98,3 +100,15 @@ def _refused(status: int, code: str, message: str, next_step: str) -> Response:
 async def _not_here(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return _refused(status, "protocol", str(getattr(error, "detail", error)), "see docs/tool-server.md")
+
+
+@contextlib.asynccontextmanager
+async def served(server: ToolServer, token: str, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serve an open tool server; yields its URL. Port 0: any free one. Leaving stops serving, not the server.
+
+    Raises: ConfigError when it cannot listen there.
+    """
+    # Its requests are sent away at the end: otherwise they would be cut off after a while with a 500.
+    app = tool_app(server, token)
+    async with serving.served(app, "tool server", host=host, port=port, ending=server.send_away) as url:
+        yield url
