@@ -6,6 +6,7 @@ A failing *file* operation raises ``OSError`` with the slot's errno (``FileNotFo
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import shlex
 from abc import ABC, abstractmethod
@@ -17,15 +18,19 @@ from typing import Any, Final, Literal, Self, overload
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
+from agentenv.containers.layers import image_above
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.programs import StreamedProgram, checked_order, start_program
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
-from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.errors import CheckpointError, ConfigError, InfraError, InvalidArgumentsError
 from agentenv.executor.session import Checkpoint, ToolSession
-from agentenv.sdk.commits import committed
 from agentenv.sdk.forwards import forwarded
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
-from agentenv.sdk.roots import Network, network_policy
+from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
+from agentenv.slots.farm_images import FarmImages
+from agentenv.store.addition import Runtime
+from agentenv.store.reference import committed as committed_reference
+from agentenv.store.store import Store
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
@@ -39,6 +44,7 @@ from agentenv.wire.tools import (
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
+_ELSEWHERE: Final = "images are made where the slot's own is stored: pull it here, or use a sandbox of this machine"
 
 
 class SlotTools(ABC):
@@ -410,3 +416,43 @@ def _check_file_result(tool: str, path: str, result: CallResult) -> None:
 def without_none(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments without those left at None, which the tools do not take."""
     return {name: value for name, value in given.items() if value is not None}
+
+
+async def committed(session: ToolSession, name: str) -> str:
+    """See :meth:`SlotTools.commit`."""
+    named = _reference(name) if name else ""
+    if session.root is None or not session.root.image:
+        raise CheckpointError("a slot without an image cannot become one", next_step="lease one with an image")
+    if (farm := farm_images(session.pool)) is not None:
+        return await _committed_there(session, farm, named)
+    store = await asyncio.to_thread(Store.open, store_directory())
+    base = await asyncio.to_thread(store.find, session.root.image)
+    if base is None:
+        raise ConfigError("image", f"{session.root.image} is not in {store_directory()}", next_step=_ELSEWHERE)
+    checkpoint = await session.checkpoint()
+    try:
+        container = session.lease.container
+        image, _ = await image_above(store, base, container, checkpoint.root.checkpoint, Runtime.of(base))
+    finally:
+        await session.drop(checkpoint)
+    if named:
+        await asyncio.to_thread(store.name, named, image)
+    return image.digest
+
+
+def _reference(name: str) -> str:
+    """``committed:NAME``. Raises ConfigError (``name``)."""
+    try:
+        return str(committed_reference(name.removeprefix("committed:")))
+    except ConfigError as error:
+        raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1") from error
+
+
+async def _committed_there(session: ToolSession, farm: FarmImages, named: str) -> str:
+    """Into the store of the slot's node, by its keeper."""
+    checkpoint = await session.checkpoint()
+    root = checkpoint.root
+    try:
+        return (await farm.commit(checkpoint.container, root.checkpoint, root.image, named)).digest
+    finally:
+        await session.drop(checkpoint)

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import traceback
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from agentenv.api.tool_server.audit import AuditLog
-from agentenv.api.tool_server.budget import Budgets
 from agentenv.api.tool_server.cassette import Cassette, Recording, file_name, key_of
 from agentenv.api.tool_server.secrets import Secrets
 from agentenv.api.tool_server.settings import ToolServerSettings
@@ -25,10 +24,12 @@ from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun
 from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError, from_wire
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
-from agentenv.wire.toolserver import ToolCallRequest
+from agentenv.wire.toolserver import CallScope, ToolCallRequest
 
 logger = logging.getLogger(__name__)
 
+_MOST_OWNERS: Final = 20_000
+"""Trajectories, and groups, whose calls are counted; the least recently used one is forgotten first."""
 _MOST_CASSETTES: Final = 1_000
 
 
@@ -318,3 +319,46 @@ def _is_utf8(raw: bytes) -> bool:
 
 def _head(text: str, limit_bytes: int) -> str:
     return text.encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
+
+
+class Budgets:
+    """Counts per owner and tool. A limit of None never refuses."""
+
+    def __init__(self) -> None:
+        self._trajectories: OrderedDict[str, Counter[str]] = OrderedDict()
+        self._groups: OrderedDict[str, Counter[str]] = OrderedDict()
+
+    def spend(self, scope: CallScope, tool: str, *, per_trajectory: int | None, per_group: int | None) -> str | None:
+        """Count one call; or return, for the model, why it may not be made (then nothing is counted)."""
+        own = _counts_of(self._trajectories, scope.trajectory)
+        if per_trajectory is not None and own[tool] >= per_trajectory:
+            return f"{tool} may be called {_times(per_trajectory)}: the limit is reached, continue without it"
+        group = _counts_of(self._groups, scope.group) if scope.group else Counter[str]()
+        if per_group is not None and group[tool] >= per_group:
+            reached = "the limit is reached, continue without it"
+            return f"{tool} may be called {_times(per_group)} by the whole group: {reached}"
+        own[tool] += 1
+        group[tool] += 1
+        return None
+
+    def refund(self, scope: CallScope, tool: str) -> None:
+        """Do not count a call that failed on our side."""
+        for kept, owner in ((self._trajectories, scope.trajectory), (self._groups, scope.group)):
+            if owner in kept and kept[owner][tool] > 0:
+                kept[owner][tool] -= 1
+
+    def ended(self, trajectory: str) -> None:
+        """Forget the trajectory; its group's counts stay."""
+        self._trajectories.pop(trajectory, None)
+
+
+def _counts_of(kept: OrderedDict[str, Counter[str]], owner: str) -> Counter[str]:
+    counts = kept.setdefault(owner, Counter())
+    kept.move_to_end(owner)
+    if len(kept) > _MOST_OWNERS:
+        kept.popitem(last=False)
+    return counts
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
