@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
 from agentenv.sandbox.control_protocol import (
@@ -17,10 +20,8 @@ from agentenv.sandbox.control_protocol import (
     SlotRefused,
 )
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.kept_checkpoints import KeptCheckpoints
 from agentenv.sandbox.server.layer_routes import LayerExports
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, Received, SlotHandedOver
@@ -34,7 +35,76 @@ from agentenv.wire.roots import unfit
 from agentenv.wire.server import SlotsReply
 from agentenv.wire.states import SlotState
 
+_KEEP_CHECKPOINTS_S: Final = 1800.0
+"""How long a run's checkpoints are kept while it has no lease in the container."""
+
 log = logging.getLogger(__name__)
+
+
+class Attendance:
+    """Authenticated requests, as far as they show that somebody is there: a container that outlives its starter ends
+    itself when nobody uses it. Pure but for the clock."""
+
+    def __init__(self, after_s: float, clock: Callable[[], float]) -> None:
+        """``after_s``: how long a container may be unattended; 0: for ever."""
+        self._after_s = after_s
+        self._clock = clock
+        self._open = 0
+        self._last_at_s = clock()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """During one request. A long one (a watch, a stream) attends to the container until it ends."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._last_at_s = self._clock()
+
+    def is_over(self, *, leased: bool) -> bool:
+        """Whether the container has been unattended for too long. Never while a slot is ``leased``."""
+        if not self._after_s or self._open or leased:
+            return False
+        return self._clock() - self._last_at_s >= self._after_s
+
+
+class KeptCheckpoints:
+    """The checkpoints made for runs of a farm, and when each run was seen last, so that those of a run that is gone do
+    not take the room of others. Those of no run, whose container is its pool's own, are kept as long as that. Pure."""
+
+    def __init__(self, keep_s: float = _KEEP_CHECKPOINTS_S) -> None:
+        self._keep_s = keep_s
+        self._runs: dict[str, str] = {}
+        """By checkpoint."""
+        self._seen: dict[str, float] = {}
+
+    def made(self, checkpoint: str, run: str, now: float) -> None:
+        """A checkpoint was made of a slot that the run has leased."""
+        if run:
+            self._runs[checkpoint] = run
+            self._seen[run] = now
+
+    def dropped(self, checkpoint: str) -> None:
+        """It is forgotten; no effect for one that is not known."""
+        self._runs.pop(checkpoint, None)
+
+    def seen(self, run: str, now: float) -> None:
+        """The run has a lease in the container."""
+        if run in self._seen:
+            self._seen[run] = now
+
+    def stale(self, leasing: Iterable[str], now: float) -> list[str]:
+        """Checkpoints of runs that have not been seen for too long and are not ``leasing`` now, which are forgotten."""
+        for run in leasing:
+            self.seen(run, now)
+        gone = {run for run, seen in self._seen.items() if now - seen > self._keep_s}
+        found = [checkpoint for checkpoint, run in self._runs.items() if run in gone]
+        for checkpoint in found:
+            del self._runs[checkpoint]
+        for run in gone:
+            del self._seen[run]
+        return found
 
 
 class Container:

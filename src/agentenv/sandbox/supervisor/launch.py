@@ -32,7 +32,6 @@ from agentenv.sandbox.supervisor import (
     disk_layers,
     events,
     isolation,
-    log_file,
     mounts,
     network,
     server_process,
@@ -55,6 +54,9 @@ _SHARE = "stop some of them, or let sandboxes share containers: agentenv.Farm(sl
 _STDERR = 2
 _OF_USER = "--of-ordinary-user"
 """Given by this program to itself."""
+_TRIM_EVERY_S = 60.0
+_LOG_BYTES = 1024 * 1024
+_LOG_KEPT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -426,7 +428,19 @@ def _next_signal(*, detached: bool) -> int:
     """Wait for a signal, keeping the log of a detached container short meanwhile."""
     signals = {*_SIGNALS, signal.SIGCHLD}
     while detached:
-        if (found := signal.sigtimedwait(signals, log_file.TRIM_EVERY_S)) is not None:
+        if (found := signal.sigtimedwait(signals, _TRIM_EVERY_S)) is not None:
             return found.si_signo
-        log_file.trim(_STDERR)
+        trim_log(_STDERR)
     return signal.sigwait(signals)
+
+
+def trim_log(fd: int) -> None:
+    """Cut a log of more than 1 MiB to its last lines. ``fd`` can read and appends, like those of all its writers.
+
+    A line written meanwhile may be lost.
+    """
+    size = os.fstat(fd).st_size
+    if size > _LOG_BYTES:
+        _, _, tail = os.pread(fd, _LOG_KEPT_BYTES, size - _LOG_KEPT_BYTES).partition(b"\n")
+        os.ftruncate(fd, 0)
+        os.write(fd, tail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.sandbox.server.attendance import Attendance
+from agentenv.sandbox.server.container import Attendance
 from tests.clock import ManualClock
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.sandbox.server.kept_checkpoints import KeptCheckpoints
+from agentenv.sandbox.server.container import KeptCheckpoints
 
 
 def test_checkpoints_go_when_their_run_has_had_no_lease_for_long() -> None:

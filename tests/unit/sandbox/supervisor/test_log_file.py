@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agentenv.sandbox.supervisor import log_file
+from agentenv.sandbox.supervisor.launch import trim_log
 
 MIB = 1024 * 1024
 
@@ -16,13 +16,13 @@ def test_a_long_log_keeps_its_last_lines_and_goes_on(tmp_path: Path) -> None:
     try:
         lines = [b"line %07d\n" % number for number in range(100_000)]
         os.write(fd, b"".join(lines))
-        log_file.trim(fd)
+        trim_log(fd)
         left = log.read_bytes()
         assert len(left) <= MIB // 4
         assert left.splitlines(keepends=True) == lines[-len(left) // len(lines[0]) :]
         os.write(fd, b"more\n")
         assert log.read_bytes() == left + b"more\n"
-        log_file.trim(fd)
+        trim_log(fd)
         assert log.read_bytes() == left + b"more\n"
     finally:
         os.close(fd)
@@ -33,7 +33,7 @@ def test_one_endless_line_does_not_stay(tmp_path: Path) -> None:
     fd = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(fd, b"x" * (2 * MIB))
-        log_file.trim(fd)
+        trim_log(fd)
         assert log.read_bytes() == b""
     finally:
         os.close(fd)
