@@ -17,20 +17,20 @@ from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUna
 from agentenv.sandbox.loop_watch import LoopWatch, Stalls
 from agentenv.sandbox.server import access, metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
+from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.layer_routes import LayerRoutes
-from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.tools.connect_route import ConnectRoute
 from agentenv.sandbox.server.tools.program_route import ProgramRoute
 from agentenv.sandbox.server.tools.tar_routes import TarRoutes
-from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
+from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes, lease_key
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
-from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
+from agentenv.wire.calls import LIVE_WAIT_S, Accepted, Batch, Cancel, Failure, LiveOutput, client_message
 from agentenv.wire.leases import (
     CheckpointRequest,
     DropRequest,
@@ -50,6 +50,9 @@ _MAX_SHOWN = 500
 _LARGE_BYTES = 64 * 1024
 """A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten: a
 client that sends one after the other has no more than half of the loop."""
+_MAX_OUTPUT_BYTES = 128 * 1024
+"""Of each stream of a running command in one reply."""
+_OUTPUT_LOOK_S = 0.05
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -93,6 +96,7 @@ class SandboxApp:
         router.add_get("/v1/stalls", self._stalls)
         router.add_get("/v1/stream", self._stream)
         router.add_post("/v1/batch", self._post_batch)
+        router.add_get("/v1/calls/{call}/output", self._get_output, allow_head=False)
         router.add_post("/v1/leases", self._post_lease)
         router.add_post("/v1/leases/renew", self._post_renew)
         router.add_post("/v1/leases/release", self._post_release)
@@ -105,7 +109,6 @@ class SandboxApp:
         ConnectRoute(self.container).add_to(router)
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
-        OutputRoutes(self.container).add_to(router)
         ProgramRoute(self.container).add_to(router)
         TarRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
@@ -222,6 +225,24 @@ class SandboxApp:
             request.app[STREAMS].discard(socket)
         return socket
 
+    async def _get_output(self, request: web.Request) -> web.StreamResponse:
+        """What a running command has printed so far.
+
+        It reads the same capture that the result is made of, from the offsets a client has reached. So it holds nothing
+        of its own, and a slow or absent reader costs the command nothing: it misses what the capture drops, and is told
+        how much.
+        """
+        holder = holder_of(request, self.container)
+        key, call_id = lease_key(request), request.match_info["call"]
+        stdout, stderr = _offset(request, "stdout"), _offset(request, "stderr")
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LIVE_WAIT_S
+        while True:
+            output = _output_of(holder.in_flight(key, call_id), stdout, stderr)
+            if output.stdout or output.stderr or output.ended or loop.time() >= until_s:
+                return web.json_response(text=output.model_dump_json())
+            await asyncio.sleep(_OUTPUT_LOOK_S)
+
     def _process_message(self, text: str, outlet: StreamOutlet, holder: Holder) -> None:
         statistics = self.container.counted
         try:
@@ -300,6 +321,22 @@ def _failure(error: AgentEnvError, text: str | None) -> bytes:
     if isinstance(raw, dict) and type(raw.get("batch")) is int:
         batch = raw["batch"]
     return Failure(error=error.code, message=error.message, batch=batch).model_dump_json().encode()
+
+
+def _output_of(asked: CallInFlight, stdout: int, stderr: int) -> LiveOutput:
+    process = asked.process
+    if asked.message is not None or process is None or process.stdout is None or process.stderr is None:
+        return LiveOutput(stdout_from=stdout, stderr_from=stderr, ended=asked.message is not None)
+    stdout, out = process.stdout.kept.read(stdout, _MAX_OUTPUT_BYTES)
+    stderr, err = process.stderr.kept.read(stderr, _MAX_OUTPUT_BYTES)
+    return LiveOutput(stdout=out, stdout_from=stdout, stderr=err, stderr_from=stderr)
+
+
+def _offset(request: web.Request, stream: str) -> int:
+    text = request.query.get(stream, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ProtocolError(f"{stream}: must be a number of bytes")
+    return int(text)
 
 
 def _reply(model: WireModel) -> web.Response:

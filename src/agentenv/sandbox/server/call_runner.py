@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+from pydantic_core import to_json
 
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
@@ -17,14 +19,16 @@ from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.server.tools.bash import Shells, binary_output, output
-from agentenv.sandbox.server.tools.encoded import encoded
-from agentenv.sandbox.server.tools.files import run_file_tool
+from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sessions.start_errors import cannot_start
+from agentenv.wire.base import WireModel
 from agentenv.wire.tools import BashArguments
 
 KILL_GRACE_S = scaled(15.0)
 """Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
+_AT_ONCE = 500
+"""Entries of a list encoded in one iteration of the loop: a millisecond or two."""
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +174,7 @@ class CallRunner:
             outcome = await run_file_tool(
                 asked.tool, asked.arguments, runner, paths=self._io.paths, attached=asked.attached
             )
-            content = await encoded(outcome)
+            content = await _encoded(outcome)
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = ended(asked, self._loop.time(), fields)
             self._check_above()
@@ -227,3 +231,31 @@ def _finished(process: Process) -> Finished:
     stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     stderr = b"".join(process.stderr.kept.parts())
     return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)
+
+
+async def _encoded(outcome: FileOutcome) -> Content:
+    """The outcome of a file tool, ready to be sent: its reply as JSON, encoded in pieces, so that a listing of 100,000
+    entries does not block the loop."""
+    if outcome.content is None:
+        return NO_CONTENT
+    pieces = []
+    for piece in _pieces(outcome.content):
+        pieces.append(piece)
+        if len(piece) > _AT_ONCE:
+            await asyncio.sleep(0)
+    return Content(tuple(pieces), {f"content.{name}": (raw,) for name, raw in outcome.raw.items()})
+
+
+def _pieces(content: WireModel) -> Iterator[bytes]:
+    """The JSON of ``content``, with its one long list in parts."""
+    long = next((name for name, value in content if isinstance(value, tuple) and len(value) > _AT_ONCE), None)
+    if long is None:
+        yield content.model_dump_json().encode()
+        return
+    entries = getattr(content, long)
+    rest = content.model_dump_json(exclude={long}).encode()
+    yield b'{"%b":[' % long.encode()
+    for start in range(0, len(entries), _AT_ONCE):
+        part = to_json(entries[start : start + _AT_ONCE])
+        yield (b"," if start else b"") + part[1:-1]
+    yield b"]}" if rest == b"{}" else b"]," + rest[1:]

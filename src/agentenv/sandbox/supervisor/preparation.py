@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import socket
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, static_bash, tmux_bundle
+from agentenv.deadlines import scaled
+from agentenv.sandbox.slot_env import PATH
+from agentenv.sandbox.supervisor import cgroups, image_probes, isolation, mounts, rootfs, static_bash
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges, has_store, ids_of_trees
@@ -28,6 +32,8 @@ from agentenv.wire.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 _STORE_LOOK_S: Final = 0.5
+_LOCALE: Final = Path("/usr/lib/locale/C.utf8/LC_CTYPE")
+_LDD_S: Final = scaled(10.0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial, "rg": launch.ripgrep}
     if launch.shell is not None:
         programs["bash"] = launch.shell
-    tmux = tmux_bundle.find() if spec.store_dir else []
+    tmux = tmux_bundle() if spec.store_dir else []
     tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
     if spec.store_dir and identity.mode != isolation.USER:
         # Refused where the network is another user namespace's, as an ordinary user's is: nothing covers /sys there.
@@ -139,6 +145,39 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
         bash_build=static_bash.build_of(launch.shell) if launch.shell is not None and spec.store_dir else "",
     )
     return setup, place
+
+
+def tmux_bundle() -> list[tuple[str, Path]]:
+    """The machine's tmux with all that it needs, to be shown to image slots whose image has none: the files, by their
+    names in it (:func:`agentenv.sandbox.slot_paths.bundled_tmux`); none where the machine has no tmux, or one that is
+    not linked as expected.
+
+    Such an image has another C library, or none: the bundle has the dynamic linker and the libraries that tmux is
+    linked with, and the UTF-8 locale without which it does not start. It takes 5 MB, once for a container.
+    """
+    program = shutil.which("tmux", path=PATH)
+    if program is None or not _LOCALE.is_file():
+        return []
+    try:
+        asked = subprocess.run(
+            ["ldd", program], capture_output=True, text=True, timeout=_LDD_S, env={"PATH": PATH}, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    linked = list(_linked_paths(asked.stdout))
+    linker = [path for path in linked if path.name.startswith("ld-")]
+    if len(linker) != 1:
+        return []
+    libraries = [(f"lib/{path.name}", path) for path in linked if path not in linker]
+    return [("tmux", Path(program)), ("ld.so", linker[0]), ("locale/C.UTF-8/LC_CTYPE", _LOCALE), *libraries]
+
+
+def _linked_paths(listed: str) -> Iterator[Path]:
+    """What ldd lists: ``NAME => PATH (ADDRESS)``, or ``PATH (ADDRESS)`` of the dynamic linker."""
+    for line in listed.splitlines():
+        named = line.rpartition("=>")[2].split()
+        if named and named[0].startswith("/"):
+            yield Path(named[0])
 
 
 def _proc(name: str) -> str:

@@ -68,7 +68,7 @@ def build(
     slots: int,
 ) -> Tree:
     """Fill ``private`` (our own tmpfs); ``programs`` by their names in ``/run/agentenv``, ``tmux`` the files of
-    :mod:`~agentenv.sandbox.supervisor.tmux_bundle`, for image slots.
+    :func:`~agentenv.sandbox.supervisor.preparation.tmux_bundle`, for image slots.
 
     Raises ConfigError for a bind that fails, OSError when the machine has no ``/usr`` or memory for it.
     """

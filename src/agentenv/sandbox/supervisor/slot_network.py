@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.slot_env import proxy_env
-from agentenv.sandbox.supervisor import network
+from agentenv.sandbox.supervisor import network, syscalls
 from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.proxy_process import ProxyTemplate, SlotProxy
 from agentenv.sandbox.supervisor.reaper import Reaper
-from agentenv.sandbox.supervisor.slot_listener import open_listener
 from agentenv.tasks import finish
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.spec import SandboxSpec
 
 _NONE = NO_NETWORK
+_USUAL_PORT = 3128
+_BACKLOG = 1024
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class SlotNetwork:
         if self.proxy is not None:
             await self.proxy.change(policy)
         elif policy.kind == "allow":
-            listener = open_listener(self._namespaces.network_fd)
+            listener = _open_listener(self._namespaces.network_fd)
             self._port = listener.getsockname()[1]
             self.proxy = SlotProxy(self._services.proxies, self._namespaces.slot, listener, policy)
             await self.proxy.start()
@@ -126,3 +130,45 @@ class SlotNetwork:
         if stack is self._stack and not ended.cancelled():
             self._stack = None
             self._on_lost(ended.result())
+
+
+def _open_listener(namespace_fd: int) -> socket.socket:
+    """The socket at which a slot reaches its proxy, made inside the slot's network namespace, served from outside: it
+    listens on 127.0.0.1 there. If a process of the slot holds the usual port, it gets a free one: ask the socket. It
+    belongs to the namespace and to nobody in it.
+
+    The caller needs CAP_SYS_ADMIN over the namespace, as its owner's parent has, and the loopback device has to be up.
+    Raises OSError. A thread of its own enters the namespace, because it could not be sure to come back.
+    """
+    made: list[socket.socket] = []
+    failures: list[OSError] = []
+
+    def make() -> None:
+        try:
+            syscalls.setns(namespace_fd, syscalls.CLONE_NEWNET)
+            made.append(_listening())
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=make, name="slot listener")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return made[0]
+
+
+def _listening() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        try:
+            listener.bind(("127.0.0.1", _USUAL_PORT))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listener.bind(("127.0.0.1", 0))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

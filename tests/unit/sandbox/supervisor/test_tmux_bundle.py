@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.slot_paths import bundled_tmux
-from agentenv.sandbox.supervisor import tmux_bundle
+from agentenv.sandbox.supervisor import preparation
 
 
 def test_the_bundle_runs_with_nothing_but_its_files(tmp_path: Path) -> None:
-    found = tmux_bundle.find()
+    found = preparation.tmux_bundle()
     for name, source in found:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, tmp_path / name)
@@ -28,8 +28,8 @@ def test_the_bundle_runs_with_nothing_but_its_files(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_tmux_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tmux_bundle, "PATH", "/nonexistent")
-    assert tmux_bundle.find() == []
+    monkeypatch.setattr(preparation, "PATH", "/nonexistent")
+    assert preparation.tmux_bundle() == []
 
 
 def test_what_ldd_lists() -> None:
@@ -39,7 +39,7 @@ def test_what_ldd_lists() -> None:
 \tlibgone.so => not found
 \t/lib64/ld-linux-x86-64.so.2 (0x00007fdefcb49000)
 """
-    assert [str(path) for path in tmux_bundle._paths(listed)] == [
+    assert [str(path) for path in preparation._linked_paths(listed)] == [
         "/lib/x86_64-linux-gnu/libtinfo.so.6",
         "/lib64/ld-linux-x86-64.so.2",
     ]
