@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import platform
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import docker
@@ -22,6 +28,8 @@ from agentenv.image.context import (
     DOCKERFILE,
     IMAGE,
     LABEL_CONTENT,
+    PYTHON_VERSION,
+    REQUIREMENTS,
     BuildFile,
     content_hash,
     package_entries,
@@ -30,7 +38,6 @@ from agentenv.image.context import (
 )
 from agentenv.image.engine import connect
 from agentenv.image.progress import BuildStep, Report, silent
-from agentenv.image.wheels import site_directory
 from agentenv.locks import locked
 from agentenv.sandbox.slotagent.build import ensure_built
 
@@ -38,6 +45,11 @@ LABEL_BASE = "agentenv.base"
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _BUILD_TIMEOUT_S = 1800
+_PIP_TIMEOUT_S = 600
+_LAST_WORDS = 600
+_GLIBC_MINORS = (36, 35, 34, 31, 28, 27, 24, 17)
+"""Newest first: the manylinux tags that Debian 12 (glibc 2.36) accepts."""
+_INDEX = "check that pip can reach its package index"
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,52 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
         follow_build(client, context, asked, report)
     _discard_predecessors(client)
     return image_status(client, name)
+
+
+def pip_argv(python: str, target: Path, constraints: Path, machine: str) -> list[str]:
+    """Install for the image's Python and machine, whatever those of this process are."""
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS]
+    argv = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    argv += ["--no-input", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON_VERSION]
+    for name in platforms:
+        argv += ["--platform", name]
+    return [*argv, "--constraint", str(constraints), "--target", str(target), *REQUIREMENTS]
+
+
+def site_directory(cache: Path, constraints: Path) -> Path:
+    """A directory with the image's packages in the versions of ``constraints``, unpacked outside the build, which needs
+    neither pip nor a package index; fetched if it is not in ``cache``.
+
+    Raises SandboxUnavailableError with the end of pip's output.
+    """
+    made_from = [*REQUIREMENTS, PYTHON_VERSION, platform.machine(), constraints.read_text()]
+    name = f"site-{hashlib.sha256(chr(0).join(made_from).encode()).hexdigest()[:16]}"
+    directory = cache / name
+    if directory.is_dir():
+        return directory
+    cache.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
+    try:
+        _run_pip(pip_argv(sys.executable, making / "site", constraints, platform.machine()))
+        (making / "site").replace(directory)
+    except OSError:
+        if not directory.is_dir():  # unless another process was faster
+            raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return directory
+
+
+def _run_pip(argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_PIP_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxUnavailableError(f"fetching the image's packages failed: {error}", next_step=_INDEX) from error
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip()[-_LAST_WORDS:]
+        raise SandboxUnavailableError(f"fetching the image's packages failed: {words}", next_step=_INDEX)
 
 
 def follow_build(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, object], report: Report) -> None:

@@ -227,3 +227,12 @@ def test_base_has_no_manuals_but_keeps_licences(tmp_path: Path) -> None:
     assert argv.index("--dpkgopt=path-include=/usr/share/doc/*/copyright") > argv.index(
         "--dpkgopt=path-exclude=/usr/share/doc/*"
     )
+
+
+def test_packages_are_fetched_for_the_image_not_for_this_interpreter(tmp_path: Path) -> None:
+    argv = ensure.pip_argv("/py", tmp_path / "t", tmp_path / "pins", "aarch64")
+
+    assert argv[argv.index("--python-version") + 1] == "3.11"
+    assert "--only-binary=:all:" in argv
+    assert argv[argv.index("--constraint") + 1] == str(tmp_path / "pins")
+    assert {argv[at + 1].rpartition("_")[2] for at, word in enumerate(argv) if word == "--platform"} == {"aarch64"}

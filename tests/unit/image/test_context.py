@@ -16,7 +16,6 @@ import pytest
 import agentenv
 from agentenv import shipped
 from agentenv.image.context import OUR_PARTS, BuildFile, content_hash, package_entries, wheel_entries, write_context
-from agentenv.image.wheels import pip_argv
 from agentenv.sandbox.slotagent import build
 from agentenv.sandbox.slotagent.build import Binaries
 
@@ -136,15 +135,6 @@ def test_context_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(written[0])) as archive:
         assert archive.getnames() == ["Dockerfile", "a", "b"]
         assert {(member.uid, member.gid, member.mtime) for member in archive} == {(0, 0, 0)}
-
-
-def test_packages_are_fetched_for_the_image_not_for_this_interpreter(tmp_path: Path) -> None:
-    argv = pip_argv("/py", tmp_path / "t", tmp_path / "pins", "aarch64")
-
-    assert argv[argv.index("--python-version") + 1] == "3.11"
-    assert "--only-binary=:all:" in argv
-    assert argv[argv.index("--constraint") + 1] == str(tmp_path / "pins")
-    assert {argv[at + 1].rpartition("_")[2] for at, word in enumerate(argv) if word == "--platform"} == {"aarch64"}
 
 
 # -- what ships ------------------------------------------------------------------------------------

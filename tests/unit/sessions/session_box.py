@@ -11,11 +11,10 @@ from pathlib import Path
 from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.session_calls import SlotHost
+from agentenv.sandbox.server.session_calls import SlotHost, SlotSessions
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
-from agentenv.sessions.slot_sessions import SlotSessions
 
 WAIT_S = 20.0
 

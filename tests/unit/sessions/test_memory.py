@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from agentenv.sandbox.server.session_calls import SlotSessions
 from agentenv.sessions.head_tail import Rolling, seam
 from agentenv.sessions.output_window import OutputWindow
-from agentenv.sessions.slot_sessions import SlotSessions
 from agentenv.sessions.terminal import Terminal
 from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments

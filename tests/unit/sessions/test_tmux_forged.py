@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import UnknownSessionError
-from agentenv.sessions import line_reader
-from agentenv.sessions.line_reader import LINES_PER_TURN, LineReader
-from agentenv.sessions.tmux import Tmux, TmuxSetup
+from agentenv.sessions.tmux import _BURST, LINES_PER_TURN, WORK_PER_S, LineReader, Tmux, TmuxSetup
 from agentenv.sessions.unread import Unread
 from tests.unit.sessions.session_box import BoxHost
 
@@ -91,9 +89,9 @@ async def test_nothing_is_read_while_there_is_too_much_work(host: BoxHost) -> No
             while True:
                 os.write(theirs, b"\n" * 65_536)
         await asyncio.sleep(0.01)
-    allowed = line_reader._BURST + (loop.time() - began_s) * line_reader.WORK_PER_S
+    allowed = _BURST + (loop.time() - began_s) * WORK_PER_S
     done = len(lines.portions) * LINES_PER_TURN
-    assert line_reader._BURST <= done <= allowed + LINES_PER_TURN
+    assert _BURST <= done <= allowed + LINES_PER_TURN
     assert len(reader._rest) <= 65_536
     reader.close()
     os.close(theirs)
