@@ -54,8 +54,8 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.leases import Lease
+from agentenv.sandbox.server.tools.bash import encode_script
 from agentenv.sandbox.slot_env import proxy_env
-from agentenv.sandbox.slotagent.bootstrap import encode_script
 from agentenv.sandbox.slotagent.protocol import spawn_text
 from agentenv.sessions import shell_protocol
 from agentenv.wire.base import MAX_ARGUMENTS, MAX_CALL_VARIABLES, MAX_COMMAND_BYTES, MAX_COUNT, WireModel

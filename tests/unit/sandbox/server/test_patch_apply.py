@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import InvalidArgumentsError
-from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patched
+from agentenv.sandbox.server.tools.files import PatchFailedError, check_patched, patched
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH
 from agentenv.sandbox.slotagent.build import ensure_built
 

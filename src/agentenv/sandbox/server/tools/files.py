@@ -24,11 +24,10 @@ from agentenv.sandbox.server.tools.artifacts import (
     unpack,
 )
 from agentenv.sandbox.server.tools.file_records import FileRecord, RecordReader
-from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
 from agentenv.sandbox.server.tools.search import check_pattern, found, search_arguments
-from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH, TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
 from agentenv.tar_headers import mapped_descriptor
@@ -40,6 +39,8 @@ from agentenv.wire.tools import (
     ListFilesArguments,
     ListFilesReply,
     PatchArguments,
+    PatchedFile,
+    PatchReply,
     ReadFileArguments,
     ReadFileReply,
     SearchArguments,
@@ -51,6 +52,9 @@ _KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
 _RECORD_BYTES = 64
 _PATCH_FAILED = 1
 """Exit code of a patch that does not apply, as in patch(1)."""
+_PATCH_ACTIONS: Final = {"c": "created", "m": "modified", "d": "deleted", "r": "renamed", "y": "copied"}
+_MAX_PATCH_PARTS = 500
+_MAX_WHY_BYTES = 64 * 1024
 _OVERHEAD_BYTES = 32 * 1024 * 1024
 """Room for names and records in addition to the content of an archive, and for a listing."""
 _INLINE_BYTES = 256 * 1024
@@ -77,6 +81,10 @@ class _FailedError(Exception):
     def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text)
         self.outcome = FileOutcome(None, exit_code, text)
+
+
+class PatchFailedError(Exception):
+    """The patch does not fit the files. Nothing was changed; the text is for the patch's author."""
 
 
 async def run_file_tool(
@@ -226,8 +234,10 @@ class _Files:
         return reply
 
     async def patch(self, asked: PatchArguments) -> WireModel:
+        # Read and applied inside the slot, under its limits and the call's deadline: the cost of placing a hunk depends
+        # on files made in the slot.
         attached = self._attached.get("patch")
-        text = patch_text(asked) if attached is None else attached
+        text = _patch_text(asked) if attached is None else attached
         size_bytes = len(text) if isinstance(text, bytes) else text.size_bytes
         strip = "-" if asked.strip is None else str(asked.strip)
         done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
@@ -336,3 +346,52 @@ def _entry(record: FileRecord) -> FileEntry:
 
 async def _worked(size_bytes: int, work: Callable[[], T]) -> T:
     return work() if size_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
+
+
+def _patch_text(asked: PatchArguments) -> bytes:
+    """The diff as standard input for slotfiles. Raises InvalidArgumentsError when it is too long."""
+    text = asked.patch.encode("utf-8", "surrogateescape")
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidArgumentsError(f"patch: {len(text)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
+    return text
+
+
+def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
+    """Return unless the patch was rejected because of its content.
+
+    Raises: InvalidArgumentsError: it is not a diff. PatchFailedError: it does not fit the files. Both give the
+    place and the reason.
+    """
+    if exit_code not in (DOES_NOT_FIT, NO_PATCH):
+        return
+    reader = RecordReader(printed)
+    if reader.record().kind != "w":
+        raise ProtocolError("slotfiles gave no reason for refusing the patch")
+    why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
+    if exit_code == DOES_NOT_FIT:
+        raise PatchFailedError(why)
+    raise InvalidArgumentsError(f"patch: {why}", next_step="send a unified diff, as written by git diff")
+
+
+def patched(printed: bytes | memoryview) -> PatchReply:
+    """The outcome for each file. Raises ProtocolError for any other output."""
+    reader = RecordReader(printed)
+    files: list[PatchedFile] = []
+    while (record := reader.record()).kind == "p":
+        hunks, fuzz, offset_lines = reader.numbers(3)
+        action: Any = _PATCH_ACTIONS.get(chr(record.mode))
+        if action is None or len(files) == _MAX_PATCH_PARTS:
+            raise ProtocolError("slotfiles printed something else than what it patched")
+        files.append(
+            PatchedFile(
+                path=readable_name(record.path),
+                action=action,
+                old_path=readable_name(record.link) if record.link else None,
+                hunks=hunks,
+                fuzz=fuzz,
+                offset_lines=offset_lines,
+            )
+        )
+    if record.kind != "e" or reader.view():
+        raise ProtocolError("slotfiles did not confirm the patch")
+    return PatchReply(files=tuple(files))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
+from agentenv.sandbox.server.tools.bash import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.supervisor import static_bash
 from agentenv.sandbox.supervisor.static_bash import BASH
 
