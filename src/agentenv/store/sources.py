@@ -1,22 +1,27 @@
-"""Where images are read from: OCI image layouts and ``docker save`` archives, as directories or as tars.
+"""Where images are read from: OCI image layouts and ``docker save`` archives, as directories or as tars; and this
+machine's Docker engine, which writes such an archive.
 
-Both say which configuration and which blobs an image has; everything by a digest is checked against it.
+The files say which configuration and which blobs an image has; everything by a digest is checked against it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import mmap
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agentenv.errors import BadImageError, ConfigError
+from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError, missing_extra
+from agentenv.image.progress import BuildStep, Report
 from agentenv.store.layers import CHUNK_BYTES, Blob
+from agentenv.store.layout import check_room
 from agentenv.store.manifest import machine_architecture, parse_object
 from agentenv.store.reference import is_digest
 from agentenv.store.tree import layer_entries
@@ -30,6 +35,7 @@ MAX_FILES: Final = 100_000
 _NAME: Final = "org.opencontainers.image.ref.name"
 _DEPTH: Final = 4
 """Indexes in indexes."""
+_ENGINE_TIMEOUT_S: Final = 1800
 
 Descriptor = Mapping[str, Any]
 
@@ -148,6 +154,64 @@ def image_of_archive(files: Files, name: str) -> SourceImage:
     if not isinstance(config, str) or not all(isinstance(layer, str) for layer in layers):
         raise BadImageError("manifest.json of the archive is malformed")
     return SourceImage(_read(files, config), tuple(_part(files, layer) for layer in layers))
+
+
+@contextmanager
+def engine_image(name: str) -> Iterator[Any]:
+    """The engine's image of a name or id, as the SDK has it, while the connection is open. The docker SDK
+    (``agentenv[farm]``) is imported here, at first use.
+
+    Raises ConfigError (``image``) when there is none of that name, MissingExtraError; SandboxUnavailableError when no
+    engine answers.
+    """
+    try:
+        from docker.errors import DockerException, ImageNotFound
+
+        from agentenv.image.engine import connect
+    except ModuleNotFoundError as error:
+        raise missing_extra("docker-daemon:", error) or error from None
+    with contextlib.closing(connect(timeout_s=_ENGINE_TIMEOUT_S)) as client:
+        try:
+            yield client.images.get(name)
+        except ImageNotFound:
+            raise ConfigError(
+                "image", f"there is no image {name} in the Docker engine", next_step=f"docker pull {name}"
+            ) from None
+        except DockerException as error:
+            raise ImageUnavailableError(
+                f"the Docker engine failed: {error}", next_step="see the engine's log"
+            ) from error
+
+
+def engine_image_without_layers(image: Any, stored: Callable[[str], bool]) -> SourceImage | None:
+    """The image without exporting it, if all its layers are ``stored``."""
+    diff_ids = image.attrs["RootFS"].get("Layers") or []
+    if not all(is_digest(diff_id) and stored(diff_id) for diff_id in diff_ids):
+        return None
+    config = {
+        "architecture": image.attrs["Architecture"],
+        "os": image.attrs["Os"],
+        "rootfs": {"diff_ids": diff_ids},
+        "config": image.attrs["Config"],
+    }
+    return SourceImage(json.dumps(config).encode(), tuple(Blob(_removed, 0) for _ in diff_ids))
+
+
+def _removed() -> Iterator[bytes]:
+    raise ImageUnavailableError("a layer of the image was removed from the store meanwhile", next_step="try again")
+
+
+def save_engine_image(image: Any, name: str, directory: Path, report: Report) -> Path:
+    """Write the archive that ``docker save`` writes into a directory. It holds this image only."""
+    path = directory / "image.tar"
+    done = 0
+    with path.open("wb") as target:
+        for chunk in image.save():
+            check_room(target.fileno(), len(chunk))
+            target.write(chunk)
+            done += len(chunk)
+            report(BuildStep("export", name, done=done))
+    return path
 
 
 def _named(descriptors: Sequence[Descriptor], tag: str) -> Descriptor:

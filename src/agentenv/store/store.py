@@ -14,7 +14,7 @@ from typing import Final, Self
 from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.locks import hold
-from agentenv.store import engine, gc, names, registry
+from agentenv.store import gc, names, registry
 from agentenv.store.addition import Runtime, image_above
 from agentenv.store.intake import Intake, StoreLimits
 from agentenv.store.layout import Layout, digest_of, downloading, sweep
@@ -23,7 +23,16 @@ from agentenv.store.names import Name
 from agentenv.store.reference import Reference, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
 from agentenv.store.route import Route
-from agentenv.store.sources import DirectoryFiles, SourceImage, files_of, image_of_archive, image_of_layout
+from agentenv.store.sources import (
+    DirectoryFiles,
+    SourceImage,
+    engine_image,
+    engine_image_without_layers,
+    files_of,
+    image_of_archive,
+    image_of_layout,
+    save_engine_image,
+)
 
 DEFAULT_KEEP_S: Final = 3600.0
 """An image that was used in the last hour is not deleted to make room."""
@@ -258,10 +267,10 @@ class Store:
                 )
                 return intake.take(image_of_layout(DirectoryFiles(layout), registry.TAG), absent=stored)
             case "docker-daemon":
-                with engine.engine_image(wanted.name) as image:
-                    if (known := engine.without_layers(image, intake.has)) is not None:
+                with engine_image(wanted.name) as image:
+                    if (known := engine_image_without_layers(image, intake.has)) is not None:
                         return intake.take(known)
-                    with files_of(engine.save(image, wanted.name, directory, progress)) as files:
+                    with files_of(save_engine_image(image, wanted.name, directory, progress)) as files:
                         return intake.take(image_of_archive(files, ""))
             case "oci":
                 with files_of(Path(wanted.name)) as files:

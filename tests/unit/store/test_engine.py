@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentenv.errors import MissingExtraError
-from agentenv.store import Store, engine
+from agentenv.store import Store
+from agentenv.store.sources import engine_image
 from tests.image_sources import RUNTIME, config_of, docker_archive, member, oci_layout, tar_of
 
 LAYERS = [tar_of(member("a", b"a")), tar_of(member("b", b"b"))]
@@ -45,7 +46,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineImage:
         assert name == "app:1"
         yield made
 
-    monkeypatch.setattr(engine, "engine_image", found)
+    monkeypatch.setattr("agentenv.store.store.engine_image", found)
     return made
 
 
@@ -68,5 +69,5 @@ def test_an_image_whose_layers_are_stored_is_not_exported(tmp_path: Path, image:
 
 def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker.errors", None)
-    with pytest.raises(MissingExtraError, match=r"agentenv\[farm\]"), engine.engine_image("x"):
+    with pytest.raises(MissingExtraError, match=r"agentenv\[farm\]"), engine_image("x"):
         pytest.fail("there is no SDK")

@@ -53,7 +53,7 @@ def capability_mask(extra: tuple[str, ...]) -> int:
 
 
 class ImageSlot:
-    """Implements :class:`agentenv.sandbox.supervisor.slot_kind.SlotKind`. ``place`` is an empty directory of this
+    """Implements :class:`agentenv.sandbox.supervisor.slot_process.SlotKind`. ``place`` is an empty directory of this
     slot's."""
 
     def __init__(

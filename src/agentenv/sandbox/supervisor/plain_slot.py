@@ -5,26 +5,38 @@ After a checkpoint, and when it begins with one, its workspace stands above froz
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
 import stat
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ConfigError
-from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls, workspace_copy
+from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, UNUSED_ID, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
-from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.user_namespace import OneId
 from agentenv.sandbox.supervisor.workspace_layers import UPPER, LayeredWorkspace
 
+_COPY_S: Final = scaled(40.0)
+"""Less than a server waits for a checkpoint (``SEAL_S``): 2 GiB take about 2 s."""
+_STDIN, _STDOUT = 0, 1
+_WORDS_BYTES: Final = 4096
+
+
+class WorkspaceCopyError(OSError):
+    """slottar could not do it. ``strerror`` says why."""
+
 
 class PlainSlot:
-    """Implements :class:`agentenv.sandbox.supervisor.slot_kind.SlotKind`."""
+    """Implements :class:`agentenv.sandbox.supervisor.slot_process.SlotKind`."""
 
     view = None
 
@@ -75,7 +87,7 @@ class PlainSlot:
             raise OSError(f"the workspace of slot {self._slot} is not a fresh, empty mount")
         if self._packed is not None:
             with self._packed.tar.open("rb") as tar:
-                await workspace_copy.unpack(self._setup, self._slot, self.plan, self._reaper, tar.fileno())
+                await _unpack(self._setup, self._slot, self.plan, self._reaper, tar.fileno())
             self.reopen()
 
     async def _lay(self) -> None:
@@ -117,7 +129,7 @@ class PlainSlot:
         try:
             async with checkpoints.one_at_a_time:
                 with checkpoints.packing(name) as file:
-                    await workspace_copy.pack(self._setup, self._slot, self._reaper, file)
+                    await pack_workspace(self._setup, self._slot, self._reaper, file)
         except OSError as error:  # TimeoutError is one
             reason = error.strerror or repr(error)
             if os.strerror(errno.ENOSPC) in reason:
@@ -177,3 +189,53 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
         namespace_given=privileged,
     )
     return child.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)
+
+
+async def pack_workspace(setup: SlotSetup, slot: int, reaper: Reaper, target: int) -> None:
+    """Write the slot's workspace, whole, as a tar to a file. Its memory counts as the container's. Raises
+    WorkspaceCopyError, OSError, TimeoutError."""
+    await _slottar(setup, slot, None, reaper, "pack-whole", {_STDOUT: target})
+
+
+async def _unpack(setup: SlotSetup, slot: int, plan: CgroupPlan | None, reaper: Reaper, source: int) -> None:
+    """Put what :func:`pack_workspace` wrote into the slot's workspace, which is empty. Its memory counts as the slot's.
+    Raises as that."""
+    await _slottar(setup, slot, plan, reaper, "unpack-whole", {_STDIN: source})
+
+
+async def _slottar(
+    setup: SlotSetup, slot: int, plan: CgroupPlan | None, reaper: Reaper, what: str, descriptors: dict[int, int]
+) -> None:
+    """Run slottar as the slot's user, outside of the slot: no process of it may be running."""
+    steps = slot_process.first_steps(setup.launcher, plan, {})
+    if setup.identity.mode != USER:
+        steps += ["-u", str(setup.identity.slot_uid(slot)), str(setup.identity.slot_gid(slot))]
+    program = setup.tree.root / "run/agentenv/slottar"
+    words, said = os.pipe()
+    try:
+        try:
+            command = [*steps, "--", str(program), what, str(setup.tree.workspace(slot))]
+            pid = child.spawn(command, descriptors, said)
+            exited = reaper.watch(pid)
+        finally:
+            os.close(said)
+        try:
+            async with asyncio.timeout(_COPY_S):
+                status = await asyncio.shield(exited)
+        except BaseException as error:
+            slot_process.kill_family(pid)
+            if isinstance(error, TimeoutError):  # cancelled, the container ends, and nobody tells of exits any more
+                await asyncio.wait((exited,), timeout=slot_process.KILL_DEADLINE_S)
+            raise
+        if status:
+            raise WorkspaceCopyError(os.WEXITSTATUS(status), _copy_reason(status, os.read(words, _WORDS_BYTES)))
+    finally:
+        os.close(words)
+
+
+def _copy_reason(status: int, words: bytes) -> str:
+    """unpack says the path, and its exit code is the error's number."""
+    text = words.decode(errors="replace").strip()
+    if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)) != slot_process.FAILED:
+        return f"{text}: {os.strerror(code)}"
+    return text or end_of(status)

@@ -25,9 +25,8 @@ from agentenv.sandbox.supervisor.image_slot import ImageSlot
 from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
-from agentenv.sandbox.supervisor.slot_kind import SlotKind
 from agentenv.sandbox.supervisor.slot_network import NetworkServices, SlotNetwork
-from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.slot_process import SlotKind, SlotProcess, SlotSetup
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move

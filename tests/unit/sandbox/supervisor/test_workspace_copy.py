@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from agentenv.sandbox.supervisor import child, slot_process, workspace_copy
+from agentenv.sandbox.supervisor import child, slot_process
+from agentenv.sandbox.supervisor.plain_slot import pack_workspace
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
 
@@ -23,7 +24,7 @@ async def test_a_container_that_ends_does_not_wait_for_a_copy(monkeypatch: pytes
     monkeypatch.setattr(slot_process, "kill_family", killed.append)
     never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     reaper = cast("Reaper", SimpleNamespace(watch=lambda _: never))
-    copying = asyncio.create_task(workspace_copy.pack(setup, 0, reaper, 1))
+    copying = asyncio.create_task(pack_workspace(setup, 0, reaper, 1))
     await asyncio.sleep(0)
     copying.cancel()
     async with asyncio.timeout(20):
