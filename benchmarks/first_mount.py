@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentenv.sandbox.supervisor import syscalls
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 
 
@@ -21,7 +22,9 @@ def main(store: str, digest: str, times: str) -> None:
             began = time.perf_counter()
             mounts.require(digest)
             took_ms.append(1e3 * (time.perf_counter() - began))
-            mounts.unmount_unused()
+            (mounted,) = Path(place).iterdir()
+            syscalls.umount(str(mounted))
+            mounted.rmdir()
     print(json.dumps(took_ms))
 
 

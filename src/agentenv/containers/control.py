@@ -98,9 +98,9 @@ class ContainerControl:
         """End a lease; the reply gives the slot's state. An epoch that has ended is not an error."""
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/release", key, timeout_s))
 
-    async def end(self, request: EndRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
+    async def end(self, request: EndRequest) -> ReleaseReply:
         """End whatever lease an epoch has, without knowing its secret: for operators."""
-        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, timeout_s))
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, _DEFAULT_TIMEOUT_S))
 
     async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
         """Kill everything running in the slot, keeping workspace and lease. Raises StaleLeaseError."""
@@ -126,10 +126,10 @@ class ContainerControl:
         request = NetworkRequest(**key.model_dump(), network=network)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/network", request, timeout_s))
 
-    async def drop(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+    async def drop(self, key: LeaseKey, checkpoint: str) -> None:
         """Forget a checkpoint of the container; no effect if there is none. Raises StaleLeaseError."""
         request = DropRequest(**key.model_dump(), checkpoint=checkpoint)
-        await self._insist("POST", "/v1/leases/drop", request, timeout_s)
+        await self._insist("POST", "/v1/leases/drop", request, _DEFAULT_TIMEOUT_S)
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

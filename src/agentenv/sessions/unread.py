@@ -24,11 +24,6 @@ class Unread:
         self._most_bytes = most_bytes
         self._held: dict[OutputHolder, int] = {}
 
-    @property
-    def holders(self) -> int:
-        """Number of holders with output."""
-        return len(self._held)
-
     def holds(self, holder: OutputHolder, held_bytes: int) -> None:
         """``holder`` keeps this much now. It may have to drop all of it before this returns."""
         before = self._held.get(holder, 0)

@@ -129,14 +129,12 @@ class Store:
         ImageUnavailableError."""
         return registry.pinned(reference, self._registries) if reference.kind == "docker" else reference
 
-    def add(
-        self, base: StoredImage | None, tars: Sequence[Path], runtime: Runtime, *, progress: Report = silent
-    ) -> StoredImage:
+    def add(self, base: StoredImage | None, tars: Sequence[Path], runtime: Runtime) -> StoredImage:
         """The image of ``base``'s layers and these tars above them, the lowest first, with its programs started as
         ``runtime`` says. Raises BadImageError, ImageUnavailableError."""
         try:
             sweep(self.layout)
-            digest = Intake(self.layout, self._limits, progress).take(image_above(base, tars, runtime))
+            digest = Intake(self.layout, self._limits, silent).take(image_above(base, tars, runtime))
             with self.pin(digest) as image:
                 return image
         except OSError as error:

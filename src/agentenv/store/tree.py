@@ -250,17 +250,6 @@ def _check_acl(value: bytes) -> None:
         raise BadImageError("a malformed POSIX ACL")
 
 
-def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
-    """Every name below a directory and its node, parents before children, sorted; paths are relative."""
-    stack = [(b"", root)]
-    while stack:
-        path, node = stack.pop()
-        if path:
-            yield path, node
-        below = sorted((node.children or {}).items(), reverse=True)
-        stack += [(path + b"/" + name if path else name, child) for name, child in below]
-
-
 def _directory() -> Node:
     return Node(stat.S_IFDIR | 0o755, children={})
 

@@ -53,7 +53,7 @@ def test_beyond_the_budget_the_oldest_is_dropped() -> None:
     first.keep(1)  # what the second keeps is the oldest now
     assert (first.kept_bytes, second.kept_bytes, third.kept_bytes, unread.total_bytes) == (51, 0, 20, 71)
     second.keep(1_000)  # more than all of it: there is nothing else left to drop
-    assert (unread.total_bytes, unread.holders, second.dropped_bytes) == (0, 0, 1_030)
+    assert (unread.total_bytes, len(unread._held), second.dropped_bytes) == (0, 0, 1_030)
 
 
 def test_a_log_that_was_dropped_counts_what_is_gone() -> None:
@@ -113,7 +113,7 @@ async def test_what_is_closed_leaves_nothing(tmp_path: Path, no_collector: None)
         ]
         assert len(kept) >= 4 + 6 + 4
         sessions.close()
-        assert (unread.total_bytes, unread.holders) == (0, 0)
+        assert (unread.total_bytes, len(unread._held)) == (0, 0)
         del sessions
         await asyncio.sleep(0.1)  # timers of a throttled reader
         assert [ref() for ref in kept if ref() is not None] == []

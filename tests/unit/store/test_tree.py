@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import BadImageError
-from agentenv.store.tree import ACL_ACCESS, Node, Tree, TreeLimits, walk
+from agentenv.store.tree import ACL_ACCESS, Node, Tree, TreeLimits
 from agentenv.tar_headers import Entry, Kind
 
 
@@ -29,6 +29,17 @@ def symlink(name: str, target: str) -> Entry:
 
 def hard_link(name: str, target: str) -> Entry:
     return entry(name, Kind.HARD_LINK, link=target)
+
+
+def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
+    """Every name below a directory and its node, parents before children, sorted; paths are relative."""
+    stack = [(b"", root)]
+    while stack:
+        path, node = stack.pop()
+        if path:
+            yield path, node
+        below = sorted((node.children or {}).items(), reverse=True)
+        stack += [(path + b"/" + name if path else name, child) for name, child in below]
 
 
 def applied(*layers: Sequence[Entry], limits: TreeLimits | None = None) -> dict[str, Node]:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S: Final = scaled(3.0)
 """For a peer to say whether it has an image."""
 _AT_ONCE: Final = 8
-STALL_S: Final = 30.0
+_STALL_S: Final = 30.0
 """Longest time without a byte."""
 DISTRUST_S: Final = 600.0
 """How long a peer is not asked after it sent what its digest denies."""
@@ -123,29 +123,29 @@ def authorization(token: str) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def image_of_peer(url: str, headers: Mapping[str, str], digest: str, *, stall_s: float = STALL_S) -> SourceImage:
+def image_of_peer(url: str, headers: Mapping[str, str], digest: str) -> SourceImage:
     """An image as the keeper at ``url`` has it; layers are asked for when they are read.
 
     Raises ImageUnavailableError when it does not have it or cannot be reached, also while a layer is read;
     BadImageError when its manifest is not that of the digest.
     """
-    manifest = b"".join(_body(f"{url}/v1/manifests/{digest}", headers, stall_s, limit_bytes=MAX_DOCUMENT_BYTES))
+    manifest = b"".join(_body(f"{url}/v1/manifests/{digest}", headers, limit_bytes=MAX_DOCUMENT_BYTES))
     config, layers = config_of_manifest(manifest, digest)
-    return SourceImage(config, tuple(_layer(url, headers, layer, stall_s) for layer in layers))
+    return SourceImage(config, tuple(_layer(url, headers, layer) for layer in layers))
 
 
-def _layer(url: str, headers: Mapping[str, str], layer: StoredLayer, stall_s: float) -> Blob:
-    read = partial(_body, f"{url}/v1/layers/{layer.diff_id}", headers, stall_s, limit_bytes=layer.size_bytes)
+def _layer(url: str, headers: Mapping[str, str], layer: StoredLayer) -> Blob:
+    read = partial(_body, f"{url}/v1/layers/{layer.diff_id}", headers, limit_bytes=layer.size_bytes)
     return Blob(read, layer.size_bytes)
 
 
-def _body(url: str, headers: Mapping[str, str], stall_s: float, *, limit_bytes: int) -> Iterator[bytes]:
+def _body(url: str, headers: Mapping[str, str], *, limit_bytes: int) -> Iterator[bytes]:
     """The body of an answer, in parts."""
     read = 0
     try:
         asked = urllib.request.Request(url, headers=dict(headers))  # noqa: S310 - a keeper's URL, from its settings
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(asked, timeout=stall_s) as answer:
+        with opener.open(asked, timeout=_STALL_S) as answer:
             while chunk := answer.read(CHUNK_BYTES):
                 read += len(chunk)
                 if read > limit_bytes:

@@ -293,12 +293,12 @@ class SandboxApp:
         self.container.obey(access.fence(self.container.generation, given, guest=guest))
 
 
-async def _read(request: web.Request, model: TypeAdapter[Body], limit_bytes: int = MAX_MESSAGE_BYTES) -> Body:
-    if (request.content_length or 0) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
+async def _read(request: web.Request, model: TypeAdapter[Body]) -> Body:
+    if (request.content_length or 0) > MAX_MESSAGE_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, request.content_length or 0)
     body = await request.read()
-    if len(body) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, len(body))
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, len(body))
     try:
         return model.validate_json(body)
     except ValidationError as error:

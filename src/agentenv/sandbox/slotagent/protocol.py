@@ -20,8 +20,6 @@ VERSION = 2
 """``arg`` of HELLO."""
 MAX_PACKET_BYTES = 64 * 1024
 MAX_PACKET_FDS = 4
-SCRIPT_DESCRIPTOR = 9
-"""The child's descriptor for SCRIPT_PIPE, SCRIPT_FD and ANSWERS."""
 
 _HEADER = struct.Struct("<IIiI")
 _COUNTS = struct.Struct("<II")
@@ -60,7 +58,7 @@ class Kind(IntEnum):
 
 
 class SpawnFlag(IntFlag):
-    """``arg`` of SPAWN."""
+    """``arg`` of SPAWN. SCRIPT_PIPE, SCRIPT_FD and ANSWERS are the child's descriptor 9."""
 
     STDIN = 1
     SCRIPT_PIPE = 2

@@ -69,14 +69,9 @@ class Images(Protocol):
         SandboxUnavailableError."""
 
     def take(self, digest: str) -> tuple[tuple[ImageLayer, ...], ImageConfig]:
-        """What the image is made from, the upmost first, for one more user of it. Raises SandboxUnavailableError when
-        it is not ready, ImageUnavailableError, OSError."""
-
-    def give_back(self, digest: str) -> None:
-        """One user less. Without users an image stays ready, and in the store: it is often wanted again."""
-
-    def unmount_unused(self) -> None:
-        """Let go of images that nobody uses: the store may delete them then. Raises OSError."""
+        """What the image is made from, the upmost first. It stays ready, and in the store, also when no slot has it
+        any more: it is often wanted again. Raises SandboxUnavailableError when it is not ready,
+        ImageUnavailableError, OSError."""
 
 
 @dataclass
@@ -84,7 +79,7 @@ class _Mounted:
     place: Path
     said: Mapping[str, Any]
     lock: int
-    users: int = 0
+    """Kept open: see :func:`held_manifest`."""
     config: ImageConfig | None = None
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -102,38 +97,20 @@ class ImageMounts:
         mounted = self._mounted.get(digest)
         if mounted is None or mounted.config is None:
             raise SandboxUnavailableError(f"image {digest} is not mounted")
-        mounted.users += 1
         return (ImageLayer(mounted.place, None),), mounted.config
 
     async def ready(self, digest: str) -> None:
         """See Images: mounted, and its programs looked at, in a thread: their files are anybody's."""
         self.require(digest)
         mounted = self._mounted[digest]
-        mounted.users += 1
-        try:
-            async with mounted.reading:
-                if mounted.config is None:
-                    mounted.config = await asyncio.to_thread(config_of, mounted.said, [mounted.place])
-        finally:
-            mounted.users -= 1
+        async with mounted.reading:
+            if mounted.config is None:
+                mounted.config = await asyncio.to_thread(config_of, mounted.said, [mounted.place])
 
     def require(self, digest: str) -> None:
         """See Images: mounts it if it is not mounted."""
         if digest not in self._mounted:
             self._mounted[digest] = self._mount(digest)
-
-    def give_back(self, digest: str) -> None:
-        """See Images: it stays mounted, which costs some inodes."""
-        self._mounted[digest].users -= 1
-
-    def unmount_unused(self) -> None:
-        """See Images."""
-        for digest, mounted in list(self._mounted.items()):
-            if not mounted.users:
-                syscalls.umount(str(mounted.place))
-                mounted.place.rmdir()
-                os.close(mounted.lock)
-                del self._mounted[digest]
 
     def _mount(self, digest: str) -> _Mounted:
         name = digest.replace(":", "-")

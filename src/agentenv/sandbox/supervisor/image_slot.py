@@ -281,9 +281,7 @@ class ImageSlot:
 
     def give_back(self) -> list[Path]:
         """See SlotKind."""
-        if self._config is not None and self._setup.images is not None:
-            self._setup.images.give_back(self._root.image)
-            self._config = None
+        self._config = None
         if self._namespace is not None:
             self._namespace.close()
             self._namespace = None

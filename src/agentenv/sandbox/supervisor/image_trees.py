@@ -46,7 +46,7 @@ class _Unpacked:
     layers: tuple[ImageLayer, ...]
     config: ImageConfig
     locks: list[int]
-    users: int = 0
+    """Kept open: they keep the image and its layers in the store."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,7 @@ class ImageTrees:
         found = self._unpacked.get(digest)
         if found is None:
             raise SandboxUnavailableError(f"image {digest} is not unpacked")
-        found.users += 1
         return found.layers, found.config
-
-    def give_back(self, digest: str) -> None:
-        """See Images."""
-        self._unpacked[digest].users -= 1
-
-    def unmount_unused(self) -> None:
-        """See Images."""
-        for digest, unpacked in list(self._unpacked.items()):
-            if not unpacked.users:
-                _close(unpacked.locks)
-                del self._unpacked[digest]
 
     async def _prepare(self, digest: str) -> None:
         lock, said = held_manifest(self._store, digest)

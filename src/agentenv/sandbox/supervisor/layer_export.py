@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from agentenv.sandbox.supervisor import child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.user_namespace import make_user_namespace
-
-log = logging.getLogger(__name__)
 
 _STDOUT, _STDERR, _USER_NAMESPACE_FD = 1, 2, 5
 

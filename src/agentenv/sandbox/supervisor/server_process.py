@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -21,8 +20,6 @@ from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.server_link import ServerLink
-
-log = logging.getLogger(__name__)
 
 CONTROL_FD = 3
 LISTEN_FD = 4

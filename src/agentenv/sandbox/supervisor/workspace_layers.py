@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import stat
 import time
@@ -23,8 +22,6 @@ from agentenv.sandbox.supervisor.checkpoints import Frozen
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.syscalls import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import OneId, make_user_namespace
-
-log = logging.getLogger(__name__)
 
 UPPER: Final = "u"
 """What a slot has written, in the file system that is frozen."""

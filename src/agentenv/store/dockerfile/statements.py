@@ -61,7 +61,6 @@ class Statement:
     """
 
     line: int
-    end_line: int
     keyword: str
     flags: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -175,7 +174,7 @@ class _Reader:
         except ValueError as error:
             raise StatementError(start, str(error), keyword) from error
         heredocs = tuple([self._heredoc(start, keyword, heredoc) for heredoc in announced])
-        return Statement(start, self.line, keyword, tuple(flags), tuple(arguments), exec_form, text, heredocs)
+        return Statement(start, keyword, tuple(flags), tuple(arguments), exec_form, text, heredocs)
 
     def _heredoc(self, start: int, keyword: str, announced: Heredoc) -> Heredoc:
         content: list[str] = []

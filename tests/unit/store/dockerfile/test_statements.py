@@ -7,8 +7,8 @@ import pytest
 from agentenv.store.dockerfile.statements import Heredoc, StatementError, heredoc_of, read
 
 
-def found(text: str) -> list[tuple[int, int, str, tuple[str, ...]]]:
-    return [(one.line, one.end_line, one.keyword, one.arguments) for one in read(text).found]
+def found(text: str) -> list[tuple[int, str, tuple[str, ...]]]:
+    return [(one.line, one.keyword, one.arguments) for one in read(text).found]
 
 
 def only(text: str) -> tuple[str, ...]:
@@ -31,19 +31,19 @@ RUN echo a \\  \t
    b
 ENTRYPOINT x"""
     assert found(text) == [
-        (3, 3, "FROM", ("debian:trixie",)),
-        (4, 8, "RUN", ("apt-get update &&     apt-get install \tgit",)),
-        (9, 9, "RUN", ("echo \\\\",)),
-        (10, 11, "RUN", ("echo a    b",)),
-        (12, 12, "ENTRYPOINT", ("x",)),
+        (3, "FROM", ("debian:trixie",)),
+        (4, "RUN", ("apt-get update &&     apt-get install \tgit",)),
+        (9, "RUN", ("echo \\\\",)),
+        (10, "RUN", ("echo a    b",)),
+        (12, "ENTRYPOINT", ("x",)),
     ]
 
 
 def test_line_ends_byte_order_marks_and_an_end_within_a_statement() -> None:
-    assert found("\ufeffFROM a\r\nRUN b \\\r\n c\r\n") == [(1, 1, "FROM", ("a",)), (2, 3, "RUN", ("b  c",))]
-    assert found("RUN a \\") == [(1, 1, "RUN", ("a",))]
-    assert found("RUN a \\\n# only a comment follows") == [(1, 2, "RUN", ("a",))]
-    assert found("\\\nRUN a") == [(1, 2, "RUN", ("a",))]
+    assert found("\ufeffFROM a\r\nRUN b \\\r\n c\r\n") == [(1, "FROM", ("a",)), (2, "RUN", ("b  c",))]
+    assert found("RUN a \\") == [(1, "RUN", ("a",))]
+    assert found("RUN a \\\n# only a comment follows") == [(1, "RUN", ("a",))]
+    assert found("\\\nRUN a") == [(1, "RUN", ("a",))]
 
 
 def test_directives() -> None:
@@ -141,7 +141,7 @@ EOF
         Heredoc("B", "\tb\n", expand=False, chomp=True),
     )
     assert [heredoc.text for heredoc in copy.heredocs] == ["a \\\n# no comment\n", "b\n"]
-    assert (run.line, run.end_line, run.heredocs[0].content) == (7, 9, "c\n")
+    assert (run.line, run.heredocs[0].content) == (7, "c\n")
     assert cmd.heredocs == ()
     assert onbuild.heredocs[0].content == "e\n"
 
