@@ -115,18 +115,14 @@ def _file(source: Path, path: bytes, tally: ContentDigest) -> Iterator[bytes]:
 
 
 class TreeWriter:
-    """Writes a stream to ``target``: call feed, then finish. A context manager that leaves no partial file.
+    """Writes a stream to ``target``: call feed, then finish. A context manager that leaves no partial file."""
 
-    ``trust_links``: links are created as they are, wherever they lead.
-    """
-
-    def __init__(self, target: Path, *, max_bytes: int, trust_links: bool = False) -> None:
+    def __init__(self, target: Path, *, max_bytes: int) -> None:
         self.tally = ContentDigest()
         self.expected_bytes: int | None = None
         """Size of the file as announced; None for a directory, or before the first record."""
         self._target = target
         self._max_bytes = max_bytes
-        self._trust_links = trust_links
         self._links: dict[bytes, bytes] = {}
         self._led: dict[bytes, bytes | None] = {}
         self._modes: dict[Path, int] = {}
@@ -162,9 +158,8 @@ class TreeWriter:
         """
         if not self._decoder.complete:
             return False
-        if not self._trust_links:
-            for path in self._links:
-                self._reached(path)
+        for path in self._links:
+            self._reached(path)
         for path, link in self._links.items():
             place = self._place(path)
             with contextlib.suppress(FileNotFoundError):

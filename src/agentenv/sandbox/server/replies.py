@@ -63,6 +63,7 @@ class ReplyMemory:
         self._max_unsent_bytes = max_unsent_bytes
         self._max_sent_bytes = max_sent_bytes
         self._running: dict[str, RememberedReply] = {}
+        """Calls that began and have not finished."""
         self._unsent: dict[str, RememberedReply] = {}
         self._sent: OrderedDict[str, RememberedReply] = OrderedDict()
         self._ended: OrderedDict[int, None] = OrderedDict()
@@ -76,11 +77,6 @@ class ReplyMemory:
     def full(self) -> bool:
         """Whether no further call should begin until replies are sent."""
         return self._unsent_bytes >= self._max_unsent_bytes or len(self._unsent) >= self._max_count
-
-    @property
-    def running(self) -> tuple[RememberedReply, ...]:
-        """Calls that began and have not finished, oldest first."""
-        return tuple(self._running.values())
 
     def has_ended(self, call_id: str) -> bool:
         """Whether that call was known here and its reply is gone."""

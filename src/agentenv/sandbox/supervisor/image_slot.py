@@ -83,11 +83,6 @@ class ImageSlot:
         """Which of the layers have a bash, or hide one."""
 
     @property
-    def uid(self) -> int:
-        """See SlotKind."""
-        return self._ids.first
-
-    @property
     def namespace_fd(self) -> int:
         """Its user namespace."""
         return self._own.fd

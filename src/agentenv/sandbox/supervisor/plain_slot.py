@@ -51,14 +51,13 @@ class PlainSlot:
         """Whether the layers are held for it."""
 
     @property
-    def uid(self) -> int:
-        """See SlotKind."""
-        return self._setup.identity.slot_uid(self._slot)
-
-    @property
     def plan(self) -> CgroupPlan | None:
         """See SlotKind."""
         return self._setup.plan(self._slot)
+
+    @property
+    def _uid(self) -> int:
+        return self._setup.identity.slot_uid(self._slot)
 
     @property
     def _place(self) -> Path:
@@ -80,7 +79,7 @@ class PlainSlot:
         limits, place = self._setup.spec.limits, self._place
         under = place.stat().st_dev
         mounts.mount_tmpfs(
-            place, size_bytes=limits.workspace_bytes, mode=0o700, uid=self.uid, inodes=limits.workspace_inodes
+            place, size_bytes=limits.workspace_bytes, mode=0o700, uid=self._uid, inodes=limits.workspace_inodes
         )
         fresh = os.statvfs(place)
         if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
@@ -93,7 +92,7 @@ class PlainSlot:
     async def _lay(self) -> None:
         limits = self._setup.spec.limits
         await self._layered.mount(
-            self._layers, self.uid, size_bytes=limits.workspace_bytes, inodes=limits.workspace_inodes
+            self._layers, self._uid, size_bytes=limits.workspace_bytes, inodes=limits.workspace_inodes
         )
         self.reopen()
 
@@ -101,7 +100,7 @@ class PlainSlot:
         """See that its owner may enter a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
         not, which would look like an infrastructure failure."""
         place = self._setup.tree.workspace(self._slot)
-        with syscalls.file_access_as(self.uid):  # as its owner: CAP_FOWNER may be missing
+        with syscalls.file_access_as(self._uid):  # as its owner: CAP_FOWNER may be missing
             mode = stat.S_IMODE(place.stat().st_mode)
             if mode & stat.S_IRWXU != stat.S_IRWXU:
                 place.chmod(mode | stat.S_IRWXU)
@@ -120,7 +119,7 @@ class PlainSlot:
         if self._layers:
             self._layered.unmount(written=False)
             written, files = self._layered.written, UPPER
-        made = checkpoints.freeze(name, "", self._layers, written, OneId(self.uid), files)
+        made = checkpoints.freeze(name, "", self._layers, written, OneId(self._uid), files)
         checkpoints.hold(made.layers[:1])
         self._layers, self._holding = made.layers, True
         await self._lay()

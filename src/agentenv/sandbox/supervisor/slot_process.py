@@ -199,10 +199,6 @@ class SlotKind(Protocol):
         """Its cgroup; None where there are none."""
 
     @property
-    def uid(self) -> int:
-        """The uid outside of the slot that owns its namespaces."""
-
-    @property
     def view(self) -> SlotView | None:
         """What the server has to know of it; None: it is as every plain slot."""
 

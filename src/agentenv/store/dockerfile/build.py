@@ -37,7 +37,6 @@ class StepEvent:
 
     number: int
     total: int
-    stage: str
     place: Place
     state: StepState
     seconds: float = 0.0
@@ -276,7 +275,6 @@ class _Build:
 
     def _tell(self, number: int, index: int, state: StepState, seconds: float = 0.0) -> None:
         before = sum(len(stage.steps) for other, stage in self.plan.stages.items() if other < number)
-        stage = self.plan.stages[number]
-        place = stage.steps[index].place
-        event = StepEvent(before + index + 1, self.plan.steps, stage.name, place, state, seconds)
+        place = self.plan.stages[number].steps[index].place
+        event = StepEvent(before + index + 1, self.plan.steps, place, state, seconds)
         self.listeners.on_step(event)

@@ -118,7 +118,7 @@ def test_a_running_call_is_not_forgotten() -> None:
     reply = RememberedReply("a", memory)
     memory.begin(reply)
     memory.forget(reply)
-    assert memory.running == (reply,)
+    assert memory._running == {"a": reply}
     assert repr(reply) == "Reply('a', running)"
 
 
