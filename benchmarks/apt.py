@@ -15,6 +15,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.executor.session import ToolSession
 from agentenv.sdk.tool_context import ToolContext
+from agentenv.wire.leases import CheckpointSlot
 from agentenv.wire.network import NetworkPolicy
 from benchmarks.image_farm import ImageFarm, base_tar
 from benchmarks.workloads import timed_call
@@ -79,8 +80,8 @@ async def downloaded(session: ToolSession, kept: Path) -> tuple[str, int]:
     await ToolContext(session).download("/kept.tar", kept)
     await timed_call(session, "rm /kept.tar")
     async with open_session() as http:
-        name = await ContainerControl(session.lease.container, http).checkpoint(session.lease.key)
-    return name, int(listed.stdout)
+        made = await ContainerControl(session.lease.container, http).act(session.lease.key, CheckpointSlot())
+    return made.checkpoint, int(listed.stdout)
 
 
 async def in_slot_s(farm: ImageFarm, checkpoint: str) -> float:

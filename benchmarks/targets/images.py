@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.executor.session import ToolSession
+from agentenv.wire.leases import CheckpointSlot, RestoreSlot
 from agentenv.wire.roots import RootSpec
 from benchmarks import apt
 from benchmarks.image_farm import (
@@ -195,13 +196,13 @@ async def _kept(farm: ImageFarm, session: ToolSession) -> tuple[str, float]:
     lease = session.lease
     async with farm.control(lease) as control:
         began = time.perf_counter()
-        return await control.checkpoint(lease.key), time.perf_counter() - began
+        return (await control.act(lease.key, CheckpointSlot())).checkpoint, time.perf_counter() - began
 
 
 async def _restored(farm: ImageFarm, session: ToolSession, name: str) -> float:
     async with farm.control(session.lease) as control:
         began = time.perf_counter()
-        await control.restore(session.lease.key, name)
+        await control.act(session.lease.key, RestoreSlot(checkpoint=name))
         return time.perf_counter() - began
 
 

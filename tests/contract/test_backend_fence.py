@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import FencedError, StaleLeaseError
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, Tags
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import SlotState
@@ -26,7 +26,7 @@ CHANGES: dict[str, Callable[[ContainerControl, LeaseKey], Awaitable[object]]] = 
     "lease": lambda control, _: control.lease(_request(slot=1)),
     "renew": lambda control, key: control.renew(RenewRequest(keys=(key,), ttl_s=60)),
     "heartbeat": lambda control, _: control.renew(RenewRequest(keys=(), ttl_s=60)),
-    "seal": lambda control, key: control.seal(key),
+    "seal": lambda control, key: control.act(key, SealSlot()),
     "end": lambda control, key: control.end(EndRequest(slot=key.slot, epoch=key.epoch)),
     "release": lambda control, key: control.release(key),
 }

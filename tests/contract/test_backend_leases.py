@@ -13,7 +13,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, StaleLeaseError
 from agentenv.wire.base import PROTOCOL_VERSION
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, Tags
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client
@@ -37,7 +37,7 @@ async def test_health_needs_no_token_and_nothing_else_goes_without(container: Cl
         async with stranger.get(container.handle.base_url + "/health") as reply:
             assert Health.model_validate_json(await reply.text()).status == "ok"
         paths = ("GET /v1/info", "GET /v1/slots", "POST /v1/leases", "POST /v1/leases/renew", "POST /v1/leases/release",
-                 "POST /v1/leases/seal", "POST /v1/leases/end", "POST /v1/batch", "GET /v1/stream")  # fmt: skip
+                 "POST /v1/leases/act", "POST /v1/leases/end", "POST /v1/batch", "GET /v1/stream")  # fmt: skip
         for method, path in (one.split() for one in paths):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 url = container.handle.base_url + path
@@ -48,7 +48,7 @@ async def test_health_needs_no_token_and_nothing_else_goes_without(container: Cl
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"slot": -1}', b'{"slot": 0, "unknown": 1}', b"\xff\xfe"])
 async def test_malformed_bodies_are_refused_and_harm_nothing(container: Client, body: bytes) -> None:
-    for path in ("/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/seal", "/v1/batch"):
+    for path in ("/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/act", "/v1/batch"):
         async with container.session.post(container.handle.base_url + path, data=body) as reply:
             assert reply.status == 400, path
             ErrorReply.model_validate_json(await reply.text())
@@ -93,7 +93,7 @@ async def test_a_wrong_secret_opens_nothing(container: Client) -> None:
     result = await container.run(forged, "echo stolen")
     assert (result.fault, result.error, result.stdout) == ("infra", "stale_lease", "")
     with pytest.raises(StaleLeaseError):
-        await container.control.seal(forged)
+        await container.control.act(forged, SealSlot())
     reply = await container.control.renew(RenewRequest(keys=(forged,), ttl_s=60))
     assert (reply.renewed, reply.stale) == ((), (0,))
     with pytest.raises(StaleLeaseError):
@@ -141,7 +141,7 @@ async def test_an_operator_ends_a_lease_by_its_epoch_alone(container: Client) ->
     ended = await container.control.end(EndRequest(slot=1, epoch=key.epoch))
     assert (ended.slot, ended.state) == (1, SlotState.free)
     with pytest.raises(StaleLeaseError):
-        await container.control.seal(key)
+        await container.control.act(key, SealSlot())
     following = await container.lease(slot=1)
     assert (await container.run(following, "ls")).stdout == ""
     # Asked for the epoch that has ended, it does nothing to the next.
@@ -194,7 +194,7 @@ async def test_seal_ends_processes_and_keeps_the_workspace(container: Client) ->
         return (await container.run(key, "test -s beat")).exit_code == 0
 
     await eventually(beating)
-    assert (await container.control.seal(key)).state is SlotState.leased
+    assert (await container.control.act(key, SealSlot())).state is SlotState.leased
     before = (await container.run(key, "cat beat")).stdout
     await container.run(key, "sleep 0.3")
     assert (await container.run(key, "cat beat file")).stdout == before + "kept\n"
@@ -212,10 +212,10 @@ async def test_a_stranger_at_the_port_is_told_from_a_container(container: Client
 
 async def test_a_seal_asked_for_again_seals_once(container: Client) -> None:
     key = await container.lease()
-    asked = {**key.model_dump(), "request_id": "q" * 16}
+    asked = {"key": key.model_dump(), "action": {"do": "seal"}, "request_id": "q" * 16}
 
     async def seal() -> int:
-        async with container.session.post(container.handle.base_url + "/v1/leases/seal", json=asked) as response:
+        async with container.session.post(container.handle.base_url + "/v1/leases/act", json=asked) as response:
             return response.status
 
     assert await seal() == 200
@@ -229,7 +229,7 @@ async def test_a_seal_asked_for_again_seals_once(container: Client) -> None:
     await eventually(alive)
     assert await seal() == 200, "the answer was lost, and the client asks again: under a verifier that works already"
     assert await alive()
-    await container.control.seal(key)
+    await container.control.act(key, SealSlot())
     assert (await container.run(key, state)).stdout == "dead\n"
 
 

@@ -14,7 +14,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import PolicyRefusalError
 from agentenv.sandbox.server.access import ROUTES, Who
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result, server_message
-from agentenv.wire.leases import EndRequest, LeaseRequest, RenewRequest, Tags
+from agentenv.wire.leases import EndRequest, LeaseRequest, RenewRequest, SealSlot, Tags
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import SlotState
@@ -74,7 +74,7 @@ async def test_a_run_uses_its_lease_with_its_pass_alone(container: Client) -> No
     async with _as_run(container, RUN) as run:
         assert (await run.run(key, "echo mine")).stdout == "mine\n"
         assert (await run.control.renew(RenewRequest(keys=(key,), ttl_s=60))).renewed == (0,)
-        assert (await run.control.seal(key)).state is SlotState.leased
+        assert (await run.control.act(key, SealSlot())).state is SlotState.leased
         assert (await run.control.release(key)).state is SlotState.free
 
 

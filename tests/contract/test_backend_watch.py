@@ -15,7 +15,7 @@ from agentenv.containers.watch import watch
 from agentenv.errors import ConnectionLostError, FencedError
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.wire.leases import EndRequest, RenewRequest, SlotReport, Tags
+from agentenv.wire.leases import EndRequest, RenewRequest, SealSlot, SlotReport, Tags
 from agentenv.wire.states import SlotState
 from agentenv.wire.watch import WatchBeat, WatchChange, WatchLine, WatchList
 from tests.contract.conftest import Client
@@ -120,7 +120,7 @@ async def test_heartbeats_calls_and_seals_are_no_changes(container: Client) -> N
         key = await container.lease()
         await container.control.renew(RenewRequest(keys=(key,), ttl_s=30))
         await container.run(key, "echo work")
-        await container.control.seal(key)
+        await container.control.act(key, SealSlot())
         await container.control.release(key)
         await followed.until_in(0, SlotState.free, key.epoch + 1)
         assert followed.states(0) == [SlotState.leased, SlotState.resetting, SlotState.free]

@@ -19,7 +19,7 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
-from agentenv.wire.leases import RenewRequest
+from agentenv.wire.leases import RenewRequest, SealSlot
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client, Maker, controlled, yard_of
 from tests.contract.test_backend_calls import _next, _stream
@@ -83,7 +83,7 @@ async def test_a_destroyed_slot_is_the_policy_s_doing_whoever_asks(make: Maker) 
         reply = await client.control.renew(RenewRequest(keys=(lease.key,), ttl_s=5))
         assert [(loss.slot, loss.error) for loss in reply.lost] == [(lease.key.slot, "slot_destroyed")]
         with pytest.raises(SlotDestroyedError):
-            await client.control.seal(lease.key)
+            await client.control.act(lease.key, SealSlot())
         assert (await client.control.release(lease.key)).slot == lease.key.slot, "no error: its epoch has ended"
         assert (await neighbour).stdout == "alive\n"
     assert isinstance(await asyncio.wait_for(lease.wait_lost(), 60), SlotDestroyedError)

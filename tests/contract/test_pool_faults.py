@@ -13,6 +13,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import ContainerLostError, LeaseLostError
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
+from agentenv.wire.leases import SealSlot
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import AnyPool, Client, Maker, yard_of
 from tests.waiting import START_S, loop_turns, until
@@ -83,7 +84,7 @@ async def test_a_seal_ends_with_the_container_it_was_asked_of(make: Maker, monke
     monkeypatch.setattr(ContainerControl, "seal", unanswered)
     pool, backend = await make.pool(slots=1)
     lease = await pool.lease("t")
-    sealing = asyncio.create_task(lease.seal())
+    sealing = asyncio.create_task(lease.act(SealSlot()))
     await asked.wait()
     backend.kill_container(lease.container.id)
     with pytest.raises(ContainerLostError):

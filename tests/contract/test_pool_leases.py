@@ -22,6 +22,7 @@ from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
+from agentenv.wire.leases import SealSlot
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import AnyPool, Client, Maker, renewed
 from tests.waiting import until
@@ -148,7 +149,7 @@ async def test_a_lease_that_ended_at_the_container_ends_typed(make: Maker) -> No
     assert isinstance(error, StaleLeaseError)
     assert lease.lost is error
     with pytest.raises(StaleLeaseError):
-        await lease.seal()
+        await lease.act(SealSlot())
     await lease.release()
     async with await pool.lease("next") as again:
         assert again.key.epoch > lease.key.epoch
@@ -159,10 +160,10 @@ async def test_seal_keeps_the_lease(make: Maker) -> None:
     pool, _ = await make.pool(slots=1)
     async with await pool.lease("verified") as lease:
         await _run(lease, "echo kept > file; (sleep 300 &)")
-        await lease.seal()
+        await lease.act(SealSlot())
         assert await _run(lease, "cat file") == "kept\n"
     with pytest.raises(LeaseLostError):
-        await lease.seal()
+        await lease.act(SealSlot())
 
 
 async def test_closing_ends_leases_and_waiters(make: Maker) -> None:

@@ -8,11 +8,19 @@ from typing import Final
 
 import pytest
 
-from agentenv.containers.control import ContainerControl
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.access import ROUTES, Who
 from agentenv.wire.calls import Batch, CallResult, Result, server_message
-from agentenv.wire.leases import LeaseKey, RenewRequest
+from agentenv.wire.leases import (
+    ChangeNetwork,
+    CheckpointSlot,
+    DropCheckpoint,
+    LeaseAction,
+    LeaseKey,
+    RenewRequest,
+    RestoreSlot,
+    SealSlot,
+)
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.programs import ProgramOrder
 from agentenv.wire.server import ErrorReply
@@ -48,9 +56,15 @@ async def _renew(thief: Client, key: LeaseKey) -> None:
     assert (reply.renewed, reply.stale, reply.lost) == ((), (key.slot,), ())
 
 
-async def _end(end: Callable[[ContainerControl, LeaseKey], Awaitable[object]], thief: Client, key: LeaseKey) -> None:
+async def _release(thief: Client, key: LeaseKey) -> None:
     with pytest.raises(StaleLeaseError):
-        await end(thief.control, key)
+        await thief.control.release(key)
+
+
+async def _act(thief: Client, key: LeaseKey) -> None:
+    for action in _ACTIONS:
+        with pytest.raises(StaleLeaseError):
+            await thief.control.act(key, action)
 
 
 async def _ask(method: str, path: str, thief: Client, key: LeaseKey) -> None:
@@ -69,18 +83,21 @@ async def _program(thief: Client, key: LeaseKey) -> None:
 
 
 _NO_CHECKPOINT: Final = "0" * 32
+_ACTIONS: Final[tuple[LeaseAction, ...]] = (
+    SealSlot(),
+    CheckpointSlot(),
+    RestoreSlot(checkpoint=_NO_CHECKPOINT),
+    DropCheckpoint(checkpoint=_NO_CHECKPOINT),
+    ChangeNetwork(network=NO_NETWORK),
+)
 _OF_NO_LEASE: Final = {"GET /v1/info", "GET /v1/checkpoints/{checkpoint}/layers/{layer}"}
 """A checkpoint's name is a secret of its own: who knows it may read it."""
 _ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = {
     "POST /v1/batch": _batch,
     "GET /v1/stream": _stream,
     "POST /v1/leases/renew": _renew,
-    "POST /v1/leases/seal": partial(_end, ContainerControl.seal),
-    "POST /v1/leases/release": partial(_end, ContainerControl.release),
-    "POST /v1/leases/checkpoint": partial(_end, ContainerControl.checkpoint),
-    "POST /v1/leases/restore": partial(_end, partial(ContainerControl.restore, checkpoint=_NO_CHECKPOINT)),
-    "POST /v1/leases/drop": partial(_end, partial(ContainerControl.drop, checkpoint=_NO_CHECKPOINT)),
-    "POST /v1/leases/network": partial(_end, partial(ContainerControl.set_network, network=NO_NETWORK)),
+    "POST /v1/leases/act": _act,
+    "POST /v1/leases/release": _release,
     "PUT /v1/attachments/{call}/{field}": partial(_ask, "PUT", "/v1/attachments/c/stdin"),
     "GET /v1/attachments/{call}/{field}": partial(_ask, "GET", "/v1/attachments/c/stdout"),
     "GET /v1/calls/{call}/output": partial(_ask, "GET", "/v1/calls/c/output"),

@@ -7,9 +7,21 @@ import itertools
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AcquireTimeoutError, LeaseLostError
-from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
+from agentenv.wire.leases import (
+    NO_TAGS,
+    ActionReply,
+    ChangeNetwork,
+    CheckpointSlot,
+    DropCheckpoint,
+    LeaseAction,
+    LeaseKey,
+    RestoreSlot,
+    SealSlot,
+    Tags,
+)
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
+from agentenv.wire.states import SlotState
 
 
 class StubLease:
@@ -34,21 +46,21 @@ class StubLease:
         assert self.lost is not None
         return self.lost
 
-    async def seal(self) -> None:
-        self.sealed += 1
-
-    async def checkpoint(self) -> str:
-        self.checkpoints.append(f"{len(self.checkpoints):032x}")
-        return self.checkpoints[-1]
-
-    async def restore(self, checkpoint: str) -> None:
-        self.restored.append(checkpoint)
-
-    async def drop(self, checkpoint: str) -> None:
-        self.checkpoints.remove(checkpoint)
-
-    async def set_network(self, network: NetworkPolicy) -> None:
-        self.networks.append(network)
+    async def act(self, action: LeaseAction) -> ActionReply:
+        made = ""
+        match action:
+            case SealSlot():
+                self.sealed += 1
+            case CheckpointSlot():
+                made = f"{len(self.checkpoints):032x}"
+                self.checkpoints.append(made)
+            case RestoreSlot(checkpoint=name):
+                self.restored.append(name)
+            case DropCheckpoint(checkpoint=name):
+                self.checkpoints.remove(name)
+            case ChangeNetwork(network=policy):
+                self.networks.append(policy)
+        return ActionReply(slot=self.key.slot, state=SlotState.leased, checkpoint=made)
 
     async def release(self) -> None:
         await asyncio.sleep(0)

@@ -24,6 +24,11 @@ from agentenv.wire.transfers import LEASE_HEADER
 DEADLINE_S = 30.0
 
 
+def sealing(key: LeaseKey) -> dict[str, Any]:
+    """The body of ``POST /v1/leases/act`` that seals its slot."""
+    return {"key": key.model_dump(), "action": {"do": "seal"}}
+
+
 def _lease_header(call: dict[str, Any]) -> dict[str, str]:
     return {LEASE_HEADER: json.dumps(call["lease"])}
 

@@ -19,6 +19,7 @@ from agentenv.errors import CheckpointError
 from agentenv.executor.session import ToolSession
 from agentenv.store.addition import Runtime
 from agentenv.store.store import Store
+from agentenv.wire.leases import CheckpointSlot, RestoreSlot
 from tests.security.image_slots import ImageSlots, container, make_images
 
 HERE = Path(__file__).parent
@@ -72,12 +73,12 @@ async def _digest(session: ToolSession) -> str:
 
 async def _checkpoint(session: ToolSession) -> str:
     async with ContainerControl(session.lease.container) as control:
-        return await control.checkpoint(session.lease.key)
+        return (await control.act(session.lease.key, CheckpointSlot())).checkpoint
 
 
 async def _restore(session: ToolSession, checkpoint: str) -> None:
     async with ContainerControl(session.lease.container) as control:
-        await control.restore(session.lease.key, checkpoint)
+        await control.act(session.lease.key, RestoreSlot(checkpoint=checkpoint))
 
 
 @OVER

@@ -34,7 +34,7 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch
-from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, Tags
+from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 from agentenv.wire.passes import make_pass
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client
@@ -184,12 +184,12 @@ async def test_a_run_with_a_pass_and_its_container(container: ContainerHandle, r
     async with ContainerControl(replace(relayed, token=make_pass(container.token, "exp7"))) as client:
         assert (await client.info()).container == container.id
         assert (await client.renew(RenewRequest(keys=(key,), ttl_s=60))).renewed == (1,)
-        assert (await client.seal(key)).state is SlotState.leased
+        assert (await client.act(key, SealSlot())).state is SlotState.leased
         with pytest.raises(PolicyRefusalError, match="a pass does not allow"):
             await client.slots()
         assert (await client.release(key)).state is SlotState.free
         with pytest.raises(StaleLeaseError):
-            await client.seal(key)
+            await client.act(key, SealSlot())
     async with ContainerControl(replace(relayed, token="wrong")) as stranger:
         with pytest.raises(PolicyRefusalError, match="token"):
             await stranger.info()

@@ -17,6 +17,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConfigError, ImageUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, FIRST_LEAN_ID, IDS, NOBODY, TREES
+from agentenv.wire.leases import CheckpointSlot
 from agentenv.wire.spec import ImageFormat
 from tests.few_ids import few_ids
 from tests.image_sources import member
@@ -111,7 +112,7 @@ async def test_calls_are_run_by_the_containers_bash_where_the_image_has_the_same
     session = await slots.open()
     await run(session, "cp /usr/bin/bash /usr/bin/new && mv /usr/bin/new /usr/bin/bash")
     async with ContainerControl(session.lease.container) as control:
-        checkpoint = await control.checkpoint(session.lease.key)
+        checkpoint = (await control.act(session.lease.key, CheckpointSlot())).checkpoint
     assert await shell(session) == OWN
     assert await shell(await slots.open(checkpoint=checkpoint)) == OWN
 
@@ -183,7 +184,7 @@ async def test_checkpoints_and_forks(slots: ImageSlots) -> None:
     session = await slots.open()
     await run(session, "echo 1 > /work/a && rm /attacks.py && chown 1000:5 /work/a")
     async with ContainerControl(session.lease.container) as control:
-        checkpoint = await control.checkpoint(session.lease.key)
+        checkpoint = (await control.act(session.lease.key, CheckpointSlot())).checkpoint
     fork = await slots.open(checkpoint=checkpoint)
     for each in (session, fork):
         assert await run(each, "cat /work/a; stat -c %u:%g /work/a; ls /attacks.py 2>&1 | wc -l") == "1\n1000:5\n1"

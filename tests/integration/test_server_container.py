@@ -19,7 +19,7 @@ import pytest_asyncio
 from agentenv.sandbox.server.tools.bash import CANNOT_START
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.spec import MIB, SandboxSpec, SlotLimits
-from tests.integration.server_client import Client
+from tests.integration.server_client import Client, sealing
 from tests.integration.server_stub import descriptors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -250,7 +250,7 @@ async def test_release_leaves_nothing(client: Client) -> None:
 async def test_seal_keeps_the_workspace_and_nothing_else(client: Client) -> None:
     key = await client.lease(2)
     await client.run(key, "echo kept > file; sleep 1000 >/dev/null 2>&1 &")
-    status, reply = await client.post("/v1/leases/seal", key.model_dump())
+    status, reply = await client.post("/v1/leases/act", sealing(key))
     assert (status, reply["state"]) == (200, "leased")
     assert (await client.run(key, "cat file; pgrep -c sleep")).stdout == "kept\n0\n"
     assert await client.release(key) == "free"

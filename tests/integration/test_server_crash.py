@@ -15,7 +15,7 @@ from agentenv.errors import ConnectionLostError, InfraError
 from agentenv.sandbox.culprits import WAYS, Loss
 from agentenv.wire.leases import LeaseKey, Tags
 from agentenv.wire.watch import GENERATION_HEADER, WatchBeat, WatchList
-from tests.integration.server_client import DEADLINE_S, Client
+from tests.integration.server_client import DEADLINE_S, Client, sealing
 from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
 
 TAGS = Tags(run="exp7", environment="repair", kind="eval", group="g", item="1")
@@ -157,7 +157,7 @@ async def test_a_seal_that_fails_ends_the_lease() -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
         stub.may_seal.clear()
-        waiting = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
+        waiting = asyncio.create_task(client.post("/v1/leases/act", sealing(key)))
         await stub.until_sealing()
         queued = client.call(key, command="true")
         await client.ask(queued)
@@ -175,7 +175,7 @@ async def test_release_during_a_seal_resets_the_slot() -> None:
         key = await client.lease(0)
         await client.run(key, "touch left")
         stub.may_seal.clear()
-        sealing = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
+        under_way = asyncio.create_task(client.post("/v1/leases/act", sealing(key)))
         await stub.until_sealing()
         releasing = asyncio.create_task(client.release(key))
         async with asyncio.timeout(DEADLINE_S):
@@ -183,7 +183,7 @@ async def test_release_during_a_seal_resets_the_slot() -> None:
                 await asyncio.sleep(0.005)
         stub.may_seal.set()
         assert await releasing == "free"
-        assert (await sealing)[0] == 409
+        assert (await under_way)[0] == 409
         key = await client.lease(0)
         assert (await client.run(key, "ls")).stdout == ""
 

@@ -16,7 +16,7 @@ from agentenv.metrics.scrape import parse
 from agentenv.wire.base import MAX_MESSAGE_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.server import ErrorReply, Health
-from tests.integration.server_client import Client
+from tests.integration.server_client import Client, sealing
 from tests.integration.server_stub import TOKEN, StubSupervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -64,7 +64,7 @@ async def test_unknown_paths_and_methods_are_typed_errors(client: Client) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/seal", "/v1/batch"]
+    "path", ["/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/act", "/v1/batch"]
 )
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"slot":-1}', b"[" * 100_000])
 async def test_malformed_bodies_are_refused(client: Client, path: str, body: bytes) -> None:
@@ -159,8 +159,8 @@ async def test_a_key_that_is_not_the_leases_is_refused_everywhere(
     wrong = key.model_copy(update=change)
     result = await client.run(wrong, "touch here")
     assert (result.fault, result.error) == ("infra", "stale_lease")
-    for path in ("/v1/leases/release", "/v1/leases/seal"):
-        status, reply = await client.post(path, wrong.model_dump())
+    for path, body in (("/v1/leases/release", wrong.model_dump()), ("/v1/leases/act", sealing(wrong))):
+        status, reply = await client.post(path, body)
         assert (status, reply["error"]) == (409, "stale_lease")
     assert (await client.post("/v1/leases/renew", {"ttl_s": 9, "keys": [wrong.model_dump()]}))[1]["stale"] == [0]
     assert (await client.run(key, "ls")).stdout == "", "nothing ran, and the lease is as it was"
@@ -208,11 +208,11 @@ async def test_seal_kills_what_runs_and_keeps_the_workspace_and_the_lease(client
     running, queued = client.call(key, command="sleep 100"), client.call(key, command="cat file")
     await client.ask(running, queued)
     await client.running(2, 2)
-    sealed = {"slot": 2, "state": "leased"}
-    assert await client.post("/v1/leases/seal", key.model_dump()) == (200, sealed)
+    sealed = {"slot": 2, "state": "leased", "checkpoint": ""}
+    assert await client.post("/v1/leases/act", sealing(key)) == (200, sealed)
     cancelled = await client.result(running)
     assert (cancelled.cancelled, cancelled.fault) == (True, "none")
     assert (await client.result(queued)).stdout == "kept\n", "what waited runs in the sealed slot"
-    assert await client.post("/v1/leases/seal", key.model_dump()) == (200, sealed), "asked again: sealed again"
+    assert await client.post("/v1/leases/act", sealing(key)) == (200, sealed), "asked again: sealed again"
     assert (await client.run(key, "pgrep sleep")).exit_code == 1
     await client.release(key)

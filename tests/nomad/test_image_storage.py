@@ -21,6 +21,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, IDS, TREES
+from agentenv.wire.leases import CheckpointSlot, DropCheckpoint, RestoreSlot
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB
 from tests.nomad.cluster import Cluster
@@ -92,32 +93,32 @@ async def test_storage_on_the_disk_is_bounded_and_kept_in_checkpoints(slots: Ima
     assert 100 * MIB <= await filled(session) <= 130 * MIB
     await run(session, "rm /fill; echo kept > /work/f")
     async with ContainerControl(session.lease.container, guest=True) as control:
-        checkpoint = await control.checkpoint(session.lease.key)
+        checkpoint = (await control.act(session.lease.key, CheckpointSlot())).checkpoint
         await run(session, "echo changed > /work/f")
         fork = await slots.open(**LAYER, checkpoint=checkpoint)
         assert [await run(one, "cat /work/f") for one in (session, fork)] == ["changed\n", "kept\n"]
-        await control.restore(session.lease.key, checkpoint)
+        await control.act(session.lease.key, RestoreSlot(checkpoint=checkpoint))
         assert await run(session, "cat /work/f; ls -d /dev/loop* 2>&1 | wc -l") == "kept\n1\n"
         assert len(in_use()) == 3
-        await control.drop(session.lease.key, checkpoint)
+        await control.act(session.lease.key, DropCheckpoint(checkpoint=checkpoint))
 
 
 async def test_without_a_free_device_a_slot_goes_on_without_a_checkpoint(slots: ImageSlots) -> None:
     sessions = [await slots.open(**LAYER) for _ in range(3)]
     async with ContainerControl(sessions[0].lease.container, guest=True) as control:
-        kept = [await control.checkpoint(one.lease.key) for one in sessions[:2]]
+        kept = [(await control.act(one.lease.key, CheckpointSlot())).checkpoint for one in sessions[:2]]
         assert len(in_use()) == len(DEVICES)
         with pytest.raises(CheckpointError, match=ALL_IN_USE):
-            await control.checkpoint(sessions[2].lease.key)
+            await control.act(sessions[2].lease.key, CheckpointSlot())
         assert await run(sessions[2], "echo on") == "on\n"
         for one, checkpoint in zip(sessions, kept, strict=False):
-            await control.drop(one.lease.key, checkpoint)
+            await control.act(one.lease.key, DropCheckpoint(checkpoint=checkpoint))
 
 
 async def test_a_killed_container_leaves_no_device(slots: ImageSlots) -> None:
     session = await slots.open(**LAYER)
     async with ContainerControl(session.lease.container, guest=True) as control:
-        await control.checkpoint(session.lease.key)
+        await control.act(session.lease.key, CheckpointSlot())
     assert len(in_use()) == 2
     os.kill(first_pid(session.lease.container.id), signal.SIGKILL)
     await until(lambda: not in_use())

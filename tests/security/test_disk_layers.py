@@ -16,6 +16,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor import disk_layers
+from agentenv.wire.leases import CheckpointSlot, DropCheckpoint, RestoreSlot
 from agentenv.wire.spec import MIB
 from tests.security.conftest import sh
 from tests.security.image_slots import ImageSlots, container, make_images
@@ -116,13 +117,13 @@ async def test_a_checkpoint_takes_what_is_in_it(slots: ImageSlots, disk: Path) -
     with_one = free_bytes(disk)
     await sh(session, "head -c 50M /dev/zero > /kept")
     async with ContainerControl(session.lease.container) as control:
-        checkpoint = await control.checkpoint(session.lease.key)
+        checkpoint = (await control.act(session.lease.key, CheckpointSlot())).checkpoint
         assert 50 * MIB <= with_one - free_bytes(disk) <= 60 * MIB, "beside what the slot has again"
         assert await sh(session, "stat -c %s /kept") == f"{50 * MIB}\n"
         assert 500 * MIB <= await filled(session) <= 530 * MIB
         await sh(session, "rm /fill")
-        await control.restore(session.lease.key, checkpoint)
-        await control.drop(session.lease.key, checkpoint)
+        await control.act(session.lease.key, RestoreSlot(checkpoint=checkpoint))
+        await control.act(session.lease.key, DropCheckpoint(checkpoint=checkpoint))
     assert await sh(session, "stat -c %s /kept") == f"{50 * MIB}\n"
 
 
@@ -137,7 +138,7 @@ async def test_without_room_for_a_new_layer_the_slot_goes_on_without_a_checkpoin
     await sh(session, "echo here > /file; sleep 1000 & echo $! > /pid")
     async with ContainerControl(session.lease.container) as control:
         with pytest.raises(CheckpointError, match="cannot be reserved"):
-            await control.checkpoint(session.lease.key)
+            await control.act(session.lease.key, CheckpointSlot())
     assert await sh(session, "cat /file; kill -0 $(cat /pid) && echo runs") == "here\nruns\n"
 
 
@@ -159,7 +160,7 @@ async def test_a_killed_supervisor_leaves_no_device_and_no_file(
         session = await slots.open(**{**LAYER, "writable_bytes": 400 * MIB})
         await sh(session, "head -c 20M /dev/zero > /file")
         async with ContainerControl(session.lease.container) as control:
-            await control.checkpoint(session.lease.key)
+            await control.act(session.lease.key, CheckpointSlot())
         assert len(files_of(disk)) == 2
         assert slots.backend is not None
         for pid in slots.backend.pids.values():

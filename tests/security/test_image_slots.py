@@ -21,6 +21,7 @@ from agentenv.errors import ConfigError
 from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID, FIRST_LEAN_ID, IDS
 from agentenv.sdk.tool_context import ToolContext
+from agentenv.wire.leases import CheckpointSlot
 from tests.few_ids import FIRST as FIRST_OF_FEW
 from tests.image_sources import member
 from tests.security.conftest import sh
@@ -246,7 +247,7 @@ async def test_forged_attributes_of_overlay_hide_nothing_and_show_nothing(slots:
 
 async def _checkpoint(session: ToolSession) -> str:
     async with ContainerControl(session.lease.container, guest=True) as control:
-        return await control.checkpoint(session.lease.key)
+        return (await control.act(session.lease.key, CheckpointSlot())).checkpoint
 
 
 # ---- resources

@@ -1,4 +1,7 @@
-"""The control side of one container: leases, seals, inventory. Tool calls use the executor's stream instead."""
+"""The control side of one container: leases, what is done to leased slots, the inventory.
+
+Tool calls use the executor's stream instead.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,25 @@ from agentenv.deadlines import scaled
 from agentenv.errors import ConnectionLostError, PoolClosedError, ProtocolError
 from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
-    CheckpointReply,
-    CheckpointRequest,
-    DropRequest,
+    ActionReply,
+    ActionRequest,
     EndRequest,
+    LeaseAction,
     LeaseGrant,
     LeaseKey,
     LeaseRequest,
-    NetworkRequest,
     ReleaseReply,
     RenewReply,
     RenewRequest,
-    RestoreRequest,
-    SealRequest,
 )
-from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.server import ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
 
 _DEFAULT_TIMEOUT_S = scaled(10.0)
+_ACTION_S = scaled(75.0)
+"""For what makes a slot anew: longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives
+before this side gives up the connection."""
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
@@ -102,34 +104,12 @@ class ContainerControl:
         """End whatever lease an epoch has, without knowing its secret: for operators."""
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, _DEFAULT_TIMEOUT_S))
 
-    async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
-        """Kill everything running in the slot, keeping workspace and lease. Raises StaleLeaseError."""
-        request = SealRequest(slot=key.slot, epoch=key.epoch, secret=key.secret, request_id=secrets.token_hex(8))
-        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", request, timeout_s))
-
-    async def checkpoint(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> str:
-        """Keep the files of the slot as a checkpoint; returns its name. Everything running in it is killed.
-        Raises StaleLeaseError, CheckpointError."""
-        request = CheckpointRequest(**key.model_dump(), request_id=secrets.token_hex(8))
-        reply = await self._insist("POST", "/v1/leases/checkpoint", request, timeout_s)
-        return self._parse(CheckpointReply, reply).checkpoint
-
-    async def restore(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
-        """Give the slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
-        request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
-        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
-
-    async def set_network(
-        self, key: LeaseKey, network: NetworkPolicy, *, timeout_s: float = _DEFAULT_TIMEOUT_S
-    ) -> ReleaseReply:
-        """Change what an image slot may reach. Raises StaleLeaseError; SandboxUnavailableError: it has no network."""
-        request = NetworkRequest(**key.model_dump(), network=network)
-        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/network", request, timeout_s))
-
-    async def drop(self, key: LeaseKey, checkpoint: str) -> None:
-        """Forget a checkpoint of the container; no effect if there is none. Raises StaleLeaseError."""
-        request = DropRequest(**key.model_dump(), checkpoint=checkpoint)
-        await self._insist("POST", "/v1/leases/drop", request, _DEFAULT_TIMEOUT_S)
+    async def act(self, key: LeaseKey, action: LeaseAction, *, timeout_s: float = _ACTION_S) -> ActionReply:
+        """Do something to a leased slot (see the action). Raises StaleLeaseError; SlotDestroyedError and LeaseLostError
+        when the lease ends over it; CheckpointError: the files cannot be kept; SandboxUnavailableError: the network
+        cannot be had."""
+        request = ActionRequest(key=key, action=action, request_id=secrets.token_hex(8))
+        return self._parse(ActionReply, await self._insist("POST", "/v1/leases/act", request, timeout_s))
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

@@ -34,7 +34,19 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
+from agentenv.wire.leases import (
+    ActionReply,
+    ChangeNetwork,
+    CheckpointSlot,
+    DropCheckpoint,
+    LeaseAction,
+    LeaseKey,
+    RestoreSlot,
+    RunKind,
+    SealSlot,
+    Tags,
+    short_tag,
+)
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.tools import BASH, WriteFileReply
@@ -61,20 +73,8 @@ class SessionLease(Protocol):
     async def wait_lost(self) -> AgentEnvError:
         """Return when the lease is lost."""
 
-    async def seal(self) -> None:
-        """Kill everything running in the slot, keeping its workspace."""
-
-    async def checkpoint(self) -> str:
-        """Keep the slot's files; everything running in it is killed."""
-
-    async def restore(self, checkpoint: str) -> None:
-        """Give the slot the files of a checkpoint; everything running in it is killed."""
-
-    async def drop(self, checkpoint: str) -> None:
-        """Forget a checkpoint of the slot's container."""
-
-    async def set_network(self, network: NetworkPolicy) -> None:
-        """Change what the slot may reach."""
+    async def act(self, action: LeaseAction) -> ActionReply:
+        """Do something to the slot, keeping the lease."""
 
     async def release(self) -> None:
         """Release the slot. Repeatable."""
@@ -297,7 +297,7 @@ class ToolSession:
         """
         self._usable()
         await self._end_outside()
-        await self.lease.seal()
+        await self.lease.act(SealSlot())
 
     async def checkpoint(self) -> Checkpoint:
         """Keep the slot's files, and no process: everything running in it is killed, and a running call cancelled. The
@@ -307,7 +307,7 @@ class ToolSession:
         """
         self._usable()
         await self._end_outside()
-        name = await self.lease.checkpoint()
+        name = (await self.lease.act(CheckpointSlot())).checkpoint
         return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
 
     async def restore(self, checkpoint: Checkpoint) -> None:
@@ -322,14 +322,14 @@ class ToolSession:
             raise CheckpointError("the checkpoint is not of this slot's image")
         self._check_here(checkpoint)
         await self._end_outside()
-        await self.lease.restore(checkpoint.root.checkpoint)
+        await self.lease.act(RestoreSlot(checkpoint=checkpoint.root.checkpoint))
 
     async def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint, and free its memory once no slot stands on it. Slots that began with it keep its files.
         Raises CheckpointError when it is another container's, InfraError."""
         self._usable()
         self._check_here(checkpoint)
-        await self.lease.drop(checkpoint.root.checkpoint)
+        await self.lease.act(DropCheckpoint(checkpoint=checkpoint.root.checkpoint))
 
     async def set_network(self, network: NetworkPolicy) -> None:
         """Change what the slot may reach from now on; its processes go on. Connections that are no longer allowed are
@@ -345,7 +345,7 @@ class ToolSession:
                 "network", "a slot without an image has its container's network", next_step="lease one with an image"
             )
         root = replace(self.root, network=network)  # raises where the slot's capabilities forbid it
-        await self.lease.set_network(network)
+        await self.lease.act(ChangeNetwork(network=network))
         self.root = root
 
     async def fork(self, n: int = 1) -> list[ToolSession]:

@@ -11,16 +11,15 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import aiohttp
 
 from agentenv.config import PoolSettings
-from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.deadlines import scaled
@@ -46,7 +45,7 @@ from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, Tags
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import ContainerState, SlotState
 
@@ -339,13 +338,13 @@ class FarmPool:
                 if task.get_name() == f"heartbeat of {name}":
                     task.cancel()
 
-    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
-        """For :class:`SlotLease`."""
+    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
+        """For :meth:`SlotLease.act`."""
         held = self._containers.get(lease.container.id)
         if lease.released or held is None or lease.id not in held.leases:
             raise StaleLeaseError(f"{lease!r} can no longer be used")
         try:
-            return await unless_lost(ask(held.link.control), lease.wait_lost())
+            return await unless_lost(held.link.control.act(lease.key, action), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             if lease.id in held.leases:
                 self._lose(held, lease, error)

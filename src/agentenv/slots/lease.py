@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Protocol, Self
 
-from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
-from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
-from agentenv.wire.leases import LeaseKey
-from agentenv.wire.network import NetworkPolicy
-
-T = TypeVar("T")
-_RECREATED_S: Final = scaled(75.0)
-"""For what makes a slot anew: longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives
-before this side gives up the connection."""
+from agentenv.wire.leases import ActionReply, LeaseAction, LeaseKey
 
 
 class LeaseOwner(Protocol):
     """The pool, as far as a lease needs it."""
 
-    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
+    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
         """The answer of the lease's container; what the lease was lost with, when it is lost first."""
 
     async def release_lease(self, lease: SlotLease) -> None:
@@ -66,41 +57,16 @@ class SlotLease:
         assert self.lost is not None
         return self.lost
 
-    async def seal(self) -> None:
-        """Kill everything running in the slot, keeping workspace and lease.
+    async def act(self, action: LeaseAction) -> ActionReply:
+        """Do something to the slot (see the action), keeping the lease.
 
-        Raises the lease's own error when it has ended (see :meth:`wait_lost`), ConnectionLostError when the
-        container did not answer in time (the lease stays valid).
+        Raises the lease's own error when it has ended (see :meth:`wait_lost`); ConnectionLostError when the container
+        did not answer in time (the lease stays valid); CheckpointError when there is no room for the files;
+        SandboxUnavailableError when a network cannot be had (then the slot has none).
         """
-        await self._ask(lambda control: control.seal(self.key, timeout_s=_RECREATED_S))
-
-    async def checkpoint(self) -> str:
-        """Keep the slot's files, and no process: everything running in it is killed. The checkpoint's name is good for
-        :meth:`restore`, and for leases of the same container whose root names it.
-
-        Raises as :meth:`seal`, and CheckpointError when there is no room for the files.
-        """
-        return await self._ask(lambda control: control.checkpoint(self.key, timeout_s=_RECREATED_S))
-
-    async def restore(self, checkpoint: str) -> None:
-        """Give the slot the files of a checkpoint of its container in place of its own, and no process: everything
-        running in it is killed. Raises as :meth:`checkpoint`; when there is no such checkpoint the lease is lost."""
-        await self._ask(lambda control: control.restore(self.key, checkpoint, timeout_s=_RECREATED_S))
-
-    async def drop(self, checkpoint: str) -> None:
-        """Forget a checkpoint of the slot's container. Slots that began with it keep its files. Raises as
-        :meth:`seal`."""
-        await self._ask(lambda control: control.drop(self.key, checkpoint))
-
-    async def set_network(self, network: NetworkPolicy) -> None:
-        """Change what an image slot may reach; its processes go on. Raises as :meth:`seal`, and
-        SandboxUnavailableError when it cannot be had: then the slot has no network."""
-        await self._ask(lambda control: control.set_network(self.key, network, timeout_s=_RECREATED_S))
-
-    async def _ask(self, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
         if self.lost is not None:
             raise self.lost
-        return await self._landlord.ask_container(self, ask)
+        return await self._landlord.act(self, action)
 
     async def release(self) -> None:
         """Return the slot. Waits until the container has reset it or is gone, at most the pool's

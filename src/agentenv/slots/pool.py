@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from agentenv.config import PoolSettings
-from agentenv.containers.control import ContainerControl
 from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,
@@ -30,7 +29,7 @@ from agentenv.slots.statistics import PoolStatistics
 from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.yard import Yard
 from agentenv.tasks import finish, unless_lost
-from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, Tags
 from agentenv.wire.roots import RootSpec
 
 _CLOSE_GRACE_S = scaled(5.0)
@@ -172,13 +171,13 @@ class SlotPool:
         self._yard.tally.waits.add(self._clock() - began)
         return leases
 
-    async def ask_container(self, lease: SlotLease, ask: Callable[[ContainerControl], Coroutine[Any, Any, T]]) -> T:
-        """For :class:`SlotLease`."""
+    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
+        """For :meth:`SlotLease.act`."""
         link = self._yard.links.get(lease.container.id)
         if lease.released or link is None:
             raise StaleLeaseError(f"{lease!r} can no longer be used")
         try:
-            return await unless_lost(ask(link.control), lease.wait_lost())
+            return await unless_lost(link.control.act(lease.key, action), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             why = None if isinstance(error, StaleLeaseError) else error
             self._yard.perform(self._yard.ledger.stale(lease.id, self._clock(), why))

@@ -79,17 +79,6 @@ class LeaseKey(WireModel):
     secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
 
 
-class SealRequest(LeaseKey):
-    """``POST /v1/leases/seal``. Repeating a ``request_id`` returns the state of that seal instead of sealing again."""
-
-    request_id: Annotated[str, Field(max_length=128)] = ""
-
-    @property
-    def key(self) -> LeaseKey:
-        """Key of the lease."""
-        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
-
-
 def _root(raw: Any) -> RootSpec:
     """Raises ConfigError, which is no ValueError: whoever asked gets it as it is, and asks nobody else."""
     return raw if isinstance(raw, RootSpec) else RootSpec.parse(raw)
@@ -115,31 +104,8 @@ class LeaseRequest(WireModel):
     root: Root | None = None
 
 
-class CheckpointRequest(SealRequest):
-    """``POST /v1/leases/checkpoint``: keep the slot's files. Its processes end; it goes on with the files. Repeating a
-    ``request_id`` returns the same checkpoint."""
-
-
 LAYERS_HEADER = "X-Agentenv-Layers"
 """How many layers the checkpoint has, of which one is in the response."""
-
-
-class CheckpointReply(WireModel):
-    """The checkpoint's name: who knows it may restore it, or lease slots of this container that begin with it."""
-
-    slot: SlotIndex
-    checkpoint: str
-
-
-class RestoreRequest(LeaseKey):
-    """``POST /v1/leases/restore``: give the slot the files of a checkpoint in place of its own. Its processes end."""
-
-    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-
-    @property
-    def key(self) -> LeaseKey:
-        """Key of the lease."""
-        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
 
 
 def _network(raw: Any) -> NetworkPolicy:
@@ -155,21 +121,64 @@ Network = Annotated[
 ]
 
 
-class NetworkRequest(LeaseKey):
-    """``POST /v1/leases/network``: change what an image slot may reach. Its processes go on; connections that are no
-    longer allowed are closed when it is answered."""
+class SealSlot(WireModel):
+    """Kill everything running in the slot, and make its namespaces anew over the same workspace."""
 
+    do: Literal["seal"] = "seal"
+
+
+class CheckpointSlot(WireModel):
+    """Keep the slot's files as a checkpoint, which the reply names. Its processes end; it goes on with the files. Who
+    knows the name may restore it, or lease slots of this container that begin with it."""
+
+    do: Literal["checkpoint"] = "checkpoint"
+
+
+class RestoreSlot(WireModel):
+    """Give the slot the files of a checkpoint in place of its own. Its processes end. If there is no such checkpoint,
+    the lease does too."""
+
+    do: Literal["restore"] = "restore"
+    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class DropCheckpoint(WireModel):
+    """Forget a checkpoint, whichever slot of the container made it. Slots that began with it keep its files. No effect
+    if there is none."""
+
+    do: Literal["drop"] = "drop"
+    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class ChangeNetwork(WireModel):
+    """Change what an image slot may reach. Its processes go on; connections that are no longer allowed are closed when
+    it is answered."""
+
+    do: Literal["network"] = "network"
     network: Network
 
-    @property
-    def key(self) -> LeaseKey:
-        """Key of the lease."""
-        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
+
+LeaseAction = Annotated[
+    SealSlot | CheckpointSlot | RestoreSlot | DropCheckpoint | ChangeNetwork, Field(discriminator="do")
+]
+"""What the holder of a lease may have done to its slot."""
 
 
-class DropRequest(RestoreRequest):
-    """``POST /v1/leases/drop``: forget a checkpoint, whichever slot of the container made it. Slots that began with it
-    keep its files. No effect if there is none."""
+class ActionRequest(WireModel):
+    """``POST /v1/leases/act``. Repeating a ``request_id`` does not seal again, and returns the same checkpoint; the
+    other actions may be done twice."""
+
+    key: LeaseKey
+    action: LeaseAction
+    request_id: Annotated[str, Field(max_length=128)] = ""
+
+
+class ActionReply(WireModel):
+    """What came of it: the slot's state, and the name of a checkpoint that was made."""
+
+    slot: SlotIndex
+    state: SlotState
+    checkpoint: str = ""
 
 
 class LeaseGrant(WireModel):
@@ -219,13 +228,10 @@ class EndRequest(WireModel):
 
 
 class ReleaseReply(WireModel):
-    """``POST /v1/leases/release`` (body: a :class:`LeaseKey`), ``/v1/leases/seal`` (a :class:`SealRequest`), and
-    ``/v1/leases/end`` (an :class:`EndRequest`), which answers as release does.
+    """``POST /v1/leases/release`` (body: a :class:`LeaseKey`) and ``/v1/leases/end`` (an :class:`EndRequest`).
 
     Release returns once the slot is verified clean (``free``) or could not be verified (``quarantined``). If that
     takes long it returns earlier (``resetting``: ask again). Releasing an epoch that has ended is not an error.
-    Seal kills every process of the slot, recreates its namespaces over the same workspace and keeps the lease
-    (``leased``).
     """
 
     slot: SlotIndex

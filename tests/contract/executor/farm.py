@@ -19,8 +19,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
-from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, Tags
 from agentenv.wire.roots import RootSpec
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
@@ -91,20 +90,8 @@ class ProxiedLease:
     async def wait_lost(self) -> AgentEnvError:
         return await self._lease.wait_lost()
 
-    async def seal(self) -> None:
-        await self._lease.seal()
-
-    async def checkpoint(self) -> str:
-        return await self._lease.checkpoint()
-
-    async def restore(self, checkpoint: str) -> None:
-        await self._lease.restore(checkpoint)
-
-    async def drop(self, checkpoint: str) -> None:
-        await self._lease.drop(checkpoint)
-
-    async def set_network(self, network: NetworkPolicy) -> None:
-        await self._lease.set_network(network)
+    async def act(self, action: LeaseAction) -> ActionReply:
+        return await self._lease.act(action)
 
     async def release(self) -> None:
         await self._lease.release()

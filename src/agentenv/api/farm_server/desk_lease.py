@@ -18,8 +18,7 @@ from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire.base import SlotIndex
-from agentenv.wire.leases import BY_NAME, LeaseKey, RenewRequest
-from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.leases import BY_NAME, ActionReply, LeaseAction, LeaseKey, RenewRequest
 
 _LOOK_S: Final = wire.ASK_TTL_S / 2
 """How often an ask that waits is looked at: it is dropped when nobody does."""
@@ -51,25 +50,9 @@ class DeskLease:
         assert self._opened.lost is not None
         return self._opened.lost
 
-    async def seal(self) -> None:
-        """Kill everything running in the slot, keeping its workspace."""
-        await self.link.control.seal(self.key)
-
-    async def checkpoint(self) -> str:
-        """Keep the slot's files; everything running in it is killed."""
-        return await self.link.control.checkpoint(self.key)
-
-    async def restore(self, checkpoint: str) -> None:
-        """Give the slot the files of a checkpoint; everything running in it is killed."""
-        await self.link.control.restore(self.key, checkpoint)
-
-    async def drop(self, checkpoint: str) -> None:
-        """Forget a checkpoint of the slot's container."""
-        await self.link.control.drop(self.key, checkpoint)
-
-    async def set_network(self, network: NetworkPolicy) -> None:
-        """Change what the slot may reach."""
-        await self.link.control.set_network(self.key, network)
+    async def act(self, action: LeaseAction) -> ActionReply:
+        """Do something to the slot (see the action)."""
+        return await self.link.control.act(self.key, action)
 
     async def release(self) -> None:
         """End it, unless the farm is ending: then it stays for the next one."""

@@ -32,15 +32,11 @@ from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import LIVE_WAIT_S, Accepted, Batch, Cancel, Failure, LiveOutput, client_message
 from agentenv.wire.leases import (
-    CheckpointRequest,
-    DropRequest,
+    ActionRequest,
     EndRequest,
     LeaseKey,
     LeaseRequest,
-    NetworkRequest,
     RenewRequest,
-    RestoreRequest,
-    SealRequest,
 )
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
@@ -60,13 +56,9 @@ STREAMS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("streams")
 
 _batch: TypeAdapter[Batch] = TypeAdapter(Batch)
 _key: TypeAdapter[LeaseKey] = TypeAdapter(LeaseKey)
+_act: TypeAdapter[ActionRequest] = TypeAdapter(ActionRequest)
 _end: TypeAdapter[EndRequest] = TypeAdapter(EndRequest)
 _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
-_seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
-_checkpoint: TypeAdapter[CheckpointRequest] = TypeAdapter(CheckpointRequest)
-_restore: TypeAdapter[RestoreRequest] = TypeAdapter(RestoreRequest)
-_network: TypeAdapter[NetworkRequest] = TypeAdapter(NetworkRequest)
-_drop: TypeAdapter[DropRequest] = TypeAdapter(DropRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -101,11 +93,7 @@ class SandboxApp:
         router.add_post("/v1/leases/renew", self._post_renew)
         router.add_post("/v1/leases/release", self._post_release)
         router.add_post("/v1/leases/end", self._post_end)
-        router.add_post("/v1/leases/seal", self._post_seal)
-        router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
-        router.add_post("/v1/leases/restore", self._post_restore)
-        router.add_post("/v1/leases/network", self._post_network)
-        router.add_post("/v1/leases/drop", self._post_drop)
+        router.add_post("/v1/leases/act", self._post_act)
         ConnectRoute(self.container).add_to(router)
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
@@ -165,20 +153,8 @@ class SandboxApp:
     async def _post_end(self, request: web.Request) -> web.Response:
         return _reply(await self.container.end(await _read(request, _end)))
 
-    async def _post_seal(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).seal(await _read(request, _seal)))
-
-    async def _post_checkpoint(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).checkpoint(await _read(request, _checkpoint)))
-
-    async def _post_restore(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).restore(await _read(request, _restore)))
-
-    async def _post_network(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).connect(await _read(request, _network)))
-
-    async def _post_drop(self, request: web.Request) -> web.Response:
-        return _reply(holder_of(request, self.container).drop(await _read(request, _drop)))
+    async def _post_act(self, request: web.Request) -> web.Response:
+        return _reply(await holder_of(request, self.container).act(await _read(request, _act)))
 
     # -- calls -------------------------------------------------------------------------------------
 

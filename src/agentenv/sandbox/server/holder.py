@@ -16,20 +16,22 @@ from agentenv.sandbox.server.inbox import Inbox, close_all
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import Raw
 from agentenv.sandbox.server.session_calls import SlotHost
+from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
 from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
-    CheckpointReply,
-    CheckpointRequest,
-    DropRequest,
+    ActionReply,
+    ActionRequest,
+    ChangeNetwork,
+    CheckpointSlot,
+    DropCheckpoint,
     LeaseKey,
     LeaseLoss,
-    NetworkRequest,
     ReleaseReply,
     RenewReply,
     RenewRequest,
-    RestoreRequest,
-    SealRequest,
+    RestoreSlot,
+    SealSlot,
 )
 
 _NO_SECRET = "-" * 16
@@ -177,38 +179,31 @@ class Holder:
         """See :meth:`agentenv.sandbox.server.slot.Slot.release`."""
         return ReleaseReply(slot=key.slot, state=await self._container.slot(key.slot).release(self._own(key)))
 
-    async def seal(self, request: SealRequest) -> ReleaseReply:
-        """See :meth:`agentenv.sandbox.server.slot.Slot.seal`."""
-        slot = self._container.slot(request.slot)
-        return ReleaseReply(slot=request.slot, state=await slot.seal(self._own(request.key), request.request_id))
+    async def act(self, request: ActionRequest) -> ActionReply:
+        """Do something to a leased slot. Raises as the slot's method of that name does."""
+        slot, key = self._container.slot(request.key.slot), self._own(request.key)
+        checkpoint = ""
+        match request.action:
+            case SealSlot():
+                await slot.seal(key, request.request_id)
+            case CheckpointSlot():
+                checkpoint = await self._checkpoint(slot, key, request.request_id)
+            case RestoreSlot(checkpoint=name):
+                await slot.restore(key, name)
+            case ChangeNetwork(network=policy):
+                await slot.connect(key, policy)
+            case DropCheckpoint(checkpoint=name):
+                slot.admit(key)
+                self._context.supervisor.drop(name)
+                self._container.checkpoints.dropped(name)
+        return ActionReply(slot=slot.index, state=slot.state, checkpoint=checkpoint)
 
-    async def checkpoint(self, request: CheckpointRequest) -> CheckpointReply:
-        """See :meth:`agentenv.sandbox.server.slot.Slot.checkpoint`."""
-        slot, key, now = self._container.slot(request.slot), self._own(request.key), self._context.poller.loop.time()
+    async def _checkpoint(self, slot: Slot, key: LeaseKey, request_id: str) -> str:
+        now_s = self._context.poller.loop.time()
         self._container.make_room()
-        name = await slot.checkpoint(key, request.request_id)
-        self._container.checkpoints.made(name, slot.run_of(key.epoch) or "", now)
-        return CheckpointReply(slot=request.slot, checkpoint=name)
-
-    async def restore(self, request: RestoreRequest) -> ReleaseReply:
-        """See :meth:`agentenv.sandbox.server.slot.Slot.restore`."""
-        slot = self._container.slot(request.slot)
-        await slot.restore(self._own(request.key), request.checkpoint)
-        return ReleaseReply(slot=request.slot, state=slot.state)
-
-    async def connect(self, request: NetworkRequest) -> ReleaseReply:
-        """See :meth:`agentenv.sandbox.server.slot.Slot.connect`."""
-        slot = self._container.slot(request.slot)
-        await slot.connect(self._own(request.key), request.network)
-        return ReleaseReply(slot=request.slot, state=slot.state)
-
-    def drop(self, request: DropRequest) -> ReleaseReply:
-        """Forget a checkpoint. Raises StaleLeaseError."""
-        slot = self._container.slot(request.slot)
-        slot.admit(self._own(request.key))
-        self._context.supervisor.drop(request.checkpoint)
-        self._container.checkpoints.dropped(request.checkpoint)
-        return ReleaseReply(slot=request.slot, state=slot.state)
+        name = await slot.checkpoint(key, request_id)
+        self._container.checkpoints.made(name, slot.run_of(key.epoch) or "", now_s)
+        return name
 
     def _own(self, key: LeaseKey) -> LeaseKey:
         """The key; in place of one of another run's lease, a key that matches no lease."""

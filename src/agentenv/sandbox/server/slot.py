@@ -210,7 +210,7 @@ class Slot:
         self._end_lease(why)
         self._reset()
 
-    async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
+    async def seal(self, key: LeaseKey, request_id: str = "") -> None:
         """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per
         non-empty ``request_id``. Queued calls wait for it; a running one is cancelled.
 
@@ -219,7 +219,7 @@ class Slot:
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
         if not self._sealing and request_id and request_id == self._sealed_by:
-            return self.state
+            return
         if not self._sealing:
             self._sealing, self._sealed_by = True, request_id
             self.calls.stop()
@@ -233,7 +233,6 @@ class Slot:
             raise self.why_lost(key) or LeaseLostError(
                 f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
             )
-        return self.state
 
     async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
         """Kill everything in the slot and keep its files as a checkpoint, with which it goes on; returns its name. Once

@@ -14,7 +14,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.holder import Holder
-from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SealRequest, Tags
+from agentenv.wire.leases import ActionRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 from agentenv.wire.states import SlotState
 
 
@@ -68,7 +68,7 @@ async def _told(asked: Awaitable[object]) -> str:
 
 USES: dict[str, Callable[[Holder, LeaseKey], Awaitable[object]]] = {
     "release": lambda holder, key: holder.release(key),
-    "seal": lambda holder, key: holder.seal(SealRequest(**key.model_dump(), request_id="s")),
+    "seal": lambda holder, key: holder.act(ActionRequest(key=key, action=SealSlot(), request_id="s")),
     "inbox": lambda holder, key: asyncio.to_thread(holder.inbox, key, "c"),
     "in_flight": lambda holder, key: asyncio.to_thread(holder.in_flight, key, "c"),
     "beside": lambda holder, key: asyncio.to_thread(holder.beside, key),

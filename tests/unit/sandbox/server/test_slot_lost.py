@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from agentenv.agent.culprit import worth_another
+from agentenv.containers import control
 from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
@@ -18,7 +19,6 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
-from agentenv.slots import lease
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.states import SlotState
 
@@ -52,7 +52,7 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
 
 def test_a_seal_is_waited_for_longer_than_the_supervisor_takes() -> None:
     assert slot.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
-    assert lease._RECREATED_S > slot.SEAL_S, "else it would be a lost connection, which is tried again"
+    assert control._ACTION_S > slot.SEAL_S, "else it would be a lost connection, which is tried again"
 
 
 @pytest.mark.parametrize(
