@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import aiohttp
 
@@ -51,7 +51,6 @@ from agentenv.wire.states import ContainerState, SlotState
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _CLOSE_GRACE_S: Final = scaled(5.0)
 _INFO_S: Final = scaled(5.0)

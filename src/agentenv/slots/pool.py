@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from agentenv.config import PoolSettings
 from agentenv.deadlines import scaled
@@ -34,7 +34,6 @@ from agentenv.wire.roots import RootSpec
 
 _CLOSE_GRACE_S = scaled(5.0)
 """Time for containers to answer releases while closing; leases expire there anyway."""
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
