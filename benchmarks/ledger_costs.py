@@ -11,7 +11,7 @@ from agentenv.config import PoolSettings
 from agentenv.slots.commands import Grant
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
-from agentenv.slots.waiters import SlotRequest
+from agentenv.wire.leases import SlotRequest
 from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 from benchmarks.measure import percentile

@@ -14,7 +14,7 @@ from agentenv.config import PoolSettings
 from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
-from agentenv.slots.waiters import SlotRequest
+from agentenv.wire.leases import SlotRequest
 from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import SimulatedBackend, Starts
 from benchmarks.farmsim.loads import Load

@@ -8,7 +8,6 @@ import itertools
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AcquireTimeoutError, LeaseLostError
 from agentenv.wire.leases import (
-    NO_TAGS,
     ActionReply,
     ChangeNetwork,
     CheckpointSlot,
@@ -17,7 +16,7 @@ from agentenv.wire.leases import (
     LeaseKey,
     RestoreSlot,
     SealSlot,
-    Tags,
+    SlotRequest,
 )
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -79,20 +78,12 @@ class StubPool:
         self.gate.set()
         self._slots = itertools.count()
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> StubLease:
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[StubLease]:
         await self.gate.wait()
-        self.asked.append((root, container))
+        self.asked.append((request.root, request.container))
         if self.lacking:
             self.lacking -= 1
             raise AcquireTimeoutError("no slot became free")
-        lease = StubLease(trajectory, next(self._slots), self.container)
-        self.leases.append(lease)
-        return lease
+        made = [StubLease(trajectory, next(self._slots), self.container) for trajectory in request.trajectories]
+        self.leases += made
+        return made

@@ -42,10 +42,8 @@ from agentenv.wire.leases import (
     LeaseAction,
     LeaseKey,
     RestoreSlot,
-    RunKind,
     SealSlot,
-    Tags,
-    short_tag,
+    SlotRequest,
 )
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -111,7 +109,7 @@ class SessionHost(Protocol):
     tally: CallCounters
     pool: Any
 
-    async def acquire(self, session: ToolSession, timeout_s: float | None) -> SessionLease:
+    async def acquire(self, session: ToolSession) -> SessionLease:
         """Lease a slot in the caller's task."""
 
     def attach(self, container: ContainerHandle) -> SandboxClient:
@@ -122,19 +120,6 @@ class SessionHost(Protocol):
 
     def ended(self, session: ToolSession) -> None:
         """The session is closed."""
-
-    def open(
-        self,
-        trajectory: str,
-        *,
-        acquire_timeout_s: float | None = None,
-        group: str = "",
-        item: str = "",
-        kind: RunKind = "train",
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> ToolSession:
-        """Create another session."""
 
 
 @dataclass(frozen=True)
@@ -157,26 +142,22 @@ class ToolSession:
     def __init__(
         self,
         host: SessionHost,
-        trajectory: str,
+        request: SlotRequest,
         acquire_timeout_s: float | None,
         *,
         group: str = "",
         item: str = "",
-        kind: RunKind = "train",
-        root: RootSpec | None = None,
-        container: str = "",
     ) -> None:
-        self.trajectory = trajectory
-        self.container = container
-        """The only container that can have its slot; empty: any."""
-        self.root = root
+        """``request`` is for one slot. ``group`` and ``item``: as external tools get them, not cut to tags."""
+        (self.trajectory,) = request.trajectories
+        self.request = request
+        """What its slot is leased with."""
+        self.acquire_timeout_s = acquire_timeout_s
+        self.root = request.root
         """What its slot is made from, with the network it has now; None: a plain slot with an empty workspace."""
-        self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
-        """What the lease is for."""
         self.last_timing: CallTiming | None = None
         """Timing of the call that returned last; read it before the next ``await``."""
         self._host = host
-        self._acquire_timeout_s = acquire_timeout_s
         self._lease: SessionLease | None = None
         self._lease_json = b""
         self._client: SandboxClient | None = None
@@ -219,7 +200,7 @@ class ToolSession:
     async def __aenter__(self) -> Self:
         if self._lease is not None or self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} was opened before", next_step="open another one")
-        self._lease = await self._host.acquire(self, self._acquire_timeout_s)
+        self._lease = await self._host.acquire(self)
         # Nothing is awaited from here on: a cancellation finds either no lease or a complete session.
         self._lease_json = self._lease.key.model_dump_json().encode()
         self._client = self._host.attach(self._lease.container)
@@ -371,15 +352,13 @@ class ToolSession:
 
     def _fork_of(self, checkpoint: Checkpoint) -> ToolSession:
         self._forks += 1
-        return self._host.open(
-            f"{self.trajectory}-{self._forks}",
-            acquire_timeout_s=self._acquire_timeout_s,
-            group=self._group,
-            item=self._item,
-            kind=self.tags.kind,
+        request = replace(
+            self.request,
+            trajectories=(f"{self.trajectory}-{self._forks}",),
             root=checkpoint.root,
             container=checkpoint.container,
         )
+        return ToolSession(self._host, request, self.acquire_timeout_s, group=self._group, item=self._item)
 
     def _check_here(self, checkpoint: Checkpoint) -> None:
         if checkpoint.container != self.lease.container.id:

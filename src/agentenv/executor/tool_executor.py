@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -15,7 +16,7 @@ from agentenv.executor.observer import CallObserver
 from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
 from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
-from agentenv.wire.leases import NO_TAGS, RunKind, Tags
+from agentenv.wire.leases import RunKind, SlotRequest, Tags, short_tag
 from agentenv.wire.roots import RootSpec
 
 _IDLE_CLOSE_S: Final = 30.0
@@ -25,17 +26,8 @@ _IDLE_CLOSE_S: Final = 30.0
 class Pool(Protocol):
     """The part of ``SlotPool`` that an executor needs."""
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> SessionLease:
-        """Lease a slot; AcquireTimeoutError at the deadline. ``tags`` say what it is for, ``root`` what it is made from
-        (None: a plain slot), ``container`` which one has the checkpoint of that root."""
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> Sequence[SessionLease]:
+        """Lease the request's slots; AcquireTimeoutError at the deadline."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +122,9 @@ class ToolExecutor:
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
         (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: what the slot
         is made from; None: a plain slot. ``container``: the one that has the checkpoint of that root."""
-        return ToolSession(
-            self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind, root=root, container=container
-        )
+        tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
+        request = SlotRequest((trajectory,), tags, root=root, container=container)
+        return ToolSession(self, request, acquire_timeout_s, group=group, item=item)
 
     async def aclose(self, *, cancel: bool = True) -> None:
         """Close every session and connection. Repeatable. Calls that run are cancelled, or with ``cancel=False`` left
@@ -159,14 +151,11 @@ class ToolExecutor:
 
     # -- what sessions use -------------------------------------------------------------------------
 
-    async def acquire(self, session: ToolSession, timeout_s: float | None) -> SessionLease:
+    async def acquire(self, session: ToolSession) -> SessionLease:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
         if self._closed:
             raise PoolClosedError("the executor is closed")
-        particular = {"container": session.container} if session.container else {}
-        lease = await self.pool.lease(
-            session.trajectory, timeout_s=timeout_s, tags=session.tags, root=session.root, **particular
-        )
+        (lease,) = await self.pool.lease_slots(session.request, timeout_s=session.acquire_timeout_s)
         if self._closed:
             await lease.release()
             raise PoolClosedError("the executor was closed while a slot was awaited")

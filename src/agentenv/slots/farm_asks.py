@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +28,7 @@ from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.statistics import Tally
 from agentenv.tasks import TaskSet
 from agentenv.wire import farm as wire
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.leases import SlotRequest
 
 logger = logging.getLogger(__name__)
 
@@ -105,23 +105,21 @@ class FarmAsks:
 
     def want(
         self,
-        trajectories: Sequence[str],
+        request: SlotRequest,
         timeout_s: float | None,
         tags: wire.AskTags,
-        root: RootSpec | None = None,
-        container: str = "",
         image_reference: str = "",
     ) -> Wanted:
-        """Ask for a slot for each trajectory. Its future has the grants, or the error. ``image_reference``: of the
-        root's image, if it is known."""
+        """Ask for a slot for each trajectory, with these tags. Its future has the grants, or the error.
+        ``image_reference``: of the root's image, if it is known."""
         ask = wire.Ask(
             request_id=secrets.token_hex(16),
-            trajectories=tuple(trajectories),
+            trajectories=request.trajectories,
             tags=tags,
             ttl_s=self._settings.lease_ttl_s,
-            root=root,
+            root=request.root,
             image_reference=image_reference,
-            container=container,
+            container=request.container,
         )
         now = self._clock()
         wanted = Wanted(

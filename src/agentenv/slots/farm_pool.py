@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
@@ -40,13 +40,12 @@ from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_asks import FarmAsks, retries
 from agentenv.slots.farm_client import FarmClient, reachable
 from agentenv.slots.farm_images import FarmImages
-from agentenv.slots.lease import SlotLease
+from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, Tags
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, SlotRequest, Tags
 from agentenv.wire.states import ContainerState, SlotState
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class _Container:
     leases: dict[int, SlotLease] = field(default_factory=dict)
 
 
-class FarmPool:
+class FarmPool(Leases):
     """Leases slots of a farm service. An async context manager.
 
     ``access`` names the farm and the run (:func:`agentenv.slots.farm_access.farm_access`). Waiting for a slot of a full
@@ -161,36 +160,10 @@ class FarmPool:
 
     # -- leasing ---------------------------------------------------------------------------------
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> SlotLease:
-        """Lease a slot, when it is this run's turn. Release it, or use it as a context manager.
-
-        ``root`` and ``container``: see :meth:`agentenv.slots.pool.SlotPool.lease`.
-
-        With ``timeout_s`` it is had within that time or AcquireTimeoutError is raised; without, see the class. Raises
-        FarmUnreachableError, QuotaError, SandboxUnavailableError as soon as the farm has no container and can have
-        none, PoolClosedError, ConfigError. Cancelling this never leaks a slot.
-        """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root, container=container)
-        return lease
-
-    async def lease_group(
-        self,
-        trajectories: Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> list[SlotLease]:
-        """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`."""
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[SlotLease]:
+        """See :class:`Leases`. With ``timeout_s`` they are had within that time, or AcquireTimeoutError is raised;
+        without, see the class."""
+        trajectories, tags = request.trajectories, request.tags
         self._check_open()
         for trajectory in trajectories:
             check_arguments(trajectory, timeout_s)
@@ -201,8 +174,8 @@ class FarmPool:
         named = wire.AskTags(
             environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
         )
-        reference = "" if root is None else self.images.reference(root.image)
-        wanted = self._asks.want(trajectories, timeout_s, named, root, container, reference)
+        reference = "" if request.root is None else self.images.reference(request.root.image)
+        wanted = self._asks.want(request, timeout_s, named, reference)
         leases: list[SlotLease] = []
         try:
             for grant in await wanted.granted:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
-from agentenv.wire.leases import ActionReply, LeaseAction, LeaseKey
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, SlotRequest, Tags
+from agentenv.wire.roots import RootSpec
 
 
 class LeaseOwner(Protocol):
@@ -84,3 +87,48 @@ class SlotLease:
     def __repr__(self) -> str:
         state = "lost" if self.lost is not None else "released" if self.released else "held"
         return f"<SlotLease {self.trajectory!r} {self.container.id}/{self.key.slot} epoch {self.key.epoch} {state}>"
+
+
+class Leases(ABC):
+    """What a pool of slots offers: :meth:`lease_slots`, and two ways to write a request."""
+
+    @abstractmethod
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[SlotLease]:
+        """A slot for each trajectory of the request, all of them or none, in their order. Cancelling this never leaks a
+        slot. Raises as :meth:`lease`; QuotaError for a group that is larger than the farm can become."""
+
+    async def lease(
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
+    ) -> SlotLease:
+        """Lease a slot, when it is this trajectory's turn. Release it, or use it as a context manager.
+
+        ``timeout_s`` covers the whole wait; by default see the class. ``tags`` are shown to operators. With ``root``
+        it is an image slot; ``container`` names the only one that can serve, because it has the checkpoint of that
+        root: others who wait are served meanwhile.
+        Raises AcquireTimeoutError when the time passes, SandboxUnavailableError as soon as no container can ever
+        serve, CheckpointError when ``container`` or its checkpoint is gone, FarmUnreachableError, QuotaError,
+        PoolClosedError, ConfigError for arguments out of range.
+        """
+        request = SlotRequest((trajectory,), tags, root=root, container=container)
+        (lease,) = await self.lease_slots(request, timeout_s=timeout_s)
+        return lease
+
+    async def lease_group(
+        self,
+        trajectories: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
+        container: str = "",
+    ) -> list[SlotLease]:
+        """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`. Nobody who came
+        later is served before."""
+        request = SlotRequest(tuple(trajectories), tags, root=root, container=container)
+        return await self.lease_slots(request, timeout_s=timeout_s)

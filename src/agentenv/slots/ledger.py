@@ -28,8 +28,8 @@ from agentenv.slots.image_waits import ImageWaits
 from agentenv.slots.line import FirstCome, Line, caps_of
 from agentenv.slots.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
-from agentenv.slots.waiters import SlotRequest, Waiter, Waiters
-from agentenv.wire.leases import Tags
+from agentenv.slots.waiters import Waiter, Waiters
+from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 

@@ -22,15 +22,13 @@ from agentenv.errors import (
 from agentenv.slots.backends.base import ContainerBackend, StartFailed
 from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
-from agentenv.slots.lease import SlotLease
+from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments, check_group, timeout_error, unavailable_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.statistics import PoolStatistics
-from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.yard import Yard
 from agentenv.tasks import finish, unless_lost
-from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, Tags
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.leases import ActionReply, LeaseAction, SlotRequest
 
 _CLOSE_GRACE_S = scaled(5.0)
 """Time for containers to answer releases while closing; leases expire there anyway."""
@@ -45,7 +43,7 @@ class _Waiting:
     leases: list[SlotLease] = field(default_factory=list)
 
 
-class SlotPool:
+class SlotPool(Leases):
     """Leases slots of a farm of containers, first come, first served.
 
     An async context manager that opens, scales and closes the backend it is given. One event loop. ``clock`` gives
@@ -112,38 +110,9 @@ class SlotPool:
 
     # -- leasing ------------------------------------------------------------------------------
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> SlotLease:
-        """Lease a slot, first come, first served. Release it, or use it as a context manager.
-
-        ``timeout_s`` (``acquire_timeout_s`` by default) covers the whole wait. ``tags`` are shown to operators.
-        With ``root`` it is an image slot; ``container`` names the only one that can serve, because it has the
-        checkpoint of that root: others who wait are served meanwhile.
-        Raises AcquireTimeoutError when the time passes, SandboxUnavailableError as soon as no container can ever
-        serve, CheckpointError when ``container`` or its checkpoint is gone, PoolClosedError, ConfigError for
-        arguments out of range. Cancelling this never leaks a slot.
-        """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root, container=container)
-        return lease
-
-    async def lease_group(
-        self,
-        trajectories: Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> list[SlotLease]:
-        """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`. Nobody who came
-        later is served before. Raises QuotaError for a group that is larger than the farm can become."""
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[SlotLease]:
+        """See :class:`Leases`. ``timeout_s`` is ``acquire_timeout_s`` by default."""
+        trajectories = request.trajectories
         self._check_open()
         for trajectory in trajectories:
             check_arguments(trajectory, timeout_s)
@@ -152,7 +121,6 @@ class SlotPool:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        request = SlotRequest(tuple(trajectories), tags, root=root, container=container)
         ticket, commands = self._yard.ledger.enqueue(request, began, deadline)
         waiting = _Waiting(len(trajectories), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiting

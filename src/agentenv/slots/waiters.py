@@ -10,33 +10,7 @@ from dataclasses import dataclass, field
 
 from agentenv.slots.aside import Aside, Key
 from agentenv.slots.line import Ask, Line, caps_of
-from agentenv.wire.leases import NO_TAGS, Tags
-from agentenv.wire.roots import RootSpec
-
-
-@dataclass(frozen=True)
-class SlotRequest:
-    """Slots for these trajectories, all or none. ``request_id`` makes a repeated request to a container find the lease
-    it has made: the lease of the n-th trajectory is requested as ``request_id-n``. Empty: it will not be repeated."""
-
-    trajectories: tuple[str, ...]
-    tags: Tags = NO_TAGS
-    request_id: str = ""
-    ttl_s: float | None = None
-    """Of the leases; None: the pool's."""
-    root: RootSpec | None = None
-    """What the slots are made from; None: plain ones."""
-    container: str = ""
-    """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
-
-    @property
-    def image(self) -> str:
-        """Digest of the image that the slots' node must have; empty: none, or the container is given."""
-        return "" if self.root is None or self.container else self.root.image
-
-    def id_of(self, position: int) -> str:
-        """The request id for one of the trajectories."""
-        return f"{self.request_id}-{position}" if self.request_id else ""
+from agentenv.wire.leases import SlotRequest
 
 
 @dataclass

@@ -19,8 +19,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, Tags
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.leases import ActionReply, LeaseAction, LeaseKey, SlotRequest
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
 from tests.waiting import eventually
@@ -104,20 +103,12 @@ class ProxiedPool:
         self._pool = pool
         self._proxy = proxy
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,
-        container: str = "",
-    ) -> ProxiedLease:
-        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags, root=root, container=container)
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[ProxiedLease]:
+        (lease,) = await self._pool.lease_slots(request, timeout_s=timeout_s)
         port = urlsplit(lease.container.base_url).port
         assert port is not None
         self._proxy.upstream_port = port
-        return ProxiedLease(lease, self._proxy.port)
+        return [ProxiedLease(lease, self._proxy.port)]
 
 
 class FakeBreaker:

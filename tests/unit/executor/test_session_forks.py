@@ -50,7 +50,7 @@ async def test_forks_are_asked_for_where_the_checkpoint_is_which_is_dropped_then
     async with executor.open("t", root=ROOT, group="g") as session:
         forks = await session.fork(2)
         assert [fork.trajectory for fork in forks] == ["t-1", "t-2"]
-        assert {fork.tags.group for fork in forks} == {"g"}
+        assert {fork.request.tags.group for fork in forks} == {"g"}
         (asked, container), other = pool.asked[1:]
         assert (asked, container) == other
         assert asked is not None

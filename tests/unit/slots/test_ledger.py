@@ -11,8 +11,7 @@ from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, Hand
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import FirstCome
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
-from agentenv.slots.waiters import SlotRequest
-from agentenv.wire.leases import Tags
+from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,

@@ -14,8 +14,8 @@ from agentenv.slots.counts import LONGEST_FREEING_S
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Ask, Caps, FirstCome
 from agentenv.slots.records import Holder
-from agentenv.slots.waiters import SlotRequest, Waiter
-from agentenv.wire.leases import RunKind, Tags
+from agentenv.slots.waiters import Waiter
+from agentenv.wire.leases import RunKind, SlotRequest, Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 FOUND = (SlotState.free,) * 4 + (SlotState.leased, SlotState.resetting, SlotState.quarantined)

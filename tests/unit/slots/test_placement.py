@@ -9,8 +9,7 @@ from agentenv.slots.commands import Command, Fail, Fetch, Grant
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.placement import RETRY_S, Placement, rendezvous
 from agentenv.slots.sharing import FairLine
-from agentenv.slots.waiters import SlotRequest
-from agentenv.wire.leases import Tags
+from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 

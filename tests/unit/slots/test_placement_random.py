@@ -13,8 +13,8 @@ from agentenv.errors import AgentEnvError, BadImageError, ImageUnavailableError
 from agentenv.slots.aside import Aside
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.waiters import SlotRequest, Waiter
-from agentenv.wire.leases import Tags
+from agentenv.slots.waiters import Waiter
+from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 

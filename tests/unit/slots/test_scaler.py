@@ -10,7 +10,7 @@ from agentenv.slots.commands import Grant
 from agentenv.slots.counts import FREEING_S
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
-from agentenv.slots.waiters import SlotRequest
+from agentenv.wire.leases import SlotRequest
 from agentenv.wire.states import ContainerState, SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 

@@ -38,11 +38,10 @@ from agentenv.slots.eta import FreedRate, eta_s
 from agentenv.slots.pool_errors import check_group, unavailable_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.sharing import FairLine
-from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import Tags, TokenTag
+from agentenv.wire.leases import SlotRequest, Tags, TokenTag
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 

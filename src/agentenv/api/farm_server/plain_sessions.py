@@ -28,8 +28,7 @@ from agentenv.tasks import TaskSet, finish
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import NO_TAGS, Tags
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.leases import SlotRequest
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +46,10 @@ class PlainRun:
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._make = make
 
-    async def lease(
-        self,
-        trajectory: str,
-        *,
-        timeout_s: float | None = None,  # noqa: ARG002 - the port's
-        tags: Tags = NO_TAGS,
-        root: RootSpec | None = None,  # noqa: ARG002 - the port's
-        container: str = "",  # noqa: ARG002 - the port's
-    ) -> DeskLease:
-        """For the executor."""
-        return await self.trajectories[trajectory].acquire(tags.kind)
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[DeskLease]:  # noqa: ARG002 - the port's
+        """For the executor: the one trajectory's, for as long as that waits."""
+        (trajectory,) = request.trajectories
+        return [await self.trajectories[trajectory].acquire(request.tags.kind)]
 
     def trajectory(self, name: str) -> Trajectory:
         """The trajectory of that name."""
