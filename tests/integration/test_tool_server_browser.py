@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,21 @@ def text_of(result: CallResult) -> str:
 
 def chromiums() -> list[int]:
     """The browsers among our own descendants (Playwright's driver is our child, they are its)."""
-    found, family = [], {os.getpid()}
-    for entry in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+    parents, browsers = {}, []
+    for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            stat = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            command = Path(f"/proc/{entry}/cmdline").read_bytes()
-            if int(stat[1]) in family and stat[0] != "Z":
-                family.add(entry)
-                if b"--remote-debugging" in command and b"--type=" not in command:
-                    found.append(entry)
-    return found
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_bytes()
+            parents[int(entry.name)] = int(stat[1])
+            if b"--remote-debugging" in command and b"--type=" not in command and stat[0] != "Z":
+                browsers.append(int(entry.name))
+    return [browser for browser in browsers if os.getpid() in _ancestors(browser, parents)]
+
+
+def _ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+    """Not by their numbers: those of children begin again at the bottom once the highest was given."""
+    while process := parents.get(process, 0):
+        yield process
 
 
 async def test_a_page_is_seen_as_roles_names_and_refs(site: Web) -> None:
