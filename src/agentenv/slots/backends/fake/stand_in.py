@@ -26,6 +26,8 @@ from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
     Drop,
+    Export,
+    Exported,
     Fence,
     Freeze,
     Hello,
@@ -400,6 +402,8 @@ class StandIn:
                 pass  # it lives as long as the backend it is part of
             case Drop():
                 shutil.rmtree(self._checkpoints / request.checkpoint, ignore_errors=True)
+            case Export(checkpoint=name, layer=layer):
+                self._notify(Exported(name, layer, 0, "checkpoint: this container has plain slots only"))
             case Remember() | Reset() | Seal() | Reroot() | Freeze() if request.epoch != self.slots[request.slot].epoch:
                 pass
             case Remember():
