@@ -138,11 +138,12 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield Maker(partial(breakable, request, state_dir=tmp_path), stack, shared=kind != request.param)
 
 
-@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
 async def handle(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ContainerHandle]:
-    """One running container of three slots, without a pool, which a module's tests share."""
+    """One running container of three slots, without a pool, which a module's tests share. A kept one is one of
+    ``local`` (test_backend_kept)."""
     settings = ContainerSettings(slots_per_container=3, require_sandbox=False)
     async with breakable(request, settings, tmp_path_factory.mktemp("state")) as backend:
         await backend.scale(1)

@@ -81,7 +81,7 @@ async def test_a_seal_ends_with_the_container_it_was_asked_of(make: Maker, monke
         asked.set()
         await never.wait()
 
-    monkeypatch.setattr(ContainerControl, "seal", unanswered)
+    monkeypatch.setattr(ContainerControl, "act", unanswered)
     pool, backend = await make.pool(slots=1)
     lease = await pool.lease("t")
     sealing = asyncio.create_task(lease.act(SealSlot()))

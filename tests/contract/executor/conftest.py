@@ -34,7 +34,14 @@ from tests.nomad.farm import KillableNomad, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
 
 SETTINGS = ContainerSettings(slots_per_container=4)
-PLAIN: Final = (*KINDS, "farm-local", "farm-nomad")
+OVER_A_FARM: Final = (*KINDS, "farm-local")
+"""What looks at the way between client and container. A farm's client reaches the container itself, by a pass; that its
+pools do what others do, on every kind of container, is test_pool_leases, test_pool_faults and test_lost_slots."""
+_OF_THE_WAY: Final = frozenset(
+    {"test_executor_cuts", "test_executor_large", "test_executor_sizes", "test_executor_streams", "test_transfers"}
+)
+_OF_ARGUMENTS: Final = frozenset({"test_executor_arguments", "test_patch_search"})
+"""What they look at was decided before a container is asked, or is one program's, which every container has."""
 OF_IMAGES: Final = {
     "image-local": (
         *("test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"),
@@ -132,7 +139,7 @@ def _one_container(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     return over(backend, settings, shared=request.param in SHARED)
 
 
-@pytest_asyncio.fixture(params=PLAIN, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=OVER_A_FARM, scope="module", loop_scope="module")
 async def shared_pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AnyPool]:
@@ -141,10 +148,11 @@ async def shared_pool(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test of a session runs over PLAIN, and over the image slots that its module is named for above."""
+    """Every test of a session runs over each kind of container, and over what its module is named for above."""
     if "executor" in metafunc.fixturenames and "pool" not in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        kinds = [*PLAIN, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
+        plain = OVER_A_FARM if module in _OF_THE_WAY else ("fake", "local") if module in _OF_ARGUMENTS else KINDS
+        kinds = [*plain, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
         if "sweep" in metafunc.fixturenames:
             kinds = ["local", "image-local", "farm-local"]  # the others differ in where a container is
         metafunc.parametrize("executor", kinds, indirect=True, scope="module")
