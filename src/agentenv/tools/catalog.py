@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +20,10 @@ from agentenv.wire.sessions import SLOT_TOOLS
 BUILTIN: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in SLOT_TOOLS)
 """The tools every slot has, from their rows in the wire vocabulary."""
 _SNIPPET_CHARS = 20
+
+# Every pool and sandbox has a catalog, mostly of the same tools, and a schema takes milliseconds to derive. What is
+# cached is never changed: openai_tools() copies it.
+_schema = lru_cache(maxsize=256)(parameters_schema)
 
 
 class ToolCatalog:
@@ -35,7 +40,7 @@ class ToolCatalog:
             if spec.name in self._specs:
                 raise ConfigError("tools", f"two tools are named {spec.name!r}", next_step="rename one of them")
             self._specs[spec.name] = spec
-            self._schemas[spec.name] = parameters_schema(spec.arguments)
+            self._schemas[spec.name] = _schema(spec.arguments)
 
     @classmethod
     def builtin(cls) -> ToolCatalog:
