@@ -32,6 +32,7 @@ WAITING_FIRST = (
     *("tests/integration/test_repair", "tests/integration/test_swe", "tests/integration", "tests/security"),
 )
 """Tests that mostly wait, by how their ids begin; the longest modules first. The others compute."""
+_UNIT = Path(__file__).parent / "unit"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -105,6 +106,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _wants_cluster(item: pytest.Item) -> bool:
     """It asks for the cluster, or is the nomad variant of a test for every backend."""
+    if _UNIT in item.path.parents:  # whatever its parameters are
+        return False
     variant = getattr(item, "callspec", None)
     return "cluster" in getattr(item, "fixturenames", ()) or (
         variant is not None and any(str(value).endswith("nomad") for value in variant.params.values())
