@@ -63,12 +63,11 @@ async def test_each_route_admits_whom_the_table_names(container: Client, sender:
             method, path = route.split()
             url = container.handle.base_url + path.format(call="c", field="stdin", slot=0, checkpoint="0" * 32, layer=0)
             async with http.request(method, url, data=b"{") as reply:
-                said = await reply.read()
-            if who in ADMITTED[sender]:
-                assert reply.status not in (401, 403), (route, said)
-            else:
+                if who in ADMITTED[sender]:  # not read: a watch does not end
+                    assert reply.status not in (401, 403), route
+                    continue
                 assert reply.status == (403 if sender in ("run", "other") else 401), route
-                assert ErrorReply.model_validate_json(said).error == "refused", route
+                assert ErrorReply.model_validate_json(await reply.read()).error == "refused", route
 
 
 async def test_a_run_uses_its_lease_with_its_pass_alone(container: Client) -> None:
