@@ -28,7 +28,7 @@ from hosts.nodes import GUEST as NODES_GUEST
 from hosts.rows import ROWS, Long, Outcome, Row, agentenv, command
 
 OUT: Final = Path("out/hosts")
-_PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4", "setpriv")
+_PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4")
 _OF_IMAGES: Final = "slots with images"
 """doctor's finding about them; they need more of a kernel than others, which is a column of its own."""
 _TWO_NODES: Final = "two nodes"

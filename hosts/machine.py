@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from agentenv.sandbox.machine.qemu import EMULATED, KVM, PROGRAM, accelerated
+from agentenv.sandbox.supervisor import syscalls
 from hosts.disk import Disk
 
 MEMORY_MIB: Final = 6144
@@ -54,7 +57,7 @@ class Machine:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._port = listening.getsockname()[1]
         command = [
-            "setpriv", "--pdeathsig", "KILL", PROGRAM, *(KVM if self.time_factor == 1 else EMULATED),
+            PROGRAM, *(KVM if self.time_factor == 1 else EMULATED),
             "-smp", "2", "-m", str(MEMORY_MIB), "-display", "none",
             "-kernel", str(self.disk.kernel), "-initrd", str(self.disk.initrd),
             "-append", f"console=ttyS0 root=/dev/vda rw quiet {self.kernel}",
@@ -64,7 +67,12 @@ class Machine:
             "-device", "virtio-net-pci,netdev=n", *self.devices,
         ]  # fmt: skip
         environment = {**os.environ, "TMPDIR": self._space.name}  # where -snapshot keeps what is written
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            preexec_fn=partial(syscalls.die_with_parent, signal.SIGKILL),  # noqa: PLW1509 - no lock is taken
+        )
         try:
             self._wait()
         except BaseException:

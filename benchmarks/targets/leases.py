@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.farm_pool import FarmPool
-from agentenv.slots.lease import SlotLease
+from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool import SlotPool
 from benchmarks.attached import attached_farm, fake_containers
 from benchmarks.measure import Latencies, Outcome, at_most, beside
@@ -25,13 +24,6 @@ KINDS = ("fake", "local")
 SLOTS = 4
 """Of the farm whose slots are free: one at least is clean while another is reset."""
 BURST, BURST_CONTAINERS = 1_000, 100
-
-
-class Leasing(Protocol):
-    """A pool in this process, or one of a farm service."""
-
-    async def lease(self, trajectory: str) -> SlotLease:
-        """A slot."""
 
 
 async def f1_lease(effort: Effort) -> list[Outcome]:
@@ -79,7 +71,7 @@ async def _pools(kind: str) -> AsyncIterator[tuple[FarmPool, SlotPool]]:
         yield far, await stack.enter_async_context(SlotPool(backend, settings))
 
 
-async def _leases(times: int, *pools: Leasing) -> list[Latencies]:
+async def _leases(times: int, *pools: Leases) -> list[Latencies]:
     """One after the other, of each pool in turn; each is released, and its slot reset, before the next."""
     timed = [Latencies() for _ in pools]
     for number in range(times):

@@ -39,9 +39,9 @@ from agentenv.wire.server import ServerInfo, SlotsReply
 Reply = TypeVar("Reply", bound=WireModel)
 
 _DEFAULT_TIMEOUT_S = scaled(10.0)
-_ACTION_S = scaled(75.0)
-"""For what makes a slot anew: longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives
-before this side gives up the connection."""
+SLOT_REMADE_S = scaled(75.0)
+"""For what makes a slot anew, an action or a lease with a root: longer than the sandbox server itself waits (its
+``SEAL_S`` and ``REROOT_S``), so that its answer arrives before this side gives up the connection."""
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
@@ -104,7 +104,7 @@ class ContainerControl:
         """End whatever lease an epoch has, without knowing its secret: for operators."""
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, _DEFAULT_TIMEOUT_S))
 
-    async def act(self, key: LeaseKey, action: LeaseAction, *, timeout_s: float = _ACTION_S) -> ActionReply:
+    async def act(self, key: LeaseKey, action: LeaseAction, *, timeout_s: float = SLOT_REMADE_S) -> ActionReply:
         """Do something to a leased slot (see the action). Raises StaleLeaseError; SlotDestroyedError and LeaseLostError
         when the lease ends over it; CheckpointError: the files cannot be kept; SandboxUnavailableError: the network
         cannot be had."""

@@ -12,7 +12,7 @@ import aiohttp
 
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
-from agentenv.containers.control import ContainerControl
+from agentenv.containers.control import SLOT_REMADE_S, ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.deadlines import scaled
 from agentenv.errors import (
@@ -83,8 +83,6 @@ Ended = Mapping[int, AgentEnvError | None]
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
-_REROOT_S = scaled(75.0)
-"""For a lease with a root: longer than the sandbox server itself waits."""
 _AT_ONCE = 256
 _PLAIN_AT_ONCE = 2
 """Leases of plain slots, per container: it grants one after the other, each in a fraction of a millisecond, and every
@@ -156,7 +154,7 @@ class ContainerLink:
             if left_s <= 0:
                 raise AcquireTimeoutError("the deadline passed before the request was sent")
             if grant.root is not None:
-                return await self._lease(grant, min(left_s, _REROOT_S))
+                return await self._lease(grant, min(left_s, SLOT_REMADE_S))
             patience_s = min(left_s, self._settings.suspect_after_s)
             try:
                 async with asyncio.timeout(patience_s), self._plain_leases:

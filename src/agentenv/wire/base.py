@@ -70,6 +70,8 @@ def _count(value: int) -> int:
 
 Count = Annotated[int, Field(ge=0), AfterValidator(_count)]
 """A number that nothing else limits. Models are not shown that bound."""
+CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""A secret: who knows it may have the files."""
 BootName = Annotated[str, Field(max_length=128)]
 """One life of a server."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from agentenv.wire.base import WireModel
+from agentenv.wire.base import CheckpointName, WireModel
 from agentenv.wire.farm import RunName
 from agentenv.wire.server import ErrorReply
 
@@ -69,7 +69,7 @@ class CommitRequest(WireModel):
     answer is an ImageState, when that is decided, at the latest after ``wait_s``; repeat it to follow it."""
 
     container: Annotated[str, Field(min_length=1, max_length=200)]
-    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    checkpoint: CheckpointName
     image: Digest
     """Of the slot that the checkpoint is of: what its layers are above."""
     name: CommittedName = ""
@@ -81,7 +81,7 @@ class LayersRequest(WireModel):
     """``POST /v1/commits`` of a keeper: the same, with the address of the container and a pass that it accepts."""
 
     container: Annotated[str, Field(max_length=256)]
-    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    checkpoint: CheckpointName
     image: Digest
     name: CommittedName = ""
     base_url: Annotated[str, Field(max_length=2_000, pattern=r"^https?://")]

@@ -9,6 +9,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from agentenv.wire.base import (
     MAX_TAG_CHARS,
+    CheckpointName,
     Count,
     KeptModel,
     SlotIndex,
@@ -168,7 +169,7 @@ class RestoreSlot(WireModel):
     the lease does too."""
 
     do: Literal["restore"] = "restore"
-    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    checkpoint: CheckpointName
 
 
 class DropCheckpoint(WireModel):
@@ -176,7 +177,7 @@ class DropCheckpoint(WireModel):
     if there is none."""
 
     do: Literal["drop"] = "drop"
-    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    checkpoint: CheckpointName
 
 
 class ChangeNetwork(WireModel):
