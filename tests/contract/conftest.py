@@ -43,8 +43,12 @@ BACKENDS = (*KINDS, "kept")
 """Those that start and stop them; a kept one starts the containers of ``local``."""
 
 
-SHARED = ("farm-fake", "farm-local", "farm-nomad")
-"""The same, behind a farm service."""
+SHARED = ("farm-fake", "farm-nomad")
+"""Those behind a farm service, whose clients reach containers by their addresses: in the service's process, and
+elsewhere."""
+OVER_KEPT = ("test_pool_faults",)
+"""Modules whose pools are tried over kept containers too: those that kill them. What a pool does with one that runs is
+the same as over ``local``, whose containers they are."""
 
 AnyPool = SlotPool | FarmPool
 
@@ -131,7 +135,14 @@ def yard_of(pool: AnyPool) -> Yard:
     return pool.farm.yard
 
 
-@pytest.fixture(params=[*BACKENDS, *SHARED])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of pools runs over each kind of container, and over a farm."""
+    if "make" in metafunc.fixturenames:
+        kept = metafunc.module.__name__.rpartition(".")[2] in OVER_KEPT
+        metafunc.parametrize("make", [*(BACKENDS if kept else KINDS), *SHARED], indirect=True)
+
+
+@pytest.fixture
 async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Maker]:
     kind = request.param.removeprefix("farm-")
     async with AsyncExitStack() as stack:

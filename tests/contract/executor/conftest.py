@@ -34,7 +34,7 @@ from tests.nomad.farm import KillableNomad, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
 
 SETTINGS = ContainerSettings(slots_per_container=4)
-OVER_A_FARM: Final = (*KINDS, "farm-local")
+OVER_A_FARM: Final = (*KINDS, "farm-fake")
 """What looks at the way between client and container. A farm's client reaches the container itself, by a pass; that its
 pools do what others do, on every kind of container, is test_pool_leases, test_pool_faults and test_lost_slots."""
 _OF_THE_WAY: Final = frozenset(
@@ -154,7 +154,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         plain = OVER_A_FARM if module in _OF_THE_WAY else ("fake", "local") if module in _OF_ARGUMENTS else KINDS
         kinds = [*plain, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
         if "sweep" in metafunc.fixturenames:
-            kinds = ["local", "image-local", "farm-local"]  # the others differ in where a container is
+            kinds = ["local", "image-local", "farm-fake"]  # the others differ in where a container is
         metafunc.parametrize("executor", kinds, indirect=True, scope="module")
 
 
