@@ -6,7 +6,6 @@ which is theirs alone.
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -30,30 +29,26 @@ from tests.contract.conftest import KINDS, SHARED, AnyPool, Breakable, breakable
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
 from tests.few_ids import few_ids
 from tests.image_sources import member
-from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.nomad.farm import KillableNomad
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
 
 SETTINGS = ContainerSettings(slots_per_container=4)
-OVER_A_FARM: Final = (*KINDS, "farm-fake")
+EVERY_WAY: Final = (*KINDS, "farm-fake")
 """What looks at the way between client and container. A farm's client reaches the container itself, by a pass; that its
 pools do what others do, on every kind of container, is test_pool_leases, test_pool_faults and test_lost_slots."""
-_OF_THE_WAY: Final = frozenset(
-    {"test_executor_cuts", "test_executor_large", "test_executor_sizes", "test_executor_streams", "test_transfers"}
+_OF_THE_WAY: Final = frozenset({"test_executor_cuts", "test_executor_large", "test_transfers"})
+_OF_THE_MACHINE: Final = frozenset(
+    {"test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"}
 )
-_OF_ARGUMENTS: Final = frozenset({"test_executor_arguments", "test_patch_search"})
-"""What they look at was decided before a container is asked, or is one program's, which every container has."""
+"""Their tests reach into the slot's kernel and use its programs, which a container of Docker has of its own. What the
+other modules look at is the server's and the client's, the same in every container."""
 OF_IMAGES: Final = {
-    "image-local": (
-        *("test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"),
-        *("test_executor_streams", "test_executor_sizes", "test_executor_arguments"),
-    ),
-    "image-lean": ("test_executor_bash", "test_executor_process"),
-    "image-nomad": ("test_executor_bash", "test_executor_process"),
+    "image-local": _OF_THE_MACHINE,
+    "image-lean": frozenset({"test_executor_process"}),
 }
 """Modules that also run over slots with an image, whose root they are: those whose tests reach into the slot's kernel
-(processes, files, terminals). What the others look at lies between client and server, which do not know of images; a
-container of Docker differs in its filter and capabilities, and one of few ids (image-lean) in its users, which
-processes meet."""
+(processes, files, terminals). One of few ids (image-lean) differs in its users, which processes meet. Slots with images
+in Docker's containers are tests/security/test_image_slots and tests/nomad/test_image_slots."""
 MORE: Final = (
     *(
         "awk",
@@ -131,15 +126,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def _one_container(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An open pool of the kind that is the request's parameter."""
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    if request.param == "image-nomad":
-        variables = {"image_store": json.dumps(str(request.getfixturevalue("image").store))}
-        backend: Breakable = nomad_farm(request.getfixturevalue("cluster").address, SETTINGS, variables=variables)
-    else:
-        backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
+    backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
     return over(backend, settings, shared=request.param in SHARED)
 
 
-@pytest_asyncio.fixture(params=OVER_A_FARM, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=EVERY_WAY, scope="module", loop_scope="module")
 async def shared_pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AnyPool]:
@@ -151,7 +142,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test of a session runs over each kind of container, and over what its module is named for above."""
     if "executor" in metafunc.fixturenames and "pool" not in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        plain = OVER_A_FARM if module in _OF_THE_WAY else ("fake", "local") if module in _OF_ARGUMENTS else KINDS
+        plain = EVERY_WAY if module in _OF_THE_WAY else KINDS if module in _OF_THE_MACHINE else ("fake", "local")
         kinds = [*plain, *(kind for kind, modules in OF_IMAGES.items() if module in modules)]
         if "sweep" in metafunc.fixturenames:
             kinds = ["local", "image-local", "farm-fake"]  # the others differ in where a container is
