@@ -20,10 +20,10 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv import errors
+from agentenv.background import unless_lost
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, refusal
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
-from agentenv.tasks import unless_lost
 from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply

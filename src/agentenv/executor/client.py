@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from pydantic import ValidationError
 
+from agentenv.background import TaskSet
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
 from agentenv.containers.attachments import Attachments, encode_arguments
@@ -49,7 +50,6 @@ from agentenv.executor.pending_call import (
     with_attachments,
     with_boot,
 )
-from agentenv.tasks import TaskSet
 from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from agentenv.background import TaskSet
 from agentenv.config import ExecutorSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import CallObserver
 from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
-from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind, SlotRequest, Tags, short_tag
 from agentenv.wire.roots import RootSpec

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from agentenv.background import TaskSet
 from agentenv.backoff import Backoff
 from agentenv.deadlines import scaled
 from agentenv.errors import (
@@ -28,7 +29,6 @@ from agentenv.errors import (
     ProtocolError,
     from_wire,
 )
-from agentenv.tasks import TaskSet
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import PROTOCOL_VERSION

@@ -24,7 +24,7 @@ versions."""
 _GROUND = (
     *("__init__.py", "_version.py", "apparmor.py", "backoff.py", "deadlines.py", "errors.py", "exports.py", "locks.py"),
     *("file_names.py", "process_marks.py", "py.typed", "rooted.py", "subordinate_ids.py", "tar_headers.py"),
-    *("tar_members.py", "tasks.py"),
+    *("tar_members.py", "background.py"),
 )
 _UNPACKING = tuple(
     f"store/{name}.py"

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+from agentenv.background import TaskSet
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.errors import (
@@ -26,7 +27,6 @@ from agentenv.errors import (
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.statistics import Tally
-from agentenv.tasks import TaskSet
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import SlotRequest
 

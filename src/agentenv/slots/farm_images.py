@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from agentenv.background import TaskSet
 from agentenv.errors import (
     AgentEnvError,
     ConfigError,
@@ -21,7 +22,6 @@ from agentenv.errors import (
 from agentenv.slots.farm_asks import retries
 from agentenv.slots.farm_client import FarmClient
 from agentenv.store.reference import located, parse
-from agentenv.tasks import TaskSet
 from agentenv.wire import images as wire
 
 logger = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from typing import Final, Self
 
 import aiohttp
 
+from agentenv.background import TaskSet, finish, unless_lost
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -43,7 +44,6 @@ from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
-from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, SlotRequest, Tags
 from agentenv.wire.states import ContainerState, SlotState

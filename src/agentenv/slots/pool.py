@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from agentenv.background import finish, unless_lost
 from agentenv.config import PoolSettings
 from agentenv.deadlines import scaled
 from agentenv.errors import (
@@ -27,7 +28,6 @@ from agentenv.slots.pool_errors import check_arguments, check_group, timeout_err
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.slots.yard import Yard
-from agentenv.tasks import finish, unless_lost
 from agentenv.wire.leases import ActionReply, LeaseAction, SlotRequest
 
 _CLOSE_GRACE_S = scaled(5.0)

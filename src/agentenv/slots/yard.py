@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from agentenv.background import TaskSet, report_failure
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -46,7 +47,6 @@ from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.records import Holder, LeaseRecord, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
-from agentenv.tasks import TaskSet, report_failure
 from agentenv.wire.leases import SlotReport
 from agentenv.wire.states import SlotState
 

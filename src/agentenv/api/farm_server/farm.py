@@ -21,6 +21,7 @@ from agentenv.api.farm_server.images import FarmImages
 from agentenv.api.farm_server.news import Newsroom
 from agentenv.api.farm_server.plain_sessions import PlainSessions
 from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.background import report_failure
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
@@ -30,7 +31,6 @@ from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.sharing import FairLine, RunView, Share
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard
-from agentenv.tasks import report_failure
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import RunKind
 

@@ -22,9 +22,9 @@ from agentenv.api.farm_server.lost_names import LostSlot
 from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
+from agentenv.background import TaskSet, finish
 from agentenv.errors import AgentEnvError, PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.tasks import TaskSet, finish
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from agentenv.api.image_keeper.patience import PatienceSettings, Registry
 from agentenv.api.image_keeper.peers import Peers
 from agentenv.api.image_keeper.reach import Reach, refused
+from agentenv.background import report_failure
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.layers import image_above
 from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
@@ -23,7 +24,6 @@ from agentenv.image.progress import BuildStep
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import Reference, has_source, is_committed, located, parse
-from agentenv.tasks import report_failure
 from agentenv.wire import images as wire
 from agentenv.wire.server import ErrorReply
 

@@ -19,10 +19,10 @@ from playwright.async_api import Error as PlaywrightError
 from agentenv.api.tool_server.settings import BrowserSettings
 from agentenv.api.web.egress import EgressProxy
 from agentenv.api.web.network import AllowList
+from agentenv.background import TaskSet
 from agentenv.config import launch_environment
 from agentenv.deadlines import scaled
 from agentenv.errors import AcquireTimeoutError, CallLostError, SandboxUnavailableError
-from agentenv.tasks import TaskSet
 
 logger = logging.getLogger(__name__)
 

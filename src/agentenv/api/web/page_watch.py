@@ -14,8 +14,8 @@ from playwright.async_api import Error as PlaywrightError
 from agentenv.api.web.chromium import MOST_TABS, Tabs, quietly
 from agentenv.api.web.egress import REFUSED_HEADER
 from agentenv.api.web.network import AllowList
+from agentenv.background import TaskSet
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
-from agentenv.tasks import TaskSet
 
 _QUIET_S: Final = 0.5
 _DRAWN_S: Final = 2.0

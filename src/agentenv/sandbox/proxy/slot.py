@@ -10,12 +10,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final
 
+from agentenv.background import report_failure
 from agentenv.errors import ConfigError
 from agentenv.sandbox.proxy.connection import Connection, Deadlines, Gate
 from agentenv.sandbox.proxy.names import Lookup, Names
 from agentenv.sandbox.proxy.packets import Counts
 from agentenv.sandbox.proxy.streams import Stream
-from agentenv.tasks import report_failure
 from agentenv.wire.addresses import Network
 from agentenv.wire.network import NetworkPolicy
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agentenv.background import report_failure
 from agentenv.errors import ImageUnavailableError, SandboxUnavailableError
 from agentenv.locks import hold
 from agentenv.sandbox.supervisor import slot_process, syscalls
@@ -26,7 +27,6 @@ from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import environment, take_own_view
 from agentenv.sandbox.supervisor.user_namespace import ImageIds, make_user_namespace
-from agentenv.tasks import report_failure
 
 log = logging.getLogger(__name__)
 

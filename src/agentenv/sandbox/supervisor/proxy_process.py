@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.background import report_failure
 from agentenv.backoff import Backoff
 from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError, SandboxUnavailableError
@@ -33,7 +34,6 @@ from agentenv.sandbox.supervisor.child import EXEC_FAILED, become, reset_signals
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.reaper import Reaper, readable
 from agentenv.sandbox.supervisor.server_process import environment, take_own_view
-from agentenv.tasks import report_failure
 from agentenv.wire.network import NetworkPolicy
 
 log = logging.getLogger(__name__)

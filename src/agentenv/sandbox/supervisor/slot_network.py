@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentenv.background import finish
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.slot_env import proxy_env
 from agentenv.sandbox.supervisor import network, syscalls
 from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.proxy_process import ProxyTemplate, SlotProxy
 from agentenv.sandbox.supervisor.reaper import Reaper
-from agentenv.tasks import finish
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.spec import SandboxSpec
 

@@ -16,6 +16,7 @@ import signal
 import time
 from pathlib import Path
 
+from agentenv.background import TaskSet
 from agentenv.backoff import pause_s
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
@@ -66,7 +67,6 @@ from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
 from agentenv.sandbox.supervisor.slot_network import NetworkServices
-from agentenv.tasks import TaskSet
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.states import SlotPhase

@@ -11,11 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
+from agentenv.background import finish
 from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
-from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

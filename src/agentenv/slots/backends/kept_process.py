@@ -9,12 +9,12 @@ import os
 import signal
 from typing import Any, Self
 
+from agentenv.background import finish
 from agentenv.process_marks import process_mark
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.slots.backends.kept_files import KeptContainer
 from agentenv.slots.backends.local_process import container_command, container_environment
-from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

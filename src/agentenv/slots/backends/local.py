@@ -10,6 +10,7 @@ from typing import Self
 
 import aiohttp
 
+from agentenv.background import finish
 from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -21,7 +22,6 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
 from agentenv.slots.backends.local_files import local_disk, local_store, sweep_left, write_private
 from agentenv.slots.backends.local_process import LocalProcess
-from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2

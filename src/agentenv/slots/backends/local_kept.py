@@ -12,6 +12,7 @@ from typing import Self
 
 import aiohttp
 
+from agentenv.background import TaskSet, finish, unless_lost
 from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -23,7 +24,6 @@ from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFai
 from agentenv.slots.backends.kept_files import KeptContainer, KeptFarm
 from agentenv.slots.backends.kept_process import KeptProcess
 from agentenv.slots.backends.local_files import local_disk, local_store, sweep_left
-from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire.spec import ContainerSpec, SandboxSpec
 
 logger = logging.getLogger(__name__)

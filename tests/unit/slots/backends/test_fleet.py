@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentenv.background import finish
 from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends import fleet
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
-from agentenv.tasks import finish
 
 
 class Thing:

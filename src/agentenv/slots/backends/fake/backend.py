@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from agentenv.background import TaskSet, finish
 from agentenv.config import ContainerSettings, cache_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError
@@ -30,7 +31,6 @@ from agentenv.sandbox.slotagent.build import Binaries, ensure_built
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fake.stand_in import Scratch, StandIn, environment
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, StartFailedError
-from agentenv.tasks import TaskSet, finish
 from agentenv.wire.spec import ContainerSpec, SandboxSpec
 
 _CLEANUP_S = 0.01

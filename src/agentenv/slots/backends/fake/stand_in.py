@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from agentenv.background import TaskSet
 from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import (
@@ -57,7 +58,6 @@ from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import Binaries
 from agentenv.sandbox.supervisor.rootfs import link_programs
 from agentenv.sandbox.supervisor.server_link import ServerLink
-from agentenv.tasks import TaskSet
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import aiohttp
 
+from agentenv.background import TaskSet
 from agentenv.backoff import Backoff
 from agentenv.config import ContainerSettings
 from agentenv.containers.control import ContainerControl
@@ -23,7 +24,6 @@ from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
 from agentenv.slots.container_link import Liveness, Silence
-from agentenv.tasks import TaskSet
 from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from agentenv.background import finish
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -43,7 +44,6 @@ from agentenv.slots.backends.nomad.view import (
     Reschedule,
     StopAllocation,
 )
-from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
+from agentenv.background import finish
 from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.nomad.api import Lock, NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder
-from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentenv.tasks import TaskSet
+from agentenv.background import TaskSet
 
 
 async def test_tasks_are_cancelled_by_key_and_forgotten_when_they_end() -> None:
