@@ -20,10 +20,11 @@ from agentenv.env.farm import expect_in_slots
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
+from agentenv.tasks.judging import packed
 from agentenv.wire.spec import Bind
 from examples.repair.packages import Catalogue, Package, fetch
 from examples.repair.tasks import Task, injected, make_tasks
-from examples.repair.verify import packed, repaired_share, suite_in_slot
+from examples.repair.verify import repaired_share, suite_in_slot
 
 if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer

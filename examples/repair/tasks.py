@@ -10,6 +10,9 @@ import hashlib
 import itertools
 import json
 import random
+import secrets
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.repair import judging, mutate
+from agentenv.tasks import judging
+from agentenv.tasks.pinned import slot_python
+from examples.repair import mutate
 from examples.repair.mutate import Mutation
-from examples.repair.packages import HERE, Catalogue, Package, cache_dir
+from examples.repair.packages import Catalogue, Package, cache_dir
 
 TASKS_PER_PACKAGE = 8
 CANDIDATES_PER_PACKAGE = 20
@@ -203,7 +208,7 @@ class _Bench:
         self._workers = ThreadPoolExecutor(WORKERS)
         self._directory = tempfile.TemporaryDirectory(prefix="agentenv-repair-")
         self._runner = catalogue.runner  # its name is a digest of the wheels and the interpreter
-        self._context = _digest((HERE / "judge.py").read_bytes(), catalogue.runner.name.encode())
+        self._context = _digest(judging.JUDGE.read_bytes(), catalogue.runner.name.encode())
 
     def __enter__(self) -> _Bench:
         return self
@@ -239,9 +244,44 @@ class _Bench:
         with tempfile.TemporaryDirectory(dir=self._directory.name, prefix=key[:8]) as tree:
             write_tree(Path(tree), injected(package, bugs))
             try:
-                return judging.judge_here(package, Path(tree), self._runner, RUN_TIMEOUT_S)
+                return _judged_here(package, Path(tree), self._runner, RUN_TIMEOUT_S)
             except judging.VoidVerdictError:
                 return None
+
+
+def request(
+    package: Package, tree: str, runner: str, nonce: str, timeout_s: float, canary: judging.Canary | None
+) -> str:
+    """The judge's standard input. ``tree`` and ``runner`` are absolute paths where the judge runs."""
+    root = tree if package.root == "." else f"{tree}/{package.root}"
+    return judging.question(package.tests, [root, tree], tree, runner, nonce, timeout_s, canary)
+
+
+def _judged_here(package: Package, tree: Path, runner: Path, timeout_s: float) -> judging.Verdict:
+    """Run ``package``'s tests over the files in ``tree``, on this machine, with the judge's own limits.
+
+    The code is the package's own with one word changed.
+
+    Raises:
+        VoidVerdictError: the tests did not end in ``timeout_s``, or ended the run.
+    """
+    nonce = secrets.token_hex(16)
+    question = request(package, str(tree), str(runner), nonce, timeout_s, None)
+    with subprocess.Popen(
+        [slot_python(), "-I", "-S", "-B", str(judging.JUDGE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        start_new_session=True,
+    ) as judge:
+        try:
+            answer, _ = judge.communicate(question, timeout=timeout_s + 10)
+        except subprocess.TimeoutExpired as error:
+            judge.send_signal(signal.SIGKILL)
+            raise judging.VoidVerdictError("the judge did not end in time") from error
+    return judging.read(answer, nonce)
 
 
 def write_tree(directory: Path, files: dict[str, bytes]) -> None:

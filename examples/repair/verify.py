@@ -6,29 +6,34 @@ else the policy left in the workspace is removed first, so that it cannot be imp
 
 from __future__ import annotations
 
-import io
 import secrets
 import shlex
-import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentenv import ToolContext
 from agentenv.deadlines import scaled
 from agentenv.errors import PolicyRefusalError, ToolCallError
-from agentenv.wire.tools import ReadFileReply
-from examples.repair import judging, mutate
-from examples.repair.judging import Canary, Verdict, VoidVerdictError
-from examples.repair.packages import HERE, SLOT_PYTHON, Package
-from examples.repair.tasks import Task, injected
+from agentenv.tasks.judging import (
+    JUDGE,
+    MAX_NAMED_TESTS,
+    Canary,
+    Verdict,
+    VoidVerdictError,
+    answer,
+    clear,
+    packed,
+    plain,
+    source,
+)
+from agentenv.tasks.pinned import SLOT_PYTHON
+from examples.repair import mutate
+from examples.repair.packages import Package
+from examples.repair.tasks import Task, injected, request
 
-MAX_SOURCE_BYTES = 2 * 1024 * 1024
-"""A larger source file is not a repair. The largest of the packages has 60 KiB."""
 SUITE_TIMEOUT_S = scaled(90.0)
 """The suites take 1 to 3 s; a busy machine may be much slower, and must not cost a score."""
-CLEAR_TIMEOUT_S = scaled(60.0)
-MAX_NAMED_TESTS = 20
 MAX_DIFFED_BYTES = 256 * 1024
 MAX_DIFFED_LINES = 4000
 
@@ -88,61 +93,16 @@ async def suite_in_slot(exec_tool: ToolContext, task: Task, package: Package, ru
     return Found(verdict, "", changes(given, taken))
 
 
-async def source(exec_tool: ToolContext, path: str) -> bytes:
-    """One source file of the workspace. Raises VoidVerdictError when it is too large; OSError and
-    PolicyRefusalError when it is no longer a file."""
-    reply = await exec_tool.call_tool("read_file", {"path": path, "binary": True, "limit": MAX_SOURCE_BYTES + 1})
-    if reply.exit_code:
-        raise OSError(reply.exit_code, reply.stderr.strip() or "cannot be read", path)
-    content = ReadFileReply.model_validate(reply.content).data or b""
-    if len(content) > MAX_SOURCE_BYTES:
-        raise VoidVerdictError(f"{path} has more than {MAX_SOURCE_BYTES} bytes")
-    return content
-
-
-async def clear(exec_tool: ToolContext) -> None:
-    """Remove everything from the workspace. ``chmod`` first: a policy can lock its own directories."""
-    command = "chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete"
-    done = await exec_tool.terminal(command, CLEAR_TIMEOUT_S)
-    if done.exit_code or done.timed_out:
-        raise VoidVerdictError(f"the workspace cannot be cleared: {done.stderr.strip()[:300]}")
-
-
 async def _judged(exec_tool: ToolContext, package: Package, files: Mapping[str, bytes], runner: str) -> Verdict:
     canary, nonce, place = Canary.draw(), secrets.token_hex(16), f"judge-{secrets.token_hex(8)}"
     tree = {f"tree/{path}": content for path, content in files.items()}
-    tree["judge.py"] = (HERE / "judge.py").read_bytes()
+    tree["judge.py"] = JUDGE.read_bytes()
     tree[f"tree/{canary.file}"] = canary.source.encode()
     await exec_tool.extract(packed(tree), place)
-    question = judging.request(package, f"/workspace/{place}/tree", runner, nonce, SUITE_TIMEOUT_S, canary)
+    question = request(package, f"/workspace/{place}/tree", runner, nonce, SUITE_TIMEOUT_S, canary)
     # exec: no shell is left whose descriptors the code under test could open. The judge closes its own.
     command = f"exec {SLOT_PYTHON} -I -S -B {shlex.quote(f'/workspace/{place}/judge.py')}"
     return await answer(exec_tool, command, question, nonce, canary, SUITE_TIMEOUT_S)
-
-
-async def answer(
-    exec_tool: ToolContext, command: str, question: str, nonce: str, canary: Canary, timeout_s: float
-) -> Verdict:
-    """The answer of the judge started by ``command``; ``timeout_s`` is the tests' time limit in the request.
-
-    Raises: VoidVerdictError when it is unusable; InfraError.
-    """
-    done = await exec_tool.terminal(command, timeout_s + 30, stdin=question)
-    if done.oom_killed:
-        raise VoidVerdictError("the tests needed more memory than a slot has")
-    return judging.read(done.stdout, nonce, canary)
-
-
-def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
-    """A tar of these files, those named ``executable`` with that bit set."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for path, content in files.items():
-            member = tarfile.TarInfo(path)
-            member.size = len(content)
-            member.mode = 0o755 if path in executable else 0o644
-            tar.addfile(member, io.BytesIO(content))
-    return archive.getvalue()
 
 
 def changes(given: Mapping[str, bytes], taken: Mapping[str, bytes]) -> str:
@@ -154,10 +114,3 @@ def _change(path: str, before: bytes, now: bytes) -> str:
     if len(now) > MAX_DIFFED_BYTES or now.count(b"\n") > MAX_DIFFED_LINES:  # a diff's cost is quadratic
         return f"{path}: replaced by {len(now)} bytes\n"
     return mutate.diff(path, before.decode("utf-8", "replace"), now.decode("utf-8", "replace"))
-
-
-def plain(error: Exception) -> str:
-    """Why there is no verdict, as a sentence."""
-    if isinstance(error, OSError):
-        return f"{error.filename or 'a file'} {error.strerror or error}"
-    return str(error)

@@ -172,7 +172,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, o
 
 @pytest.fixture
 def image(machine: Machine, tmp_path: Path) -> str:
-    """An image that this machine's store has under a name, as examples.base_image makes one."""
+    """An image that this machine's store has under a name, as agentenv.tasks.base_image makes one."""
     machine.env["AGENTENV_CACHE_DIR"] = str(tmp_path / "cache")
     store = Store.open(tmp_path / "cache" / "store")
     store.name("small:1", store.ensure(small_image(tmp_path / "layout")))

@@ -14,13 +14,13 @@ import pytest
 from agentenv.report import read_records
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
+from agentenv.tasks.base_image import make_base
+from agentenv.tasks.harbor import __main__ as command
+from agentenv.tasks.harbor.directories import read_task
+from agentenv.tasks.harbor.env import HarborEnv
+from agentenv.tasks.harbor.players import empty
+from agentenv.tasks.scripted import play
 from agentenv.testing import Call, Reply, ScriptedPolicy
-from examples.base_image import make_base
-from examples.harbor import __main__ as command
-from examples.harbor.directories import read_task
-from examples.harbor.env import HarborEnv
-from examples.harbor.players import empty
-from examples.scripted import play
 from tests.debian_images import base_in_cache
 from tests.integration.results import processed, rows
 from tests.integration.test_env_local import leftovers
@@ -28,7 +28,7 @@ from tests.integration.test_env_local import leftovers
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
 README = Path(__file__).parents[2] / "README.md"
-TASKS = Path(__file__).parents[2] / "examples/harbor/tasks"
+TASKS = Path(__file__).parents[2] / "examples/tasks"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_the_oracle_scores_1_and_the_empty_agent_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "    .venv/bin/python -m examples.harbor examples/harbor/tasks --network\n" in README.read_text()
+    assert "    .venv/bin/python -m agentenv.tasks.harbor examples/tasks --network\n" in README.read_text()
     assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
     assert rows(capsys.readouterr().out) == [
@@ -261,6 +261,6 @@ async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Pa
     task = read_task(TASKS / "count-requests", {})
     solution = Call("bash", {"command": (task.solution / "solve.sh").read_text()})
     async with ScriptedPolicy({task.name: [[Reply("", (solution,)), Reply("done")], empty(task)]}) as policy:
-        groups = await processed(tmp_path, policy, "examples.harbor.env", {"tasks": str(task.directory)})
+        groups = await processed(tmp_path, policy, "agentenv.tasks.harbor.env", {"tasks": str(task.directory)})
     assert [[member.score for member in group.trajectories] for group in groups] == [[1.0, 0.0]]
     assert groups[0].trajectories[0].messages[1]["content"].startswith("[task:count-requests]")

@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
-from examples.base_image import make_base
+from agentenv.tasks.base_image import make_base
 from tests.debian_images import base_in_cache
 from tests.integration.results import rows
 from tests.integration.slot_networks import REPOSITORY, WEB, connect, inside, network_namespace, process
@@ -134,7 +134,7 @@ def checked(tmp_path: Path, machine: subprocess.Popen[str], files: Mapping[str, 
         "AGENTENV_CACHE_DIR": str(cache),
         "AGENTENV_STATE_DIR": str(tmp_path / "state"),
     }
-    command = inside(machine, sys.executable, "-m", "examples.harbor", str(tmp_path / "task"), "--network")
+    command = inside(machine, sys.executable, "-m", "agentenv.tasks.harbor", str(tmp_path / "task"), "--network")
     done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     table = rows(done.stdout)
     assert done.returncode == 0, (table, done.stderr)

@@ -14,8 +14,8 @@ from agentenv.config import cache_dir
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
 from agentenv.store.addition import Runtime
+from agentenv.tasks.base_image import make_base
 from agentenv.wire.spec import MIB, SlotLimits
-from examples.base_image import make_base
 from tests.debian_images import base_in_cache
 from tests.debian_packages import packages_above
 from tests.few_ids import few_ids

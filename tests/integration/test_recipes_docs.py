@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from agentenv.env.environment import AgentEnvConfig
+from agentenv.tasks.pinned import fetch_runner
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
-from examples.repair.packages import fetch_runner
 from tests.integration.test_env_prepared import LOCAL
 from tests.small_image import small_image
 from tests.unit.env.env_stubs import environment
-from tests.unit.examples.swe_repos import git
+from tests.unit.tasks.swe_repos import git
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/recipes.md").read_text()
 ISOLATION = "full" if os.geteuid() == 0 else "user"

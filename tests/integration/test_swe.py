@@ -14,15 +14,15 @@ import pytest
 from agentenv.agent.transcript import Transcript
 from agentenv.errors import ConfigError, TaskError
 from agentenv.report import read_records
+from agentenv.tasks.scripted import Table
+from agentenv.tasks.swe import __main__ as command
+from agentenv.tasks.swe.__main__ import play
+from agentenv.tasks.swe.env import SweConfig, SweEnv
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy
-from examples.scripted import Table
-from examples.swe import __main__ as command
-from examples.swe.__main__ import play
-from examples.swe.env import SweConfig, SweEnv
 from tests.integration.results import rows
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import server_of, settings
-from tests.unit.examples.swe_repos import dataset, smith
+from tests.unit.tasks.swe_repos import dataset, smith
 
 SLUGS, SPANS, TALLY = "acme__slugs-1", "acme__spans-1", "acme__tally-1"
 MODES = ("fake", "local")

@@ -14,14 +14,14 @@ import pytest
 from agentenv.report import read_records as read_rollouts
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
+from agentenv.tasks.base_image import make_base
+from agentenv.tasks.scripted import play
+from agentenv.tasks.swe import __main__ as command
+from agentenv.tasks.swe import debian, releases
+from agentenv.tasks.swe.__main__ import empty, oracle
+from agentenv.tasks.swe.image_env import SweImageEnv
+from agentenv.tasks.swe.records import read_records
 from agentenv.testing import Call, Reply, ScriptedPolicy
-from examples.base_image import make_base
-from examples.scripted import play
-from examples.swe import __main__ as command
-from examples.swe import debian, releases
-from examples.swe.image_env import SweImageEnv
-from examples.swe.players import empty, oracle
-from examples.swe.records import read_records
 from tests.debian_images import base_in_cache
 from tests.integration.results import processed, rows
 
@@ -116,8 +116,8 @@ def test_the_gold_patch_scores_1_and_nothing_scores_0(
     records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for line in ("examples.swe.debian out/swe --package jinja2", "examples.swe --images out/swe/records.jsonl"):
-        assert f"    .venv/bin/python -m {line}" in readme
+    for line in (".debian out/swe --package jinja2", " --images out/swe/records.jsonl"):
+        assert f"    .venv/bin/python -m agentenv.tasks.swe{line}" in readme
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(records)])
     assert command.main() == 0
     assert rows(capsys.readouterr().out) == [f"ok {RECORD} 1 0 S", "1 of 1 ok"]
@@ -159,6 +159,6 @@ async def test_an_image_of_another_commit_is_the_tasks_fault(records: Path, tmp_
 async def test_the_environments_own_command_plays_records_for_a_model(records: Path, tmp_path: Path) -> None:
     (record,) = read_records([json.loads(records.read_text())])
     async with ScriptedPolicy({RECORD: [oracle(record), empty(record)]}) as policy:
-        groups = await processed(tmp_path, policy, "examples.swe.image_env", {"dataset_name": str(records)})
+        groups = await processed(tmp_path, policy, "agentenv.tasks.swe.image_env", {"dataset_name": str(records)})
     assert [[member.score for member in group.trajectories] for group in groups] == [[1.0, 0.0]]
     assert record.problem_statement in groups[0].trajectories[0].messages[1]["content"]

@@ -15,12 +15,12 @@ from agentenv import AsyncSandbox
 from agentenv.report import read_records
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
+from agentenv.tasks.base_image import make_base
+from agentenv.tasks.scripted import play
+from agentenv.tasks.swe import __main__ as command
+from agentenv.tasks.swe.image_env import SweImageEnv
+from agentenv.tasks.swe.making import image_of
 from agentenv.testing import Call, Reply
-from examples.base_image import make_base
-from examples.scripted import play
-from examples.swe import __main__ as command
-from examples.swe.image_env import SweImageEnv
-from examples.swe.making import image_of
 from tests.debian_images import base_in_cache
 from tests.integration.results import rows
 

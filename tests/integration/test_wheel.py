@@ -116,6 +116,16 @@ def test_an_environment_names_its_extra(python: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("program", ["harbor", "swe"])
+def test_a_check_of_tasks_explains_itself_and_names_its_extra(python: Path, program: str) -> None:
+    module = f"agentenv.tasks.{program}"
+    assert f"python -m {module}" in run(python, "-m", module, "--help").stdout
+    done = run(python, "-m", module, "/nothing")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("MissingExtraError: ")
+    assert "pip install 'agentenv[env]'" in done.stderr
+
+
 def test_its_programs_run_where_there_is_no_compiler(python: Path, tmp_path: Path) -> None:
     """The fake farm's slot agents are the real ones."""
     (tmp_path / "bash").symlink_to(shutil.which("bash") or "")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from agentenv.tasks.pinned import fetch_runner
 from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
-from examples.repair.packages import fetch_runner
 from tests.integration import test_recipes_docs as recipes
 from tests.nomad.cluster import Cluster
 from tests.porting.ports import play_smoke, play_swe, play_terminal_test, scores

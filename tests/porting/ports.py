@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.agent.transcript import GroupRecord
+from agentenv.tasks.pinned import fetch_runner
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy, Turn, build_tokenizer
-from examples.repair.packages import fetch_runner
 from tests.porting.sandbox_terminal_smoke_env import COMMAND, SandboxTerminalSmokeEnv
 from tests.porting.swe_smith_oracle_env import SweSmithOracleEnv
 from tests.porting.terminal_test_env import TRAIN_TASKS, TerminalTestEnv
-from tests.unit.examples.swe_repos import SLUG_TESTS, SLUGS, git, write
+from tests.unit.tasks.swe_repos import SLUG_TESTS, SLUGS, git, write
 
 RUNNER = "/opt/test-runner"
 IDLE: Player = [Reply("Nothing to do.")]

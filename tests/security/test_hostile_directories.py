@@ -20,8 +20,8 @@ from agentenv.store.dockerfile.build import load
 from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.instructions import Place
 from agentenv.store.dockerfile.steps import CopyStep
-from examples.harbor.directories import read_task
-from examples.harbor.players import oracle, typed
+from agentenv.tasks.harbor.directories import read_task
+from agentenv.tasks.harbor.players import oracle, typed
 
 SECRET: Final = "root:*:20228:0:99999:7:::"
 TOML: Final = '[environment]\ndocker_image = "registry.example/tasks/one:1"\n'

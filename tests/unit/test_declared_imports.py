@@ -28,8 +28,9 @@ def names(requirements: list[str]) -> set[str]:
 def imported() -> dict[str, str]:
     """Third-party packages by their import name, each with a file that imports it."""
     found = {}
-    ours = set((ROOT / "src").rglob("*.py")) - set((ROOT / "src/agentenv/shipped").rglob("*.py"))  # those are a user's
-    for path in ours:
+    users = set((ROOT / "src/agentenv/shipped").rglob("*.py"))
+    of_slots = {ROOT / "src/agentenv/tasks/judge.py"}  # it runs there, with the pytest that is unpacked there
+    for path in set((ROOT / "src").rglob("*.py")) - users - of_slots:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -12,9 +12,9 @@ from agentenv.errors import DockerfileError
 from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.patterns import Ignore, match
 from agentenv.store.dockerfile.substitution import Lexer
-from examples.harbor.rewards import NoRewardError, parse_printed
-from examples.harbor.task_file import instruction_of
-from examples.swe.outcomes import outcomes
+from agentenv.tasks.harbor.rewards import NoRewardError, parse_printed
+from agentenv.tasks.harbor.task_file import instruction_of
+from agentenv.tasks.swe.outcomes import outcomes
 from tests.growth import TIMES, growth
 
 _DJANGO: Final = "test_a (b.C) ... Testing against Django installed in x\n"

@@ -13,7 +13,6 @@ SHORT_LINES = 80
 APART: Final[Mapping[str, str]] = {
     "agentenv.agent.alone": "environment.py, which uses it, has 600 lines",
     "agentenv.agent.context_budget": "pure, and tested without a loop",
-    "agentenv.agent.datasets": "environment.py, which uses it, has 600 lines",
     "agentenv.agent.parsers.hermes": "each format of tool calls is a module",
     "agentenv.agent.shutdown": "environment.py, which uses it, has 600 lines",
     "agentenv.api.tool_server.inprocess": "its imports are in [farm]: imported when it is used",
@@ -27,6 +26,7 @@ APART: Final[Mapping[str, str]] = {
     "agentenv.sandbox.supervisor.layer_export": "supervisor.py, which uses it, has 500 lines",
     "agentenv.slots.backends.attached": "each backend is a module",
     "agentenv.slots.eta": "pure, and simulated by benchmarks/farmsim",
+    "agentenv.tasks.harbor.directories": "tasks of either format are read without an environment",
     "agentenv.testing.tokenizer": "what users' tests import; `python -m agentenv.testing` writes its files",
 }
 

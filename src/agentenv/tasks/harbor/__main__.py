@@ -1,0 +1,73 @@
+"""``python -m agentenv.tasks.harbor DIRECTORY``: checks tasks. Each is played by two scripted agents.
+
+The oracle does what the task's own solution says and must score 1; the empty agent changes nothing and must score 0.
+Exit code 1 when a task fails this check, 2 when a setting or a task is malformed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.tasks.scripted import EXPECTED, Table, comma_separated, play, report
+
+
+async def check(directory: Path, table: Table, **fields: object) -> list[GroupRecord]:
+    """Play every task once with each of the table's agents. Raises: ConfigError and what the environment's setup
+    raises."""
+    from agentenv.tasks.harbor import players
+
+    return await play(
+        directory,
+        players.CheckedEnv,
+        {"group_size": len(table.names), "players": list(table.names), "tool_timeout_s": 3000.0, **fields},
+        lambda env: env.tasks,
+        lambda task: [getattr(players, name)(task) for name in table.names],
+        table,
+    )
+
+
+def main() -> int:
+    """See the module."""
+    given = _arguments()
+    names = [given.agent] if given.agent else list(EXPECTED)
+    fields = {
+        "tasks": str(given.tasks),
+        "only_tasks": given.only_tasks,
+        "image": given.image,
+        "host_env": given.host_env,
+        "allow_network": given.network,
+        "storage": given.storage,
+        "max_cpus": given.max_cpus,
+        "max_memory_mib": given.max_memory_mib,
+        "verification": "sealed" if given.sealed else "live",
+    }
+    return report(names, lambda directory, table: check(directory, table, **fields), given.out)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m agentenv.tasks.harbor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("tasks", type=Path, help="a task directory, or a directory of task directories")
+    parser.add_argument("--agent", choices=tuple(EXPECTED), help="only this one plays; both by default")
+    parser.add_argument("--only-tasks", type=comma_separated, default=[], help="names, separated by commas")
+    parser.add_argument("--image", default="", help="in place of each task's own; {task} is the task's name")
+    parser.add_argument(
+        "--host-env", type=comma_separated, default=[], help="this machine's variables that tasks may name"
+    )
+    parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
+    parser.add_argument("--storage", choices=("auto", "memory", "disk"), default="auto", help="where slots write")
+    parser.add_argument("--max-cpus", type=float, help="a task that asks for more cores gets these")
+    parser.add_argument("--max-memory-mib", type=int, help="a task that asks for more memory gets this")
+    parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
+    parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

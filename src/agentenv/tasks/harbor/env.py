@@ -1,0 +1,213 @@
+"""HarborEnv: task directories as they are, each in a slot whose root is the task's image.
+
+    python -m agentenv.tasks.harbor.env process --env.tasks DIRECTORY \\
+        --openai.base_url URL --openai.model_name MODEL ...
+
+See ``docs/harbor.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, AsyncFarm, ImageRoot, ToolContext
+from agentenv.env.config import Names
+from agentenv.errors import ConfigError, TaskError
+from agentenv.sandbox.supervisor.cgroups import this_machine
+from agentenv.tasks.harbor.directories import read_tasks
+from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
+from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate
+from agentenv.tasks.harbor.verifier import Judged, handed_over, judged
+from agentenv.wire.network import NO_NETWORK
+from agentenv.wire.roots import Writable
+
+logger = logging.getLogger(__name__)
+
+SYSTEM: Final = """\
+You solve tasks on a Linux machine of your own by calling tools. You are {user} there; paths that are not absolute \
+begin in {workdir}. Each bash call starts a new shell: files persist, variables and directory changes do not. The \
+shell of the terminal tool is kept between calls. Work step by step, verify your result by running it, and when the \
+task is done answer without calling a tool."""
+
+
+class HarborConfig(AgentEnvConfig):
+    """An environment's settings, and which tasks are played on which images."""
+
+    tasks: str = Field(default="", description="A task directory, or a directory of task directories")
+    only_tasks: Names = Field(default_factory=list, description="Tasks of these names")
+    image: str = Field(default="", description="Image in place of each task's own; {task} in it is the task's name")
+    storage: Literal["auto", "memory", "disk"] = Field(
+        default="auto",
+        description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
+        "if the task asks for more than that half",
+    )
+    max_cpus: float | None = Field(default=None, gt=0, description="A task that asks for more cores gets these")
+    max_memory_mib: int | None = Field(default=None, ge=1, description="A task that asks for more memory gets this")
+    host_env: Names = Field(
+        default_factory=list, description="Variables of this machine that tasks may name in their templates"
+    )
+
+
+def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple[Writable, int | None]:
+    """Where a slot writes, and how much. What is in memory counts as memory, so it has at most half of that. Pure."""
+    half_mib = None if memory_mib is None else memory_mib // 2
+    if storage == "disk" or (storage == "auto" and half_mib is not None and (asked_mib or 0) > half_mib):
+        return "disk", asked_mib
+    return "memory", asked_mib if half_mib is None else min(asked_mib or half_mib, half_mib)
+
+
+class HarborEnv(AgentEnv):
+    """Do what the instruction says; the score is the reward that the task's verifier writes."""
+
+    name = "harbor"
+    env_config_cls = HarborConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: ConfigError naming the task and the field."""
+        super().__init__(*args, **kwargs)
+        config: HarborConfig = self.config
+        if config.tool_pool_mode not in ("local", "nomad", "farm"):
+            raise ConfigError(
+                "tool_pool_mode", "tasks have images of their own", next_step="allowed: local, nomad, farm"
+            )
+        offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
+        if not config.tasks:
+            raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
+        caps = Caps(config.max_cpus, config.max_memory_mib)
+        found = [caps.of(task) for task in read_tasks(Path(config.tasks), offered, config.only_tasks)]
+        if config.tool_pool_mode == "local":
+            for task in found:
+                check_fits(task, this_machine())
+        self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
+        self._order: Iterator[str] = itertools.cycle(self.tasks)
+        self._images = TaskImages(network=config.allow_network)
+        self._verifiers: AsyncFarm | None = None
+        if any(task.separate for task in found):
+            if config.tool_pool_mode != "local":
+                raise ConfigError(
+                    "tool_pool_mode", "tasks have verifiers with a machine of their own", next_step="allowed: local"
+                )
+            self._verifiers = AsyncFarm(self.build_backend(), slots=config.slots_per_container, start_timeout_s=600.0)
+        machines: list[Machine] = [*found, *(task.separate for task in found if task.separate)]
+        most_mib = max((machine.memory_mib or 0 for machine in machines), default=0)
+        if most_mib > config.slot_memory_mib:
+            config.slot_memory_mib = most_mib
+
+    async def setup_agent_env(self) -> None:
+        """Open the verifiers' containers, and tell, once for all tasks, what of them is not as they ask for."""
+        if self._verifiers is not None:
+            await self._verifiers.open()
+        for task in self.tasks.values():
+            if task.unknown:
+                logger.warning("task %s: fields that nobody reads: %s", task.name, ", ".join(task.unknown))
+        asking = [
+            task.name for task in self.tasks.values() if NO_NETWORK not in (task.agent.network, task.verifier.network)
+        ]
+        if asking and not self.config.allow_network:
+            logger.warning("%d tasks ask for a network and have none (allow_network): %s", len(asking), asking[:10])
+
+    async def get_next_item(self) -> dict[str, Any]:
+        """The tasks, repeated endlessly."""
+        return self.item_of(self.tasks[next(self._order)])
+
+    def item_of(self, task: HarborTask) -> dict[str, Any]:
+        """A task as the item in its transcripts."""
+        return {"task_id": task.name, "image": self._image_of(task)}
+
+    async def task_image(self, item: Any) -> ImageRoot:
+        """The task's image with its limits; a Dockerfile's is built. Raises what :meth:`TaskImages.of` raises."""
+        task = self.tasks[item["task_id"]]
+        return await self._root(replace(task, image=self._image_of(task)), task.agent)
+
+    async def _root(self, machine: Machine, phase: Phase) -> ImageRoot:
+        of_farm = self.config.tool_pool_mode == "farm"  # which has images and limits of its own
+        memory_mib = machine.memory_mib or (None if of_farm else self.config.slot_memory_mib)
+        storage, storage_mib = writes(self.config.storage, machine.storage_mib, memory_mib)
+        return ImageRoot(
+            machine.image if of_farm else await self._images.of(machine.image, machine.build_timeout_s),
+            cpus=machine.cpus or None,
+            memory_mib=memory_mib,
+            storage_mib=storage_mib,
+            storage=storage,
+            user=phase.user,
+            workdir=machine.workdir,
+            env=machine.env,
+            network=phase.network if self.config.allow_network else NO_NETWORK,
+        )
+
+    def _image_of(self, task: HarborTask) -> str:
+        return self.config.image.replace("{task}", task.name) or task.image
+
+    def build_task(self, item: Any) -> str:
+        """The instruction."""
+        task = self.tasks[item["task_id"]]
+        return f"[task:{task.name}]\n{task.instruction}"
+
+    def build_agent_config(self, item: Any) -> AgentSettings:
+        """As configured, and not longer than the task's time for the agent."""
+        task = self.tasks[item["task_id"]]
+        settings = self.config.agent_settings()
+        prompt = settings.system_prompt
+        if prompt is None:
+            workdir = task.workdir or "the image's working directory"
+            prompt = SYSTEM.format(user=task.agent.user or "root", workdir=workdir)
+        max_s = min(task.agent.timeout_s, settings.max_s or math.inf)
+        return replace(settings, system_prompt=prompt, max_s=max_s if max_s < math.inf else None)
+
+    async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
+        """Nothing is prepared, the image has everything: the directory of logs is made as Harbor does, and the task's
+        healthcheck is waited for. Raises TaskError."""
+        make = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/* && pwd"
+        done = await exec_tool.terminal(make, user="root")
+        if done.exit_code:
+            raise TaskError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
+        task = self.tasks[item["task_id"]]
+        if task.healthcheck is not None:
+            await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
+        return {"workdir": done.stdout.strip(), "image": item["image"]}
+
+    async def verify_and_score_trajectory(
+        self,
+        item: Any,
+        final_response: str,  # noqa: ARG002 - what counts is what it did
+        *,
+        exec_tool: ToolContext,
+        agent_result: AgentResult,
+        **_: Any,
+    ) -> tuple[float, dict[str, Any]]:
+        """Run the task's verifier, with the network of its phase."""
+        task = self.tasks[item["task_id"]]
+        if task.separate:
+            found = await self._judged_apart(exec_tool, task, task.separate)
+        else:
+            if self.config.allow_network and task.verifier.network != task.agent.network:
+                await exec_tool.set_network(task.verifier.network)
+            found = await judged(exec_tool, task)
+        return found.score, {**found.told(), "model faults": agent_result.model_faults}
+
+    async def _judged_apart(self, exec_tool: ToolContext, task: HarborTask, separate: Separate) -> Judged:
+        """Run the verifier in a slot of its own, which is no rollout's: those that wait for one have theirs."""
+        assert self._verifiers is not None  # there is such a task
+        async with self._verifiers.sandbox(await self._root(separate, task.verifier)) as slot:
+            if problem := await handed_over(exec_tool, slot, separate):
+                return Judged(reason=problem)
+            return await judged(slot, task)
+
+    async def close(self) -> None:
+        """See AgentEnv; the verifiers' containers end too."""
+        await super().close()
+        if self._verifiers is not None:
+            await self._verifiers.close()
+
+
+if __name__ == "__main__":
+    HarborEnv.cli()

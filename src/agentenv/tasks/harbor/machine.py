@@ -1,0 +1,111 @@
+"""The machine that a task asks for: limits within this machine's, an image (a Dockerfile's is built), a healthcheck."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentenv import ToolContext
+from agentenv.errors import TaskError
+from agentenv.sandbox.supervisor.limits import Machine as ThisMachine
+from agentenv.sdk.image_builds import BuildLimits, build_image
+from agentenv.sdk.roots import store_directory
+from agentenv.store import Store
+from agentenv.store.reference import parse
+from agentenv.tasks.harbor.task import HarborTask, Healthcheck, Machine, wrong
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+
+
+@dataclass(frozen=True)
+class Caps:
+    """The most that a task is given, whatever it asks for; None: what it asks for."""
+
+    cpus: float | None = None
+    memory_mib: int | None = None
+
+    def of(self, task: HarborTask) -> HarborTask:
+        """The task with its limits, and those of its verifier's own machine, capped."""
+        separate = task.separate and replace(
+            task.separate, cpus=self._cpus(task.separate), memory_mib=self._memory_mib(task.separate)
+        )
+        return replace(task, cpus=self._cpus(task), memory_mib=self._memory_mib(task), separate=separate)
+
+    def _cpus(self, machine: Machine) -> float | None:
+        return machine.cpus if machine.cpus is None or self.cpus is None else min(machine.cpus, self.cpus)
+
+    def _memory_mib(self, machine: Machine) -> int | None:
+        asked = machine.memory_mib
+        return asked if asked is None or self.memory_mib is None else min(asked, self.memory_mib)
+
+
+def check_fits(task: HarborTask, this: ThisMachine) -> None:
+    """Raises ConfigError, naming the task's field, when this machine has less than a slot is to have."""
+    this_mib = this.memory_bytes // 2**20
+    for machine in (task, task.separate) if task.separate else (task,):
+        if (machine.cpus or 0) > this.cores:
+            asked, has, cap = f"{machine.cpus:g} cores", str(this.cores), f"max_cpus={this.cores}"
+            raise wrong(task.directory, machine.cpus_field, *_too_much(asked, has, cap))
+        if (machine.memory_mib or 0) > this_mib:
+            asked, has, cap = f"{machine.memory_mib} MiB", str(this_mib), f"max_memory_mib={this_mib} or less"
+            raise wrong(task.directory, machine.memory_field, *_too_much(asked, has, cap))
+
+
+def _too_much(asked: str, has: str, cap: str) -> tuple[str, str]:
+    return (
+        f"asks for {asked}, and this machine has {has}",
+        f"cap what tasks get ({cap}), leave it out (only_tasks), or use a larger machine",
+    )
+
+
+class TaskImages:
+    """What references of tasks stand for, however many rollouts ask at once. A failed build is tried again by the next
+    who asks; the steps before the one that failed are kept."""
+
+    def __init__(self, *, network: bool) -> None:
+        """``network``: whether commands of Dockerfiles have one."""
+        self._limits = BuildLimits(network=NetworkPolicy("public") if network else NO_NETWORK)
+        self._digests: dict[str, str] = {}
+        self._asked: dict[str, asyncio.Lock] = {}
+
+    async def of(self, reference: str, timeout_s: float) -> str:
+        """The digest of a Dockerfile's image; any other reference as it is.
+
+        Raises: TaskError when the build takes longer than ``timeout_s``, and what ``build_image`` raises.
+        """
+        named = parse(reference)
+        if named.kind != "dockerfile":
+            return reference
+        async with self._asked.setdefault(reference, asyncio.Lock()):
+            if reference not in self._digests:
+                self._digests[reference] = await self._built(Path(named.name), timeout_s)
+        return self._digests[reference]
+
+    async def _built(self, directory: Path, timeout_s: float) -> str:
+        store = await asyncio.to_thread(Store.open, store_directory())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await build_image(directory, store, limits=self._limits)).image
+        except TimeoutError:
+            raise TaskError(
+                f"building {directory} takes more than {timeout_s:g} s",
+                next_step="raise environment.build_timeout_sec: the steps that were finished are kept",
+            ) from None
+
+
+async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str | None) -> None:
+    """Run the check until it succeeds. Failures count after the start period, and ``retries`` of them in a row are too
+    many. Raises TaskError then; InfraError."""
+    counted_from_s = time.monotonic() + check.start_period_s
+    failures = 0
+    while True:
+        counts = time.monotonic() >= counted_from_s
+        done = await exec_tool.terminal(check.command, check.timeout_s, user=user)
+        if done.exit_code == 0 and not done.timed_out:
+            return
+        failures += counts
+        if failures >= check.retries and counts:
+            said = (done.stderr or done.stdout).strip()[-300:]
+            raise TaskError(f"environment.healthcheck failed {failures} times: {check.command}: {said}")
+        await asyncio.sleep(check.interval_s if counts else check.start_interval_s)

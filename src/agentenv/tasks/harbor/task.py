@@ -1,0 +1,183 @@
+"""A task as the environment plays it, whatever format its directory has."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import ConfigError
+from agentenv.rooted import LeadsOutError, RootedDirectory, read_beneath
+from agentenv.store.reference import is_of_this_machine
+from agentenv.store.reference import parse as parse_reference
+from agentenv.tasks.harbor.rewards import Results
+from agentenv.wire.network import NetworkPolicy
+
+DEFAULT_TIMEOUT_S: Final = 600.0
+"""Harbor's: of a verifier, and of a build."""
+PUBLIC: Final = NetworkPolicy("public")
+"""Harbor's default."""
+TESTS: Final = "/tests"
+"""Where slots get the verifier's files."""
+MAX_FILE_BYTES: Final = 1024 * 1024
+"""Of a task's file that is read here: its settings, its instruction, its Dockerfile."""
+_OURS: Final = "a task has only what lies in its directory"
+_NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the agent's and the verifier's part have of their own."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """``inf``: no limit, of an agent."""
+    user: str = ""
+    """Empty: the image's."""
+    network: NetworkPolicy = PUBLIC
+
+
+@dataclass(frozen=True)
+class Healthcheck:
+    """A command that succeeds when the machine is ready for the agent, and how often it is asked; as in Docker."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    """For so long failures do not count."""
+    start_interval_s: float = 5.0
+    retries: int = 3
+    """So many failures in a row mean that it never will be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """An image, and what a slot of it has. ``env`` has its templates (``${NAME}``) filled in."""
+
+    image: str
+    """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
+    cpus: float | None = None
+    memory_mib: int | None = None
+    storage_mib: int | None = None
+    workdir: str = ""
+    """Empty: the image's."""
+    cpus_field: str = "environment.cpus"
+    memory_field: str = "environment.memory_mb"
+    """What these limits are called in the task's files."""
+    build_timeout_s: float = DEFAULT_TIMEOUT_S
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separate(Machine):
+    """The verifier's machine, where it has one of its own."""
+
+    has_tests: bool
+    """Its image has the tests in it; else they are uploaded."""
+    artifacts: tuple[str, ...]
+    """Absolute paths that are copied to it from the agent's machine, those that are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarborTask(Machine):
+    """One task, and the machine that the agent gets."""
+
+    name: str
+    directory: Path
+    instruction: str
+    tests: tuple[Path, ...]
+    """What the verifier's directory gets: files, and what directories have in them."""
+    script: str
+    """The one of these that is run."""
+    solution: Path
+    """The oracle's: a directory with ``solve.sh``, a script, or keys to be typed (``.yaml``). A task may have none."""
+    results: Results = "reward"
+    """Where the script tells its results."""
+    agent: Phase = Phase()
+    verifier: Phase = Phase()
+    verifier_env: Mapping[str, str] = field(default_factory=dict)
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Healthcheck | None = None
+    separate: Separate | None = None
+    """None: the verifier runs on the agent's machine."""
+    unknown: tuple[str, ...] = ()
+    """Fields that nobody reads."""
+
+    @property
+    def other_user(self) -> str | None:
+        """Who runs what is not the agent's; None: the image's user. Where the agent is somebody else, root."""
+        return "root" if self.agent.user else None
+
+
+def named(directory: Path) -> str:
+    """A task's name: that of its directory. Raises ConfigError when it cannot be one."""
+    if not _NAME.fullmatch(directory.name):
+        raise ConfigError("tasks", f"{directory.name!r} cannot be a task's name", next_step="letters, digits, _ . + -")
+    return directory.name
+
+
+def wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
+    """What is wrong with a field, or a file, of a task."""
+    return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
+
+
+def inside(directory: Path, name: str) -> Path | None:
+    """The file or directory of a task by that name, as a path without links; None if there is none. Raises ConfigError
+    for a link that leads out of the task's directory, and for a pipe, a device or a socket."""
+    try:
+        with RootedDirectory(directory) as tree:
+            found = tree.followed(name)
+            mode = tree.status(found).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (LeadsOutError, OSError) as error:
+        raise _unread(directory, name, error) from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise wrong(directory, name, "is not a regular file", _OURS)
+    return directory / found
+
+
+def text_of(directory: Path, name: str) -> str:
+    """The text of a task's file. Raises ConfigError, also for a link that leads out of the task's directory, for what
+    is no regular file, and for more than MAX_FILE_BYTES."""
+    try:
+        return read_beneath(directory, name, MAX_FILE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise wrong(directory, name, f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    except (LeadsOutError, OSError) as error:
+        raise _unread(directory, name, error) from error
+
+
+def _unread(directory: Path, name: str, error: LeadsOutError | OSError) -> ConfigError:
+    if isinstance(error, LeadsOutError):
+        return wrong(directory, name, f"leads out of the task: {error}", _OURS)
+    return wrong(directory, name, f"cannot be read: {error.strerror or error}")
+
+
+def image_reference(directory: Path, name: str, text: str) -> str:
+    """The value of a field that names an image. Raises ConfigError when it cannot be one, or names files or an engine
+    of this machine: a task has only what lies in its directory."""
+    try:
+        reference = parse_reference(text)
+    except ConfigError as error:
+        raise wrong(directory, name, error.message, error.next_step) from error
+    if is_of_this_machine(reference):
+        raise wrong(
+            directory, name, f"{text} is an image of this machine", "name a registry's, or a stored one (sha256:…)"
+        )
+    return text
+
+
+def absolute(directory: Path, name: str, text: str) -> str:
+    """The value of a field that is an absolute path, or empty. Raises ConfigError."""
+    if text and not text.startswith("/"):
+        raise wrong(directory, name, f"got {text!r}", "allowed: an absolute path")
+    return text
+
+
+def not_offered(directory: Path, name: str, variable: str) -> ConfigError:
+    """What is wrong with a field whose template names a variable of this machine."""
+    return wrong(directory, name, f"asks for {variable} of this machine", "offer it by name (host_env), if it is set")

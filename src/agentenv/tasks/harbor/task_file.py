@@ -1,0 +1,367 @@
+"""Harbor's format: ``task.toml`` and the files beside it, read strictly.
+
+The format is Harbor's (https://harborframework.com/docs/tasks), with the older spellings that Terminal-Bench 2 still
+uses. A field that means something a slot cannot do is refused by name; one that is not known at all is left out and
+named in ``HarborTask.unknown``, as Harbor leaves it out too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agentenv.errors import ConfigError
+from agentenv.tasks.harbor.task import (
+    DEFAULT_TIMEOUT_S,
+    HarborTask,
+    Healthcheck,
+    Phase,
+    Separate,
+    absolute,
+    image_reference,
+    inside,
+    named,
+    not_offered,
+    text_of,
+    wrong,
+)
+from agentenv.wire.base import MAX_TIMEOUT_S
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+
+FILE: Final = "task.toml"
+SCRIPT: Final = "test.sh"
+COMPOSE: Final = "docker-compose.yaml"
+"""The only name by which Harbor knows such a file."""
+NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
+    "no-network": "none",
+    "public": "public",
+    "allowlist": "allow",
+}
+_MACHINE: Final = (
+    "build_timeout_sec docker_image cpus memory_mb storage_mb memory storage gpus gpu_types env workdir os tpu "
+    "healthcheck mcp_servers network_mode allowed_hosts allow_internet"
+)
+_KNOWN: Final[Mapping[str, str]] = {
+    "": "version schema_version task metadata agent verifier solution environment steps source artifacts "
+    "multi_step_reward_strategy",
+    "agent": "timeout_sec user network_mode allowed_hosts",
+    "verifier": "timeout_sec user env network_mode allowed_hosts environment_mode environment collect",
+    "solution": "env",
+    "environment": _MACHINE,
+    "verifier.environment": _MACHINE,
+    "environment.healthcheck": "command interval_sec timeout_sec start_period_sec start_interval_sec retries",
+}
+"""The fields of each table, separated by spaces; of the file itself those without a table."""
+ARTIFACTS: Final = "/logs/artifacts"
+"""Where an agent may leave what a verifier on another machine is to get."""
+_LACKING: Final = (
+    ("environment", "tpu", "slots have no TPU"),
+    ("environment", "mcp_servers", "the agent has the slot's own tools"),
+    ("verifier.environment", "tpu", "slots have no TPU"),
+    ("verifier.environment", "mcp_servers", "a verifier has no agent"),
+    ("verifier.environment", "healthcheck", "the verifier waits itself for what it starts"),
+    ("verifier", "collect", "there are no other services to collect from"),
+)
+"""Table, field, and why slots cannot do what it asks for."""
+_TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+_MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
+
+
+def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
+    """The task of a directory with a ``task.toml``. ``host_env``: what templates may name. Raises ConfigError naming
+    the task and the field."""
+    named(directory)
+    text = text_of(directory, FILE)
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong(directory, FILE, f"is not valid: {error}") from error
+    return _Reader(directory, raw, host_env).task()
+
+
+def instruction_of(text: str) -> str:
+    """An instruction without its first lines that mark it as a benchmark's, which nobody may be trained on, and without
+    blank lines before it; as Harbor gives it to an agent. Pure."""
+    lines = text.split("\n")
+    marks = next((number for number, line in enumerate(lines) if not _is_canary(line.strip().lower())), len(lines))
+    begin = next((number for number in range(marks, len(lines)) if lines[number].strip()), len(lines))
+    return "\n".join(lines[begin:])
+
+
+def _is_canary(line: str) -> bool:
+    """``<!-- … canary … -->``, ``# … canary …``."""
+    inside = (
+        line[1:] if line.startswith("#") else line[4:-3] if line.startswith("<!--") and line.endswith("-->") else ""
+    )
+    return "canary" in inside
+
+
+class _Reader:
+    """Reads the fields of one task.toml."""
+
+    def __init__(self, directory: Path, raw: Mapping[str, Any], host_env: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._raw = raw
+        self._host_env = host_env
+
+    def task(self) -> HarborTask:
+        self._refuse_what_slots_lack()
+        separate = self._separate()
+        tests = self._found("tests")
+        if not (separate and separate.has_tests) and not self._found(f"tests/{SCRIPT}"):
+            raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
+        return HarborTask(
+            name=self._directory.name,
+            directory=self._directory,
+            instruction=self._instruction(),
+            image=self._image(),
+            tests=(tests or self._directory / "tests",),
+            script=SCRIPT,
+            solution=self._found("solution") or self._directory / "solution",
+            agent=self._phase("agent", "environment", math.inf, math.inf),
+            verifier=self._phase("verifier", self._verifiers_environment(), DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S),
+            verifier_env=self._env("verifier"),
+            solution_env=self._env("solution"),
+            healthcheck=self._healthcheck(),
+            separate=separate,
+            unknown=tuple(self._unknown(separate)),
+            **self._limits("environment"),
+        )
+
+    def _instruction(self) -> str:
+        name = "instruction.md"
+        instruction = instruction_of(text_of(self._directory, name))
+        if not instruction.strip():
+            raise self._error(name, "is empty")
+        return instruction
+
+    def _limits(self, section: str) -> dict[str, Any]:
+        """The fields of a machine beside its image."""
+        return {
+            "cpus": self._number(section, "cpus"),
+            "memory_mib": self._mib(section, "memory_mb", "memory"),
+            "storage_mib": self._mib(section, "storage_mb", "storage"),
+            "cpus_field": f"{section}.cpus",
+            "memory_field": f"{section}.memory_mb",
+            "workdir": self._workdir(section),
+            "build_timeout_s": self._seconds(section, "build_timeout_sec", DEFAULT_TIMEOUT_S, math.inf),
+            "env": self._env(section),
+        }
+
+    def _separate(self) -> Separate | None:
+        """The verifier's own machine. Its image is what it names, or that of a Dockerfile beside the tests (which both
+        have the tests in them), else the agent's."""
+        own = self._has_verifiers_environment()
+        mode = self._text("verifier", "environment_mode") or ("separate" if own else "shared")
+        if mode == "shared" and not own:
+            return None
+        if mode != "separate":
+            allowed = "allowed: separate" + ("" if own else ", shared")
+            raise self._error("verifier.environment_mode", f"got {mode!r}", allowed)
+        section = self._verifiers_environment()
+        image = self._named_image("verifier.environment") or self._built("tests")
+        return Separate(
+            image=image or self._image(),
+            has_tests=bool(image),
+            artifacts=self._artifacts(),
+            **self._limits(section),
+        )
+
+    def _has_verifiers_environment(self) -> bool:
+        return self._section("verifier").get("environment") is not None
+
+    def _verifiers_environment(self) -> str:
+        return "verifier.environment" if self._has_verifiers_environment() else "environment"
+
+    def _artifacts(self) -> tuple[str, ...]:
+        """What the agent leaves for a verifier elsewhere: the declared paths, and Harbor's usual one."""
+        given = self._raw.get("artifacts", [])
+        entries = [{"source": entry} if isinstance(entry, str) else entry for entry in given]
+        for entry in entries:
+            path = entry.get("source") if isinstance(entry, dict) else None
+            if not isinstance(path, str) or not path.startswith("/") or ".." in path.split("/"):
+                raise self._error("artifacts", f"got {entry!r}", "allowed: absolute paths, without '..'")
+            if entry.get("service") not in (None, "main"):
+                raise self._error("artifacts", f"{path}: there are no other services to collect from")
+            if entry.get("exclude"):
+                raise self._error("artifacts", f"{path}: exclude is not supported", "name what is to be copied")
+        return tuple(dict.fromkeys((ARTIFACTS, *(entry["source"] for entry in entries))))
+
+    def _unknown(self, separate: Separate | None) -> Iterable[str]:
+        for section, known in _KNOWN.items():
+            for name in self._section(section):
+                if name not in known.split():
+                    yield f"{section}.{name}".lstrip(".")
+        if self._raw.get("artifacts") and separate is None:
+            yield "artifacts"
+
+    def _refuse_what_slots_lack(self) -> None:
+        for section in ("environment", "verifier.environment"):
+            if self._number(section, "gpus"):
+                raise self._error(f"{section}.gpus", "slots have no GPU")
+            if (os := self._text(section, "os")) and os.lower() != "linux":
+                raise self._error(f"{section}.os", f"got {os!r}: slots have Linux")
+        for section, name, why in _LACKING:
+            if self._section(section).get(name):
+                raise self._error(f"{section}.{name}", f"is not supported: {why}")
+        if self._raw.get("steps"):
+            raise self._error("steps", "tasks of several steps are not supported")
+        apart = self._has_verifiers_environment() or self._text("verifier", "environment_mode") == "separate"
+        for place in ("environment", "tests") if apart else ("environment",):
+            if self._found(f"{place}/{COMPOSE}"):
+                raise self._error(f"{place}/{COMPOSE}", "compose files are not supported: a machine is one container")
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        if not name:
+            return self._raw
+        found: Mapping[str, Any] = self._raw
+        for part in name.split("."):
+            value = found.get(part, {})
+            if not isinstance(value, dict):
+                raise self._error(name, f"got {value!r}", "allowed: a table")
+            found = value
+        return found
+
+    def _image(self) -> str:
+        if given := self._named_image("environment"):
+            return given
+        if built := self._built("environment"):
+            return built
+        raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
+
+    def _built(self, context: str) -> str:
+        """The image of a directory's Dockerfile; empty if it has none."""
+        return f"dockerfile:{self._found(context)}" if self._found(f"{context}/Dockerfile") else ""
+
+    def _found(self, name: str) -> Path | None:
+        return inside(self._directory, name)
+
+    def _named_image(self, section: str) -> str:
+        given = self._text(section, "docker_image")
+        return image_reference(self._directory, f"{section}.docker_image", given) if given else ""
+
+    def _healthcheck(self) -> Healthcheck | None:
+        section = "environment.healthcheck"
+        if "healthcheck" not in self._section("environment"):
+            return None
+        if not (command := self._text(section, "command")):
+            raise self._error(f"{section}.command", "is missing")
+        given = {
+            name: self._number(section, f"{name.removesuffix('_s')}_sec" if name.endswith("_s") else name)
+            for name in ("interval_s", "timeout_s", "start_period_s", "start_interval_s", "retries")
+        }
+        return Healthcheck(command, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
+
+    def _workdir(self, section: str) -> str:
+        return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"))
+
+    def _phase(self, section: str, environment: str, usual_s: float, most_s: float) -> Phase:
+        user = self._section(section).get("user", "")
+        if isinstance(user, bool) or not isinstance(user, (str, int)):
+            raise self._error(f"{section}.user", f"got {user!r}", "allowed: a name or a uid")
+        timeout_s = self._seconds(section, "timeout_sec", usual_s, most_s)
+        return Phase(timeout_s, str(user), self._network(section, environment))
+
+    def _network(self, section: str, environment: str) -> NetworkPolicy:
+        """The policy of a phase: its own, else its environment's, else Harbor's default."""
+        own = self._section(section)
+        if "allowed_hosts" in own and "network_mode" not in own:
+            raise self._error(f"{section}.allowed_hosts", "are there without a network_mode", "allowed: allowlist")
+        at = section if "network_mode" in own else environment
+        given = self._section(at)
+        hosts = given.get("allowed_hosts") or []
+        if "network_mode" in given:
+            mode = given["network_mode"]
+        else:
+            mode = "no-network" if self._flag(environment, "allow_internet") is False and not hosts else "public"
+        if mode not in NETWORKS:
+            raise self._error(f"{at}.network_mode", f"got {mode!r}", f"allowed: {', '.join(NETWORKS)}")
+        if hosts and mode != "allowlist":
+            raise self._error(f"{at}.allowed_hosts", f"do not go with network_mode {mode!r}", "allowed: allowlist")
+        if mode == "allowlist" and not hosts:
+            return NO_NETWORK
+        try:
+            return NetworkPolicy.parse({"kind": NETWORKS[mode], "hosts": hosts})
+        except ConfigError as error:
+            raise self._error(f"{at}.allowed_hosts", error.message, error.next_step) from error
+
+    def _text(self, section: str, name: str) -> str:
+        value = self._section(section).get(name) or ""
+        if not isinstance(value, str):
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: text")
+        return value
+
+    def _flag(self, section: str, name: str) -> bool | None:
+        value = self._section(section).get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: true or false")
+        return value
+
+    def _number(self, section: str, name: str) -> float | None:
+        value = self._section(section).get(name)
+        if value is None:
+            return None
+        number = _as_number(value)
+        if number is None or not 0 <= number < 10**9:
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a number, 0 or more")
+        return number
+
+    def _seconds(self, section: str, name: str, usual: float, most: float) -> float:
+        """A time limit. Harbor takes one of 0 as well, in which nobody can do anything."""
+        value = self._section(section).get(name)
+        number = usual if value is None else _as_number(value)
+        if number is None or not 0 < number <= most:
+            allowed = "allowed: more than 0" + (f", at most {most:g}" if most < math.inf else "")
+            raise self._error(f"{section}.{name}", f"got {value!r}", f"{allowed}; or leave it out")
+        return number
+
+    def _mib(self, section: str, name: str, older: str) -> int | None:
+        """A size in MiB; ``older`` is the field of Harbor's first version, text such as ``2G``."""
+        value = self._number(section, name)
+        if value is not None and value % 1:
+            raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a whole number")
+        text = self._text(section, older)
+        given = text.strip().upper()
+        if not given:
+            return None if value is None else int(value) or None
+        size = _as_number(given[:-1])
+        if given[-1] not in _MIB_OF or size is None or not 0 <= size < 10**9:
+            raise self._error(f"{section}.{older}", f"got {text!r}", "allowed: 512M, 2G, 1.5G and the like")
+        found = int(size * _MIB_OF[given[-1]])
+        if value is not None and value != found:
+            raise self._error(f"{section}.{older}", f"is {found} MB, and {name} is {value:g}", "leave one out")
+        return max(1, found)
+
+    def _env(self, section: str) -> dict[str, str]:
+        value = self._section(section).get("env", {})
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise self._error(f"{section}.env", f"got {value!r}", "allowed: a table of texts")
+        return {name: self._filled(f"{section}.env.{name}", text) for name, text in value.items()}
+
+    def _filled(self, name: str, text: str) -> str:
+        """A text, or what it stands for if all of it is a template (``${NAME}``, ``${NAME:-default}``). A task is
+        somebody's file: it gets only what was offered by name."""
+        template = _TEMPLATE.fullmatch(text)
+        if template is None:
+            return text
+        variable, default = template[1], template[2]
+        if variable not in self._host_env and default is None:
+            raise not_offered(self._directory, name, variable)
+        return self._host_env.get(variable, default)
+
+    def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
+        return wrong(self._directory, name, problem, next_step)
+
+
+def _as_number(value: object) -> float | None:
+    """A number, or text that is one, as Harbor reads it too; None: it is neither."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None

@@ -1,0 +1,125 @@
+"""``python -m agentenv.tasks.swe DATASET``: checks records. Each is played by two scripted players.
+
+The oracle applies the gold patch and must score 1; the empty player changes nothing and must score 0. Exit code 1
+when a record fails this check, 2 when a setting or a record is malformed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.tasks import scripted
+from agentenv.tasks.scripted import EXPECTED, Table, comma_separated, report
+from agentenv.tasks.swe.records import SweRecord
+from agentenv.testing import Call, Reply
+
+if TYPE_CHECKING:
+    from agentenv import AgentEnv
+
+
+def oracle(record: SweRecord) -> list[Reply]:
+    """Applies the gold patch, or takes the bug back: must score 1."""
+    call = Call("patch", {"patch": record.patch})
+    if record.patch_is == "bug":
+        call = Call("bash", {"command": "git apply --reverse --whitespace=nowarn -", "stdin": record.patch})
+    return [
+        Reply("I apply the known solution.", (call,)),
+        Reply("Done: this is the solution the repository got."),
+    ]
+
+
+def empty(_record: SweRecord) -> list[Reply]:
+    """Changes nothing: must score 0."""
+    return [
+        Reply("I look around.", (Call("bash", {"command": "git log --oneline | head -3; ls"}),)),
+        Reply("I leave it as it is."),
+    ]
+
+
+PLAYERS: Final = {"oracle": oracle, "empty": empty}
+"""Their scores say nothing about any model: they show that records and scoring are sound."""
+
+
+async def play(directory: Path, table: Table, **fields: Any) -> list[GroupRecord]:
+    """Play every record once with each of the table's players. Raises: ConfigError and what SweEnv.setup raises."""
+    from agentenv.tasks.swe.env import SweEnv
+
+    return await _played(SweEnv, directory, table, fields)
+
+
+async def play_on_images(directory: Path, table: Table, **fields: Any) -> list[GroupRecord]:
+    """As :func:`play`, with records that have images. Raises: ConfigError and what SweImageEnv.setup raises."""
+    from agentenv.tasks.swe.image_env import SweImageEnv
+
+    return await _played(SweImageEnv, directory, table, {"tool_timeout_s": 300.0, **fields})
+
+
+async def _played(
+    kind: type[AgentEnv[Any]], directory: Path, table: Table, fields: Mapping[str, Any]
+) -> list[GroupRecord]:
+    return await scripted.play(
+        directory,
+        kind,
+        {"group_size": len(table.names), **fields},
+        lambda env: env.records,
+        lambda record: [PLAYERS[name](record) for name in table.names],
+        table,
+    )
+
+
+def main() -> int:
+    """See the module."""
+    given = _arguments()
+    names = [name for name in EXPECTED if getattr(given, name)] or list(EXPECTED)
+    if given.images:
+        chosen = {name: getattr(given, name) for name in ("only_repos", "only_instances", "max_records", "image")}
+        fields = {"dataset_name": given.dataset, "dataset_split": given.split, "slot_memory_mib": 3072, **chosen}
+        return report(names, lambda directory, table: play_on_images(directory, table, **fields), given.out)
+    fields = {
+        "dataset_name": given.dataset,
+        "dataset_split": given.split,
+        "repositories": str(given.repositories) if given.repositories else None,
+        "clone_url": given.clone_url,
+        "only_repos": given.only_repos,
+        "only_instances": given.only_instances,
+        "python_only": given.python_only,
+        "max_records": given.max_records,
+        "patch_is": given.patch_is,
+        "dependencies": given.dependencies,
+        "tool_pool_mode": "fake" if given.fake else "local",
+        "isolation": given.isolation,
+    }
+    return report(names, lambda directory, table: play(directory, table, **fields), given.out)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m agentenv.tasks.swe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
+    parser.add_argument("--image", default="", help="of records that name none, with {instance_id} or {image_id} in it")
+    parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
+    parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
+    parser.add_argument("--oracle", action="store_true", help="only the oracle plays")
+    parser.add_argument("--empty", action="store_true", help="only the empty player plays")
+    parser.add_argument("--only-repos", type=comma_separated, default=[], help="separated by commas")
+    parser.add_argument("--only-instances", type=comma_separated, default=[], help="separated by commas")
+    parser.add_argument("--python-only", action="store_true", help="leave out records whose tests are no pytest ids")
+    parser.add_argument("--max-records", type=int)
+    parser.add_argument("--patch-is", choices=("fix", "bug"), default="fix", help="bug: as in SWE-smith")
+    parser.add_argument("--dependencies", help="directory of the repositories' dependencies")
+    parser.add_argument("--fake", action="store_true", help="no sandbox at all: only for code you trust")
+    parser.add_argument("--isolation", choices=("auto", "full", "user"), default="auto")
+    parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

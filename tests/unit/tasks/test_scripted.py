@@ -1,0 +1,88 @@
+"""The table of a check of records or tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.tasks.scripted import Result, Table, report, result_of
+
+
+def member(**fields: object) -> Transcript:
+    return Transcript.model_validate({"trajectory": "t", "item_id": "one", "began_unix_s": 0.0, **fields})
+
+
+def group(*members: Transcript) -> GroupRecord:
+    return GroupRecord(
+        group="g", item_id="one", group_size=len(members), outcome="complete", trajectories=list(members)
+    )
+
+
+IDLE = member(score=0.0)
+
+
+def test_a_record_is_good_when_each_player_scores_as_it_must() -> None:
+    found = result_of(group(member(score=1.0), member(score=0.0)), ["oracle", "empty"], 1.5)
+    assert found == Result("one", (1.0, 0.0), 1.5)
+    assert found.good
+
+
+@pytest.mark.parametrize(
+    ("oracle", "empty", "reason"),
+    [
+        (member(score=0.0, verification={"reason": "too\n slow", "output": "x"}), IDLE, "oracle: too slow"),
+        (member(score=0.0, verification={"still failing": ["a", "b"]}), IDLE, "oracle: still failing: a, b"),
+        (member(score=1.0), member(score=1.0, verification={"output": "fine"}), "empty: output: fine"),
+        (member(score=1.0), member(score=0.5), "empty: no reason"),
+        (member(fault="task", error="TaskError: no"), IDLE, "oracle: TaskError: no"),
+    ],
+)
+def test_the_reason_of_the_first_that_does_not(oracle: Transcript, empty: Transcript, reason: str) -> None:
+    assert result_of(group(oracle, empty), ["oracle", "empty"], 0.0).reason == reason
+
+
+def test_a_long_reason_keeps_both_ends() -> None:
+    said = result_of(group(member(error="begin " + "x" * 5000 + " end")), ["oracle"], 0.0).reason
+    assert said.startswith("oracle: begin x")
+    assert said.endswith("x end")
+    assert len(said) < 300
+
+
+async def play(_directory: Path, table: Table) -> None:
+    table.begin(["one", "another"])
+    for record, scores, reason in (("one", (1.0, 0.0), ""), ("another", (None, 0.0), "oracle: no")):
+        with table.playing(record):
+            table.add(Result(record, scores, 1.25, reason))
+
+
+def test_the_table_and_the_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert report(["oracle", "empty"], play, tmp_path / "out") == 1
+    assert capsys.readouterr().out == (
+        "    record   oracle   empty  seconds  reason\n"
+        "ok  one           1       0      1.2\n"
+        "BAD another    none       0      1.2  oracle: no\n"
+        "1 of 2 ok\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("tasks", "is not set"), 2), (SandboxUnavailableError("no slots"), 1)]
+)
+def test_what_ends_the_check_is_said_in_a_line(capsys: pytest.CaptureFixture[str], error: Exception, code: int) -> None:
+    async def failing(_directory: Path, _table: Table) -> None:
+        raise error
+
+    assert report(["oracle"], failing, None) == code
+    told = capsys.readouterr()
+    assert told.err == f"{type(error).__name__}: {error}\n"
+    assert told.out == ""
+
+
+def test_nothing_played_is_not_well() -> None:
+    async def idle(_directory: Path, _table: Table) -> None:
+        return None
+
+    assert report(["oracle"], idle, None) == 1
