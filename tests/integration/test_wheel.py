@@ -35,7 +35,7 @@ def ran(words):
     done = CliRunner().invoke(app, words)
     return [" ".join(words), done.exit_code, done.output]
 
-others = [["image", "status"], ["dev", "status"], ["tool-server", "--check"], ["-b", "nomad", "status"]]
+others = [["image", "status"], ["tool-server", "--check"], ["-b", "nomad", "status"]]
 print(json.dumps([ran(words) for words in [*([*words, "--help"] for words in helps()), *others]]))
 """
 
@@ -114,6 +114,14 @@ def test_an_environment_names_its_extra(python: Path) -> None:
         done.stdout.strip()
         == "AgentEnv: needs agentenv[env] (atroposlib is not installed) (pip install 'agentenv[env]')"
     )
+
+
+def test_what_developers_run_is_in_a_source_checkout_only(python: Path) -> None:
+    found = run(python, "-c", "from importlib.util import find_spec; print(find_spec('agentenv.dev'))")
+    assert found.stdout == "None\n", found.stderr
+    done = run(python, "-c", "from agentenv.cli import main; main()", "dev", "status")
+    assert done.returncode == 2
+    assert "src/agentenv/dev: requires a source checkout" in done.stderr
 
 
 @pytest.mark.parametrize("program", ["harbor", "swe"])

@@ -16,6 +16,7 @@ APART = "supervisor and server are two processes"
 SERVER = "nobody else imports the sandbox server"
 SUPERVISOR = "who needs the supervisor's knowledge of this machine"
 SANDBOX = "what else lies in the sandbox is for its two processes"
+NOT_IN_THE_WHEEL = "what the wheel lacks"
 TRAINER = "only env imports atroposlib and wandb"
 
 
@@ -70,6 +71,8 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("wire/base.py", "agentenv.config", DOWNWARD),
         ("errors.py", "agentenv.wire.base", DOWNWARD),
         ("env/tools.py", "agentenv.cli.app", DOWNWARD),
+        ("env/tools.py", "agentenv.tasks.scripted", DOWNWARD),
+        ("doctor/facts.py", "agentenv.dev.program", NOT_IN_THE_WHEEL),
     ],
 )
 def test_an_import_across_a_wall_is_refused(sources: Path, module: str, imported: str, broken: str) -> None:

@@ -1,19 +1,22 @@
-"""``agentenv dev up | down | status``: a Nomad cluster on this machine (``make nomad-dev``)."""
+"""``agentenv dev up | down | status``: a Nomad cluster on this machine (``make nomad-dev``). In a source checkout only:
+a wheel has no ``agentenv.dev``."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, escape, out, print_json, verb
 from agentenv.cli.progress import shown
-from agentenv.dev import HTTP_PORT
+from agentenv.cli.source_checkout import checkout_root
 
-if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
+if TYPE_CHECKING:  # it is not in a wheel, and the docker SDK is in [farm]: it is imported when a verb runs
     from agentenv.dev.cluster import ClusterStatus
+
+_SOURCES: Final = "src/agentenv/dev"
 
 dev = group("A Nomad cluster on this machine, for development.")
 
@@ -21,7 +24,7 @@ dev = group("A Nomad cluster on this machine, for development.")
 @dev.command()
 @verb
 def up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Nomad's HTTP port; 0: a free one.")] = HTTP_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Nomad's HTTP port; 0: a free one.")] = 4646,
     as_json: JsonOption = False,
 ) -> None:
     """Start what is missing (Docker engine, image, Nomad agent) and wait until a slot answers.
@@ -33,6 +36,7 @@ def up(
       sudo agentenv dev up
       agentenv exec --backend nomad -- uname -a
     """
+    checkout_root(_SOURCES)
     from agentenv.dev import cluster
 
     with shown(quiet=as_json) as report:
@@ -61,6 +65,7 @@ def down(as_json: JsonOption = False) -> None:
 
     Clusters left by killed test runs are removed too.
     """
+    checkout_root(_SOURCES)
     from agentenv.dev import cluster
 
     with shown(quiet=as_json) as report:
@@ -75,6 +80,7 @@ def down(as_json: JsonOption = False) -> None:
 @verb
 def status(as_json: JsonOption = False) -> None:
     """Show what is running. Exit code 1: the cluster is not up."""
+    checkout_root(_SOURCES)
     from agentenv.dev import cluster
 
     found = cluster.status()

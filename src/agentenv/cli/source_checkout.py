@@ -1,4 +1,4 @@
-"""Runs programs that are in a source checkout beside the package (examples/, benchmarks/)."""
+"""What is in a source checkout and in no wheel (examples/, benchmarks/, src/agentenv/dev), and programs of it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from docker.errors import APIError, DockerException
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, cache_dir
 from agentenv.containers.control import ContainerControl
 from agentenv.deadlines import scaled
-from agentenv.dev import HTTP_PORT, agent, docker_engine, program
+from agentenv.dev import agent, docker_engine, program
 from agentenv.dev.agent import AgentPlace, Ports
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.executor.tool_executor import ToolExecutor
@@ -78,8 +78,8 @@ def default_place() -> AgentPlace:
 def up(
     place: AgentPlace | None = None,
     *,
+    http_port: int,
     report: Report = silent,
-    http_port: int = HTTP_PORT,
     name: str = "agentenv-dev",
     check: bool = True,
 ) -> Cluster:
