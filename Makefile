@@ -96,12 +96,13 @@ hosts: as-root slotagent containers ## Boot whole Debian machines in QEMU and tr
 	@scripts/system-packages hosts
 	@exec $(BIN)/python -m hosts $(GUEST) $(HOSTS_ARGS)
 
-check: setup ## Format, lint, strict types, import contracts, pins; changes nothing
+check: setup ## Format, lint, strict types, import contracts, pins, generated code; changes nothing
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/pins.py check
+	@$(BIN)/python scripts/blocking_sdk.py check
 
 check-bare: ## Set up and use a copy as a bare machine would: the system's Python, an empty environment
 	@scripts/check-bare
@@ -109,7 +110,8 @@ check-bare: ## Set up and use a copy as a bare machine would: the system's Pytho
 check-pythons: testing ## Set up and test a copy with every Python of this machine (PYTHONS)
 	@scripts/check-pythons $(PYTHONS)
 
-format: setup ## Format the code and apply the linter's fixes
+format: setup ## Generate the blocking SDK, format the code and apply the linter's fixes
+	@$(BIN)/python scripts/blocking_sdk.py
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

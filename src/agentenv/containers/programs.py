@@ -119,13 +119,13 @@ class StreamedProgram:
         pid: int,
         watched: Watched,
     ) -> None:
-        self.pid = pid
+        self.pid: int = pid
         """Its first process, as the slot sees it; 0 when it could not be started (its errors say why)."""
         self.exit_code: int | None = None
         """Once it has ended; 128 + n when signal n ended it, 126 when it could not be started."""
-        self.timed_out = False
+        self.timed_out: bool = False
         """Whether it was killed at its ``timeout_s``."""
-        self.oom_killed = False
+        self.oom_killed: bool = False
         """Whether the slot ran out of memory, and the kernel killed a process in it."""
         self.stdout = self._stream("stdout", watched)
         self.stderr = self._stream("stderr", watched)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -68,6 +68,11 @@ class LoopThread:
                 raise
         else:
             self.run(work.__aexit__(None, None, None))
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Iterate over ``items``, each of which is awaited in the thread. Raises as :meth:`run`."""
+        while found := self.run(_next(items)):
+            yield from found
 
     def close(self) -> None:
         """Stop the loop and end the thread. Repeatable."""
@@ -132,6 +137,13 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+async def _next(items: AsyncIterator[T]) -> tuple[T, ...]:
+    """The next of them; empty at their end."""
+    async for item in items:
+        return (item,)
+    return ()
 
 
 class _Call(Generic[T]):

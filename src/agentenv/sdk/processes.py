@@ -85,11 +85,11 @@ class SlotProcess:
     """
 
     def __init__(self, caller: Caller, name: str) -> None:
-        self.name = name
+        self.name: str = name
         """Its id in the slot, as the ``process`` tool has it."""
         self.exit_code: int | None = None
         """Once it is known to have ended; 128 + n when signal n ended it."""
-        self.dropped_bytes = 0
+        self.dropped_bytes: int = 0
         """Bytes of its output that were gone before they were read."""
         self._caller = caller
         self._offset = 0

@@ -34,8 +34,7 @@ from agentenv.errors import (
 )
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
-from agentenv.sdk.sandbox import Process
-from agentenv.sdk.streamed import StreamedProcess
+from agentenv.sdk.sandbox import Process, StreamedProcess
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.spec import Bind
 
