@@ -129,7 +129,7 @@ async def test_slots_of_one_container_have_different_images_and_are_wiped(shared
         async with farm.sandbox(one) as first, farm.sandbox(two) as second:
             await first.run("echo changed > /etc/issue; echo own > /opt/own")
             assert (await second.run("cat /etc/issue; ls /opt")).stdout == "two"
-            containers = {box._session.lease.container.id for box in (first, second)}
+            containers = {box._usable().lease.container.id for box in (first, second)}
             assert len(containers) == 1
         async with farm.sandbox(one) as again, farm.sandbox() as plain:
             assert (await again.run("cat /etc/issue; ls /opt")).stdout == "one"
@@ -207,12 +207,12 @@ async def test_checkpoints_forks_and_images_of_a_sandbox_of_the_farm(shared: Sha
             assert digest != await other.commit()
         lost = AsyncFarm("farm", farm=shared.access)
         async with lost, lost.sandbox(root) as box:
-            pool = box._session.pool
+            pool = box._usable().pool
             assert isinstance(pool, FarmPool)
             with pytest.raises(CheckpointError, match="which is gone"):
                 await pool.images.commit("nowhere", "0" * 32, digest)
             with pytest.raises(CheckpointError, match="there is no checkpoint"):
-                await pool.images.commit(box._session.container_id, "0" * 32, digest)
+                await pool.images.commit(box._usable().container_id, "0" * 32, digest)
 
 
 async def test_a_group_is_prepared_once_and_nothing_of_it_stays_on_the_farm(shared: Shared, tmp_path: Path) -> None:

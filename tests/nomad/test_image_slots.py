@@ -168,7 +168,7 @@ async def test_an_image_is_on_the_node_whose_container_has_its_slots(nodes: Node
     async with nodes.box(other) as first, nodes.box() as second:  # an image without any program, beside Debian
         assert await first.read_file("/etc/issue") == "other"
         assert "Debian" in await second.read_file("/etc/issue")
-        assert first._session.lease.container.id == second._session.lease.container.id
+        assert first._usable().lease.container.id == second._usable().lease.container.id
 
 
 async def test_what_cannot_be_fetched_is_told(nodes: Nodes) -> None:
@@ -184,7 +184,7 @@ async def test_what_cannot_be_fetched_is_told(nodes: Nodes) -> None:
 
 async def test_docker_gives_the_container_no_more_than_plain_slots_need(cluster: Cluster, nodes: Nodes) -> None:
     async with nodes.box() as box:
-        container = cluster.docker.containers.get(docker_name(box._session.lease.container.id))
+        container = cluster.docker.containers.get(docker_name(box._usable().lease.container.id))
     made = container.attrs["HostConfig"]
     assert sorted(made["CapAdd"]) == ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"]
     assert (made["CapDrop"], made["Privileged"], made["ReadonlyRootfs"]) == (["ALL"], False, True)

@@ -19,7 +19,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack, cast
 
@@ -30,6 +30,7 @@ from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.loop_thread import forked_error
+from agentenv.sdk.processes import shell_arguments, without_none
 from agentenv.sdk.roots import (
     ImageRoot,
     RootFields,
@@ -39,7 +40,6 @@ from agentenv.sdk.roots import (
     stored,
 )
 from agentenv.sdk.slot_tools import SlotTools
-from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.farm_access import FarmAccess, farm_access
@@ -199,7 +199,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return self._usable().open(name, acquire_timeout_s=patience_s, kind="interactive", root=root)
 
 
-class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
+class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager: a farm of one slot. The arguments
     are those of :class:`AsyncFarm`, and
 
@@ -270,12 +270,11 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         self._backend = farm._backend
         self._begin()
 
-    async def _open(self, stack: AsyncExitStack) -> ToolContext:
+    async def _open(self, stack: AsyncExitStack) -> ToolSession:
         if self._owned:
             await stack.enter_async_context(self._farm)
         root = await self._farm._stored(self._root) if isinstance(self._root, ImageRoot) else self._root
-        self._session = await stack.enter_async_context(self._farm.session(root))
-        return ToolContext(self._session)
+        return await stack.enter_async_context(self._farm.session(root))
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -297,16 +296,8 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        return await self._usable().terminal(
-            command,
-            timeout_s,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            user=user,
-            output_bytes=output_bytes,
-            on_output=on_output,
-        )
+        given = shell_arguments(command, cwd=cwd, env=env, stdin=stdin, user=user, output_bytes=output_bytes)
+        return await self.call_tool("bash", given, timeout_s=timeout_s, on_output=on_output)
 
     async def terminal(
         self,
@@ -322,30 +313,19 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
         functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
         ``pty`` and ``user`` are those of a new session."""
-        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
+        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
+        given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
+        return await self.call_tool("terminal", without_none(given))
 
-    async def call_tool(
-        self,
-        tool: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
-    ) -> CallResult:
-        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`run`."""
-        return await self._usable().call_tool(tool, arguments, timeout_s=timeout_s, on_output=on_output)
-
-    def slot_session(self) -> AbstractAsyncContextManager[ToolSession]:
-        """See :class:`SlotTools`."""
-        return self._usable().slot_session()
+    def _used(self) -> AbstractAsyncContextManager[ToolSession]:
+        return nullcontext(self._usable())
 
     def _over(self, session: ToolSession) -> Self:
         box = type(self).__new__(type(self))
         box._enlist(self._farm, self._root, owned=False)
         box._stack = AsyncExitStack()
         box._stack.push_async_callback(session.aclose)
-        box._session = session
-        box._opened = ToolContext(session)
+        box._opened = session
         return box
 
 

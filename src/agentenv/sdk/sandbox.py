@@ -171,7 +171,11 @@ class Sandbox(OpenedSandbox):
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`run`."""
+        """Call any tool by its name. ``on_output``, of ``bash``: see :meth:`exec`.
+
+        Raises: ToolCallError when the call is wrong, PolicyRefusalError when it is not allowed, InfraError when the
+        slot failed.
+        """
         return self._loop.run(self._driven.call_tool(tool, arguments, timeout_s=timeout_s, on_output=on_output))
 
     def seal(self) -> None:

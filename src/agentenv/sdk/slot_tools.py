@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, Self, overload
 
+from agentenv.agent.loop import checked
+from agentenv.agent.protocols import Session
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
@@ -22,15 +24,25 @@ from agentenv.containers.layers import image_above
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.programs import StreamedProgram, checked_order, start_program
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
-from agentenv.errors import CheckpointError, ConfigError, InfraError, InvalidArgumentsError
+from agentenv.errors import (
+    CheckpointError,
+    ConfigError,
+    InfraError,
+    InvalidArgumentsError,
+    PolicyRefusalError,
+    ToolCallError,
+    UnknownToolError,
+    from_wire,
+)
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.sdk.forwards import forwarded
-from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
+from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result, without_none
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
 from agentenv.slots.farm_images import FarmImages
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
 from agentenv.store.store import Store
+from agentenv.tools.toolsets import EXTERNAL
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
@@ -44,6 +56,7 @@ from agentenv.wire.tools import (
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
+_NOT_SERVED: Final = '{tool} runs on a tool server, and none that has it is set: set tool_server_url (or "inprocess")'
 _ELSEWHERE: Final = "images are made where the slot's own is stored: pull it here, or use a sandbox of this machine"
 
 
@@ -51,6 +64,28 @@ class SlotTools(ABC):
     """Typed calls of a slot's tools, over :meth:`call_tool`."""
 
     @abstractmethod
+    def _used(self) -> AbstractAsyncContextManager[Session]:
+        """The session, for one use. Raises PoolClosedError."""
+
+    @abstractmethod
+    def _over(self, session: ToolSession) -> Self:
+        """The same kind of thing over the session of a fork, which ends with it."""
+
+    async def _call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str | None,
+        timeout_s: float | None,
+        on_output: OnOutput | None,
+    ) -> CallResult:
+        """As :meth:`call_tool`, but a wrong call, or one that is not allowed, is a result with a ``fault``."""
+        live: dict[str, Any] = {} if on_output is None else {"on_output": on_output}  # not every session has it
+        async with self._used() as session:
+            result = checked(await session.call(tool, arguments or {}, timeout_s=timeout_s, **live))
+        if result.error == UnknownToolError.code and tool in EXTERNAL:
+            return result.model_copy(update={"message": _NOT_SERVED.format(tool=tool)})
+        return result
+
     async def call_tool(
         self,
         tool: str,
@@ -64,14 +99,20 @@ class SlotTools(ABC):
         Raises: ToolCallError when the call is wrong, PolicyRefusalError when it is not allowed, InfraError when the
         slot failed.
         """
+        result = await self._call(tool, arguments, timeout_s, on_output)
+        if result.fault != "none":
+            kind = ToolCallError if result.fault == "model" else PolicyRefusalError
+            message = result.message or f"{tool} was refused"
+            raise from_wire(result.error, message, "", ToolCallError, PolicyRefusalError, otherwise=kind)
+        return result
 
-    @abstractmethod
-    def slot_session(self) -> AbstractAsyncContextManager[ToolSession]:
-        """The slot's session, for one use."""
-
-    @abstractmethod
-    def _over(self, session: ToolSession) -> Self:
-        """The same kind of thing over the session of a fork, which ends with it."""
+    @asynccontextmanager
+    async def slot_session(self) -> AsyncIterator[ToolSession]:
+        """The slot's session, for one use. Raises InvalidArgumentsError when it is another kind of session."""
+        async with self._used() as session:
+            if not isinstance(session, ToolSession):
+                raise InvalidArgumentsError("this session calls tools, and has no slot of its own")
+            yield session
 
     @asynccontextmanager
     async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
@@ -411,11 +452,6 @@ def _check_file_result(tool: str, path: str, result: CallResult) -> None:
         if text.startswith(f"{path}: "):  # an OSError adds the path itself
             raise OSError(result.exit_code, text.removeprefix(f"{path}: "), path)
         raise OSError(result.exit_code, text)
-
-
-def without_none(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without those left at None, which the tools do not take."""
-    return {name: value for name, value in given.items() if value is not None}
 
 
 async def committed(session: ToolSession, name: str) -> str:

@@ -17,28 +17,16 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
-from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
 from agentenv.agent.tool_call import ToolCall, ToolResult, one_shot
 from agentenv.containers.live_output import OnOutput
-from agentenv.errors import (
-    InfraError,
-    InvalidArgumentsError,
-    PolicyRefusalError,
-    PoolClosedError,
-    SlotDestroyedError,
-    ToolCallError,
-    UnknownToolError,
-    from_wire,
-)
+from agentenv.errors import InfraError, InvalidArgumentsError, PoolClosedError, SlotDestroyedError
 from agentenv.executor.session import ToolSession
-from agentenv.sdk.slot_tools import SlotTools, without_none
-from agentenv.tools.toolsets import EXTERNAL
+from agentenv.sdk.processes import shell_arguments, without_none
+from agentenv.sdk.slot_tools import SlotTools
 from agentenv.wire.calls import CallResult
-
-_NOT_SERVED: Final = '{tool} runs on a tool server, and none that has it is set: set tool_server_url (or "inprocess")'
 
 
 class ToolContext(SlotTools):
@@ -90,32 +78,8 @@ class ToolContext(SlotTools):
         """
         if isinstance(tool, ToolCall):
             name, given, limit_s = one_shot(tool)
-            return ToolResult.of(await self(name, given, timeout_s=limit_s), tool.uniq_id)
-        async with self._watched():
-            live: dict[str, Any] = {} if on_output is None else {"on_output": on_output}  # not every session has it
-            result = checked(await self._session.call(tool, arguments or {}, timeout_s=timeout_s, **live))
-        if result.error == UnknownToolError.code and tool in EXTERNAL:
-            return result.model_copy(update={"message": _NOT_SERVED.format(tool=tool)})
-        return result
-
-    async def call_tool(
-        self,
-        tool: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
-    ) -> CallResult:
-        """Like calling the context, but an invalid or refused call raises.
-
-        Raises: ToolCallError, PolicyRefusalError, InfraError.
-        """
-        result = await self(tool, arguments, timeout_s=timeout_s, on_output=on_output)
-        if result.fault != "none":
-            kind = ToolCallError if result.fault == "model" else PolicyRefusalError
-            message = result.message or f"{tool} was refused"
-            raise from_wire(result.error, message, "", ToolCallError, PolicyRefusalError, otherwise=kind)
-        return result
+            return ToolResult.of(await self._call(name, given, limit_s, None), tool.uniq_id)
+        return await self._call(tool, arguments, timeout_s, on_output)
 
     async def terminal(
         self,
@@ -140,11 +104,9 @@ class ToolContext(SlotTools):
         with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; it and
         ``output_bytes``: see :meth:`exec`.
         """
-        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         if session is None:
-            given |= {"cwd": cwd, "output_bytes": output_bytes}
-            given["stdin_data" if isinstance(stdin, bytes) else "stdin"] = stdin
-            return await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)
+            given = shell_arguments(command, cwd=cwd, env=env, stdin=stdin, user=user, output_bytes=output_bytes)
+            return await self.call_tool("bash", given, timeout_s=timeout_s, on_output=on_output)
         if stdin is not None:
             raise InvalidArgumentsError("terminal: a session has no stdin", next_step="call its tool with input")
         if output_bytes is not None:
@@ -154,6 +116,7 @@ class ToolContext(SlotTools):
                 "terminal: on_output is for commands without a session",
                 next_step="leave out session, or poll the session with an empty command",
             )
+        given = {"command": command, "env": dict(env) if env else None, "user": user}
         given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
         return await self.call_tool("terminal", without_none(given))
 
@@ -219,26 +182,18 @@ class ToolContext(SlotTools):
     ) -> None:
         await self.cleanup()
 
-    @asynccontextmanager
-    async def slot_session(self) -> AsyncIterator[ToolSession]:
-        """See :class:`SlotTools`. Raises InvalidArgumentsError when it is another kind of session."""
-        async with self._watched():
-            if not isinstance(self._session, ToolSession):
-                raise InvalidArgumentsError("this session calls tools, and has no slot of its own")
-            yield self._session
-
     def _over(self, session: ToolSession) -> Self:
         fork = type(self)(session, self)
         self._forks.append(fork)
         return fork
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
+    async def _used(self) -> AsyncIterator[Session]:
         """Remembers failures that no score may hide; refuses calls once closed."""
         if not self._open:
             raise _closed()
         try:
-            yield
+            yield self._session
         except (InfraError, SlotDestroyedError) as error:
             self._failed(error)
             raise

@@ -43,7 +43,7 @@ from agentenv.errors import (
     TaskError,
 )
 from agentenv.sandbox.culprits import WAYS
-from agentenv.sdk import tool_context
+from agentenv.sdk import slot_tools
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
 from tests.unit.agent.agent_stubs import (
@@ -279,7 +279,7 @@ def downloading(error: Exception) -> type[StubHooks]:
             exec_tool._session.lease = object()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(transfer, "download", fails)
-                patch.setattr(tool_context, "ToolSession", StubSession)  # it has a slot of its own
+                patch.setattr(slot_tools, "ToolSession", StubSession)  # it has a slot of its own
                 try:
                     await exec_tool.download("big", "here")
                 except OSError:
