@@ -32,7 +32,9 @@ _PROGRAMS: Final = (PROGRAM, "mmdebstrap", "ssh", "mkfs.ext4")
 _OF_IMAGES: Final = "slots with images"
 """doctor's finding about them; they need more of a kernel than others, which is a column of its own."""
 _TWO_NODES: Final = "two nodes"
-_LONG: Final = ",".join((*get_args(Long), _TWO_NODES))
+_OF_CI: Final = ("ci demo", "ci tests")
+"""Only where they are named: each is a part of another check."""
+_LONG: Final = ",".join((*(one for one in get_args(Long) if one not in _OF_CI), _TWO_NODES))
 _AGENTENV: Final = ".venv/bin/agentenv"
 _PYTEST: Final = ".venv/bin/python -m pytest --color=no -q -p no:cacheprovider"
 _BEGIN: Final = (
@@ -47,6 +49,11 @@ _LINES: Final[Mapping[Long, Sequence[str]]] = {
         f"{_AGENTENV} down --backend nomad",
         "make demo BACKEND=nomad",
         "make nomad-dev-down",
+    ),
+    "ci demo": ("make demo DEMO_ARGS='--groups 2'",),
+    "ci tests": (
+        f"{_PYTEST} -k 'local and not image' tests/contract/executor/test_executor_bash.py"
+        " tests/security/test_leftovers.py tests/security/test_neighbours.py",
     ),
     "cluster images": (f"{_PYTEST} tests/nomad/test_image_slots.py",),
     "cluster storage": ("modprobe loop", f"{_PYTEST} tests/nomad/test_image_storage.py"),
@@ -241,7 +248,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hosts", description=__doc__)
     parser.add_argument("guests", nargs="*", metavar="GUEST", help=f"of {', '.join(GUESTS)} (default: all)")
     parser.add_argument("--row", action="append", metavar="TEXT", help="only rows whose name has TEXT; repeatable")
-    parser.add_argument("--only", default=_LONG, help=f"of the long checks (default: {_LONG})")
+    parser.add_argument(
+        "--only", default=_LONG, help=f"of the long checks (default: {_LONG}; also: {', '.join(_OF_CI)})"
+    )
     given = parser.parse_args()
     if unknown := set(given.guests) - set(GUESTS):
         parser.error(f"there is no guest {min(unknown)}; there are {', '.join(GUESTS)}")

@@ -8,10 +8,12 @@ from typing import Final, Literal
 from agentenv import apparmor
 from hosts.disk import AT, SANDBOX
 
-Long = Literal["proofs", "services", "demo", "tests", "nomad", "cluster images", "cluster storage", "kept"]
+Long = Literal[
+    "proofs", "services", "demo", "tests", "nomad", "cluster images", "cluster storage", "kept", "ci demo", "ci tests"
+]
 """What slots promise (:mod:`hosts.inside`), ops/systemd (:mod:`hosts.services`), `make demo`, a part of the tests,
 a Nomad cluster over a Docker engine, image slots on such a one (which before Linux 6.6 have only storage on a disk),
-and a farm whose service is killed and started again."""
+a farm whose service is killed and started again, and what there is time for in each run of .ci/run."""
 Outcome = Literal["full", "weaker", "refused"]
 """Of `agentenv exec`: slots run and nothing is weaker; they run, and something is; they do not."""
 
@@ -52,7 +54,7 @@ class Row:
 
 
 ROWS: Final = (
-    Row("root, over ssh", "full", long=frozenset({"proofs", "services", "demo", "tests"})),
+    Row("root, over ssh", "full", long=frozenset({"proofs", "services", "demo", "tests", "ci demo"})),
     Row("root, Docker and Nomad", "full", before=_DOCKER, after=_NO_DOCKER, long=frozenset({"nomad"})),
     Row(
         "root, images on Docker and Nomad",
@@ -84,7 +86,7 @@ ROWS: Final = (
         "full",
         user="ann",
         within=f"{_SCOPE} -p Delegate=yes",
-        long=frozenset({"proofs", "demo", "tests"}),
+        long=frozenset({"proofs", "demo", "tests", "ci tests"}),
     ),
     Row("subordinate ids, plain", "full", user="ann", long=frozenset({"kept"})),
     Row(
