@@ -15,11 +15,11 @@ from typing import Final
 
 import pytest
 
+from agentenv.builder.build import load
+from agentenv.builder.context import BuildContext
+from agentenv.builder.instructions import Place
+from agentenv.builder.steps import CopyStep
 from agentenv.errors import ConfigError
-from agentenv.store.dockerfile.build import load
-from agentenv.store.dockerfile.context import BuildContext
-from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.steps import CopyStep
 from agentenv.tasks.harbor.directories import read_task
 from agentenv.tasks.harbor.players import oracle, typed
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
+from agentenv.builder.parser import parse
+from agentenv.builder.patterns import Ignore, match
+from agentenv.builder.substitution import Lexer
 from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.patterns import Ignore, match
-from agentenv.store.dockerfile.substitution import Lexer
 from agentenv.tasks.harbor.rewards import NoRewardError, parse_printed
 from agentenv.tasks.harbor.task_file import instruction_of
 from agentenv.tasks.swe.outcomes import outcomes

@@ -68,6 +68,8 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("metrics/readings.py", "agentenv", DOWNWARD),
         ("agent/loop.py", "agentenv.api.tool_server.tool", DOWNWARD),
         ("tools/spec.py", "agentenv.executor.session", DOWNWARD),
+        ("builder/build.py", "agentenv.containers.tars", DOWNWARD),
+        ("store/store.py", "agentenv.builder.plan", DOWNWARD),
         ("wire/base.py", "agentenv.config", DOWNWARD),
         ("errors.py", "agentenv.wire.base", DOWNWARD),
         ("env/tools.py", "agentenv.cli.app", DOWNWARD),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from agentenv.builder.build import Listeners, StepEvent
 from agentenv.cli.output import err, escape
-from agentenv.store.dockerfile.build import Listeners, StepEvent
 
 _COLOURS = {"done": "green", "cached": "cyan", "failed": "red"}
 

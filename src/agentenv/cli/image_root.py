@@ -193,7 +193,7 @@ class Asked:
 
 def stored_here(root: ImageRoot, *, quiet: bool = False) -> RootSpec:
     """The root, its image fetched or built into this machine's store, which is shown meanwhile. Raises what
-    :func:`agentenv.sdk.roots.stored` raises."""
+    :func:`agentenv.sdk.images.stored` raises."""
     from agentenv.cli.image_build import Shown
     from agentenv.cli.images import opened
     from agentenv.cli.output import run_to_end
@@ -219,7 +219,7 @@ async def stored_there(root: ImageRoot, executor: ToolExecutor, *, quiet: bool =
     """The root, its image fetched by the farm whose slots these are, or into this machine's store if the farm is here.
     Raises as :func:`stored_here`."""
     from agentenv.cli.output import err, escape
-    from agentenv.sdk.roots import stored
+    from agentenv.sdk.images import stored
 
     if quiet:
         return await stored(root, executor.pool)

@@ -110,9 +110,9 @@ def build(
     """
     import asyncio
 
+    from agentenv.builder.plan import Options
     from agentenv.cli.image_build import Shown
     from agentenv.sdk.image_builds import BuildLimits, build_image
-    from agentenv.store.dockerfile.plan import Options
     from agentenv.wire.network import NetworkPolicy
 
     options = Options(target=target, arguments=_assignments(argument or []))

@@ -63,7 +63,8 @@ from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
-from agentenv.sdk.roots import ImageRoot, StoredImages, farm_images
+from agentenv.sdk.images import StoredImages
+from agentenv.sdk.roots import ImageRoot, farm_images
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from agentenv.agent.hooks import call_hook
 from agentenv.errors import AgentEnvError, TaskError
-from agentenv.sdk.roots import ImageRoot, StoredImages
+from agentenv.sdk.images import StoredImages
+from agentenv.sdk.roots import ImageRoot
 from agentenv.wire.roots import RootSpec
 
 AHEAD: Final = 16

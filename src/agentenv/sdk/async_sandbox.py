@@ -29,6 +29,7 @@ from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.processes import shell_arguments, without_none
 from agentenv.sdk.roots import (
@@ -37,7 +38,6 @@ from agentenv.sdk.roots import (
     SandboxFields,
     container_for,
     plain_container_for,
-    stored,
 )
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.slots.backends.base import ContainerBackend
@@ -188,7 +188,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return box
 
     async def _stored(self, root: ImageRoot) -> RootSpec:
-        """See :func:`agentenv.sdk.roots.stored`."""
+        """See :func:`agentenv.sdk.images.stored`."""
         self._usable()
         return await stored(root, self._pool, self._containers.start_timeout_s)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
-from agentenv.api.image_keeper.reach import Reach, ensured
-from agentenv.config import ContainerFields, ContainerSettings, cache_dir, named_registries
+from agentenv.config import ContainerFields, ContainerSettings, cache_dir
 from agentenv.errors import ConfigError
 from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.farm_pool import FarmPool
-from agentenv.store.reference import is_digest, parse
-from agentenv.store.store import Store
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, Capability, SlotLimits
@@ -174,49 +170,7 @@ def store_directory() -> Path:
     return cache_dir() / "store"
 
 
-async def stored(root: ImageRoot, pool: object = None, patience_s: float | None = None) -> RootSpec:
-    """The root, its image fetched or built if it is not where the slots of ``pool`` see it: by the farm if that does
-    so, else into this machine's store. ``patience_s``: how long a registry that fails is waited for, on a farm; None:
-    as long as its keepers do. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
-    ImageUnavailableError, SandboxUnavailableError."""
-    return root.spec(await _digest_of(root.image, pool, patience_s))
-
-
-class StoredImages:
-    """What references mean for one run: each is looked up, fetched or built once, however many ask for it at once.
-    What fails is tried again by the next who asks. ``pool``: whose slots the images are for."""
-
-    def __init__(self, pool: object = None) -> None:
-        self._pool = pool
-        self._digests: dict[str, str] = {}
-        self._asked: dict[str, asyncio.Lock] = {}
-
-    async def root(self, root: ImageRoot) -> RootSpec:
-        """As :func:`stored`."""
-        async with self._asked.setdefault(root.image, asyncio.Lock()):
-            if root.image not in self._digests:
-                self._digests[root.image] = await _digest_of(root.image, self._pool, of_task=True)
-        return root.spec(self._digests[root.image])
-
-
 def farm_images(pool: object) -> FarmImages | None:
     """The images of a pool whose farm fetches them; None where this machine's store has them."""
     fetched = isinstance(pool, FarmPool) and pool.info is not None and pool.info.images == "farm"
     return pool.images if fetched and isinstance(pool, FarmPool) else None
-
-
-async def _digest_of(image: str, pool: object, patience_s: float | None = None, *, of_task: bool = False) -> str:
-    """``of_task``: its registry has to be public, or named (``named_registries``): a task may be a stranger's."""
-    if is_digest(image):  # of an image that was built, committed or fetched before
-        return image
-    wanted, farm = parse(image), farm_images(pool)
-    if farm is not None:
-        return (await farm.resolve(image, patience_s)).digest
-    store = await asyncio.to_thread(Store.open, store_directory())
-    if wanted.kind == "dockerfile":
-        from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
-
-        return (await build_image(Path(wanted.name), store)).image
-    if of_task:
-        return (await ensured(store, wanted, Reach(named_registries()))).digest
-    return (await asyncio.to_thread(store.ensure, wanted)).digest

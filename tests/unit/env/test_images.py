@@ -9,7 +9,8 @@ import pytest
 
 from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.errors import TaskError
-from agentenv.sdk.roots import ImageRoot, StoredImages
+from agentenv.sdk.images import StoredImages
+from agentenv.sdk.roots import ImageRoot
 
 
 class Items:

@@ -12,11 +12,11 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv import AgentEnv
+from agentenv.builder.build import Built
 from agentenv.env.farm_fields import OF_THE_FARM
 from agentenv.errors import ConfigError, TaskError
 from agentenv.sdk.image_builds import BuildLimits
 from agentenv.slots.backends.nomad.backend import NomadBackend
-from agentenv.store.dockerfile.build import Built
 from agentenv.tasks.harbor import machine
 from agentenv.tasks.harbor.directories import read_tasks
 from agentenv.tasks.harbor.env import HarborConfig, HarborEnv, writes

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentenv import AsyncFarm, ImageRoot
+from agentenv.builder.build import Listeners
 from agentenv.errors import AgentEnvError, TaskError
 from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.sdk.image_builds import BuildLimits, build_image
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
-from agentenv.store.dockerfile.build import Listeners
 from agentenv.tasks.scripted import busy
 from agentenv.tasks.swe.fresh_root import LOG
 from agentenv.tasks.swe.outcomes import PASSED, outcomes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.store.dockerfile.statements import Heredoc, StatementError, heredoc_of, read
+from agentenv.builder.statements import Heredoc, StatementError, heredoc_of, read
 
 
 def found(text: str) -> list[tuple[int, str, tuple[str, ...]]]:

@@ -14,14 +14,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Final
 
+from agentenv.builder.archive import UNREADABLE, ArchiveError, Part, Placed, members, placed, write
+from agentenv.builder.context import BuildContext, Source
+from agentenv.builder.instructions import Place
+from agentenv.builder.machine import Machine, Seen
+from agentenv.builder.modes import DIRECTORY_MODE, Mode, directory_mode, ids, kept, mode_of, owner_of
+from agentenv.builder.patterns import Entries, PatternError, glob
+from agentenv.builder.steps import CopyStep, WorkdirStep
 from agentenv.errors import ImageUnavailableError
-from agentenv.store.dockerfile.archive import UNREADABLE, ArchiveError, Part, Placed, members, placed, write
-from agentenv.store.dockerfile.context import BuildContext, Source
-from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.machine import Machine, Seen
-from agentenv.store.dockerfile.modes import DIRECTORY_MODE, Mode, directory_mode, ids, kept, mode_of, owner_of
-from agentenv.store.dockerfile.patterns import Entries, PatternError, glob
-from agentenv.store.dockerfile.steps import CopyStep, WorkdirStep
 from agentenv.store.layout import check_room
 from agentenv.tar_members import StrictMember
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
-from agentenv.store.dockerfile.modes import Mode
+from agentenv.builder.modes import Mode
 from agentenv.store.layers import swells
 from agentenv.tar_headers import BrokenTarError
 from agentenv.tar_members import StrictMember, modified_ns, set_modified_ns

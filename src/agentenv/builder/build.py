@@ -6,22 +6,22 @@ import asyncio
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from agentenv.builder.context import BuildContext, Source, inline_sources
+from agentenv.builder.copying import copy_from_context, copy_from_root, make_directory
+from agentenv.builder.instructions import Dockerfile, Place
+from agentenv.builder.machine import BaseImage, Machine, Machines, Start
+from agentenv.builder.parser import parse
+from agentenv.builder.plan import SCRATCH, Options, Plan, StagePlan, base_images, copied_images, plan
+from agentenv.builder.steps import CopyStep, RunStep, Step, WorkdirStep, key_of
 from agentenv.errors import BuildStepError, CheckpointError
 from agentenv.rooted import LeadsOutError, read_beneath
-from agentenv.store.dockerfile.cache import LayerCache
-from agentenv.store.dockerfile.context import BuildContext, Source, inline_sources
-from agentenv.store.dockerfile.copying import copy_from_context, copy_from_root, make_directory
-from agentenv.store.dockerfile.instructions import Dockerfile, Place
-from agentenv.store.dockerfile.machine import BaseImage, Machine, Machines, Start
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.plan import SCRATCH, Options, Plan, StagePlan, base_images, copied_images, plan
-from agentenv.store.dockerfile.steps import CopyStep, RunStep, Step, WorkdirStep, key_of
 
 MAX_DOCKERFILE_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 16 * 1024
@@ -58,6 +58,30 @@ class Listeners:
 
     on_step: Callable[[StepEvent], None] = lambda _: None
     on_output: Callable[[bytes], None] = lambda _: None
+
+
+class LayerCache:
+    """A directory with one small file for each key. Several builds may use it at the same time; of two that make the
+    same, the later is kept. What it names may have been deleted since, which the user checks."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find(self, key: str) -> str | None:
+        """What was kept under the key."""
+        try:
+            return (self._directory / key).read_text() or None
+        except FileNotFoundError:
+            return None
+
+    def keep(self, key: str, made: str) -> None:
+        """Keep what was made; whoever reads meanwhile sees the old or the new, and after a crash too."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._directory, prefix=".new-", delete=False) as file:
+            file.write(made)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(self._directory / key)
 
 
 def load(directory: Path, file: Path | None = None) -> Dockerfile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.store.dockerfile.modes import directory_mode, ids, mode_of, owner_of
+from agentenv.builder.modes import directory_mode, ids, mode_of, owner_of
 
 PASSWD = "root:x:0:0::/root:/bin/sh\nbroken\napp:x:7:8::/:\nbad:x:seven:8::/:\n"
 GROUPS = "root:x:0:\nstaff:x:50:app\n"

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv.store.dockerfile.instructions import Place
+from agentenv.builder.instructions import Place
 
 KEY_VERSION: Final = 1
 """Part of every cache key: raised when a step of the same description would have another result."""

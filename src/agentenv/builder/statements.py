@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from agentenv.store.dockerfile.substitution import SPACES, Lexer, SubstitutionError
+from agentenv.builder.substitution import SPACES, Lexer, SubstitutionError
 
 _BLANK: Final = re.compile(r"[\t\v\f\r ]+")
 _HEREDOC: Final = re.compile(r"(\d*)<<(-?)[\t\n\f\r ]*+([^<]*)\Z", re.ASCII)

@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.instructions import (
+from agentenv.builder.instructions import (
     Arg,
     Cmd,
     Command,
@@ -36,7 +35,8 @@ from agentenv.store.dockerfile.instructions import (
     Volume,
     Workdir,
 )
-from agentenv.store.dockerfile.statements import Heredoc, Statement, StatementError, heredoc_of, read
+from agentenv.builder.statements import Heredoc, Statement, StatementError, heredoc_of, read
+from agentenv.errors import DockerfileError
 
 _STAGE_NAME: Final = re.compile(r"[a-z][a-z0-9\-_.]*")
 _URLS: Final = ("http://", "https://", "git://", "ssh://", "git@", "github.com/")

@@ -25,12 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
+from agentenv.builder.archive import ArchiveError, Entry, is_archive, members, opened
+from agentenv.builder.instructions import Place
+from agentenv.builder.patterns import MAX_IGNORE_BYTES, Entries, Ignore, PatternError, glob
+from agentenv.builder.steps import CopyStep, InlineFile
 from agentenv.errors import DockerfileError
 from agentenv.rooted import LeadsOutError, RootedDirectory
-from agentenv.store.dockerfile.archive import ArchiveError, Entry, is_archive, members, opened
-from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.patterns import MAX_IGNORE_BYTES, Entries, Ignore, PatternError, glob
-from agentenv.store.dockerfile.steps import CopyStep, InlineFile
 from agentenv.store.layers import swells
 from agentenv.tar_members import set_modified_ns
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentenv.builder.statements import Heredoc
 from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.statements import Heredoc
 
 Pairs = tuple[tuple[str, str], ...]
 

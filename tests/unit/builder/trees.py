@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from agentenv.builder.machine import DEFAULT_PATH, BaseImage, ImageConfig, Machine, Seen, Start
 from agentenv.errors import ConfigError
-from agentenv.store.dockerfile.image_config import DEFAULT_PATH, ImageConfig
-from agentenv.store.dockerfile.machine import BaseImage, Machine, Seen, Start
 
 Owners = dict[str, tuple[int, int]]
 

@@ -23,9 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agentenv.errors import ConfigError
-from agentenv.store.dockerfile.image_config import DEFAULT_PATH, DEFAULT_SHELL, ImageConfig
-from agentenv.store.dockerfile.instructions import (
+from agentenv.builder.instructions import (
     Arg,
     Cmd,
     Command,
@@ -47,10 +45,12 @@ from agentenv.store.dockerfile.instructions import (
     Volume,
     Workdir,
 )
-from agentenv.store.dockerfile.parser import url_refused
-from agentenv.store.dockerfile.statements import heredoc_of
-from agentenv.store.dockerfile.steps import CopyStep, InlineFile, RunStep, Step, WorkdirStep
-from agentenv.store.dockerfile.substitution import Lexer, SubstitutionError
+from agentenv.builder.machine import DEFAULT_PATH, DEFAULT_SHELL, ImageConfig
+from agentenv.builder.parser import url_refused
+from agentenv.builder.statements import heredoc_of
+from agentenv.builder.steps import CopyStep, InlineFile, RunStep, Step, WorkdirStep
+from agentenv.builder.substitution import Lexer, SubstitutionError
+from agentenv.errors import ConfigError
 from agentenv.store.reference import is_of_this_machine, parse
 
 SCRATCH: Final = "scratch"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv.store.dockerfile.automaton import Automaton, Token
+from agentenv.builder.automaton import Automaton, Token
 
 SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """White space of Go's ``unicode.IsSpace``; Python's ``str.isspace`` has four control characters more."""

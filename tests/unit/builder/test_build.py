@@ -13,17 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentenv.builder.build import Built, LayerCache, Listeners, StepEvent, build, load
+from agentenv.builder.context import BuildContext
+from agentenv.builder.instructions import Copy, Run
+from agentenv.builder.parser import parse
+from agentenv.builder.plan import Options
 from agentenv.errors import BuildStepError, CheckpointError, ConfigError, DockerfileError, ImageUnavailableError
 from agentenv.store import layers
-from agentenv.store.dockerfile.build import Built, Listeners, StepEvent, build, load
-from agentenv.store.dockerfile.cache import LayerCache
-from agentenv.store.dockerfile.context import BuildContext
-from agentenv.store.dockerfile.instructions import Copy, Run
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.plan import Options
 from tests.growth import longest_turn_s
 from tests.image_sources import member, tar_of
-from tests.unit.store.dockerfile.trees import Tree, TreeMachine, TreeMachines, mode_of
+from tests.unit.builder.trees import Tree, TreeMachine, TreeMachines, mode_of
 
 
 class Bench:

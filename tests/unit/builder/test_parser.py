@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentenv.builder.instructions import Arg, Cmd, Command, Copy, Env, Instruction, Noted, Run, Unsupported
+from agentenv.builder.machine import ImageConfig
+from agentenv.builder.parser import parse
+from agentenv.builder.patterns import Ignore, PatternError
+from agentenv.builder.plan import Options, base_images, plan
 from agentenv.errors import ConfigError, DockerfileError
-from agentenv.store.dockerfile.image_config import ImageConfig
-from agentenv.store.dockerfile.instructions import Arg, Cmd, Command, Copy, Env, Instruction, Noted, Run, Unsupported
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.patterns import Ignore, PatternError
-from agentenv.store.dockerfile.plan import Options, base_images, plan
 
 
 def only(text: str) -> Instruction:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.store.dockerfile.patterns import Ignore, PatternError, glob, has_wildcards, match
+from agentenv.builder.patterns import Ignore, PatternError, glob, has_wildcards, match
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.builder.archive import Part, Placed, write
+from agentenv.builder.context import BuildContext
+from agentenv.builder.instructions import Place
+from agentenv.builder.modes import kept
+from agentenv.builder.steps import CopyStep
 from agentenv.errors import DockerfileError
 from agentenv.rooted import LeadsOutError, RootedDirectory
-from agentenv.store.dockerfile.archive import Part, Placed, write
-from agentenv.store.dockerfile.context import BuildContext
-from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.modes import kept
-from agentenv.store.dockerfile.steps import CopyStep
 
 FILES = ("a.py", "a.pyc", "sub/b.py", "sub/b.pyc", "sub/deep/c.py", "data/d.bin", "data/keep/e.txt")
 

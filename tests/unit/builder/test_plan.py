@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from agentenv.builder.machine import DEFAULT_PATH, ImageConfig
+from agentenv.builder.parser import parse
+from agentenv.builder.plan import Options, Plan, StagePlan, base_images, copied_images, plan
+from agentenv.builder.steps import CopyStep, RunStep, WorkdirStep, key_of
 from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.image_config import DEFAULT_PATH, ImageConfig
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.plan import Options, Plan, StagePlan, base_images, copied_images, plan
-from agentenv.store.dockerfile.steps import CopyStep, RunStep, WorkdirStep, key_of
 
 BASE = ImageConfig(env=(("PATH", "/base/bin"), ("FROM_BASE", "1")), cmd=("base",), user="someone", workdir="/work")
 

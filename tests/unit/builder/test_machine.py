@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.store.dockerfile.image_config import ImageConfig
+from agentenv.builder.machine import ImageConfig
 
 
 def test_what_is_set_is_written() -> None:

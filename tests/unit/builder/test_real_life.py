@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.builder.machine import DEFAULT_PATH, ImageConfig
+from agentenv.builder.parser import parse
+from agentenv.builder.plan import Options, Plan, base_images, plan
+from agentenv.builder.steps import CopyStep, RunStep, WorkdirStep
 from agentenv.errors import DockerfileError
-from agentenv.store.dockerfile.image_config import DEFAULT_PATH, ImageConfig
-from agentenv.store.dockerfile.parser import parse
-from agentenv.store.dockerfile.plan import Options, Plan, base_images, plan
-from agentenv.store.dockerfile.steps import CopyStep, RunStep, WorkdirStep
 
 FILES = sorted((Path(__file__).parent / "dockerfiles").glob("*.Dockerfile"))
 LETTERS = {RunStep: "R", CopyStep: "C", WorkdirStep: "W"}

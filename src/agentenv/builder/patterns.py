@@ -16,8 +16,8 @@ from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from agentenv.store.dockerfile.automaton import Automaton, Token
-from agentenv.store.dockerfile.substitution import SPACES
+from agentenv.builder.automaton import Automaton, Token
+from agentenv.builder.substitution import SPACES
 
 MAX_PATTERN_CHARS: Final = 4096
 """Of a wildcard: as long as a path can be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.store.dockerfile.substitution import Lexer, SubstitutionError
+from agentenv.builder.substitution import Lexer, SubstitutionError
 
 VARIABLES = {"x": "value", "empty": "", "path": "a/b/c.tar.gz", "é": "letter"}
 
