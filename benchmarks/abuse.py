@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.client import FarmClient
 from agentenv.wire.farm import TokenRequest
 from benchmarks.measure import MIB, percentile
 from benchmarks.processes import descriptors, rss_bytes

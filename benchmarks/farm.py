@@ -15,9 +15,9 @@ from typing import Self
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerStarted
 from agentenv.slots.backends.local import LocalBackend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from benchmarks.processes import container_roots, process_tree, server_of

@@ -29,8 +29,8 @@ from typing import Final, Literal
 from agentenv.config import ExecutorSettings, PoolSettings
 from agentenv.errors import AgentEnvError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from benchmarks.chaos import Tally, Visitor, part_of, run_and_show, send
 from benchmarks.service import FarmService, farm_service, free_port

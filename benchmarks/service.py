@@ -15,9 +15,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from agentenv.config import PoolSettings
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient, reachable
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient, reachable
+from agentenv.farm_client.pool import FarmPool
 from benchmarks.processes import root_of
 from tests.farm_process import FarmProcess
 

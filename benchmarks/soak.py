@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import SlotState
 from benchmarks.farm import BACKENDS, Farm, open_farm

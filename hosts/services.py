@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentenv import Sandbox
-from agentenv.slots.farm_access import FarmAccess, Route
+from agentenv.farm_client.access import FarmAccess, Route
 from hosts.disk import AT, BASE
 from hosts.inside import Seen, report
 

@@ -13,9 +13,9 @@ from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.config import PoolSettings
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.wire.farm import Scope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.pool import FarmPool
 from agentenv.wire.states import SlotState
 from benchmarks.farm import Farm, farms, open_farm
 from benchmarks.measure import MIB, Latencies, Outcome, at_most

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.local import LocalBackend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool import SlotPool
 from benchmarks.attached import attached_farm, fake_containers

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, aclosing, suppress
 
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.client import FarmClient
 from agentenv.wire import farm as wire
 from benchmarks.attached import AttachedFarm, attached_farm
 from benchmarks.measure import MIB, Outcome, at_most

@@ -28,7 +28,7 @@ import aiohttp
 from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
-from agentenv.slots.farm_client import FarmClient, reachable
+from agentenv.farm_client.client import FarmClient, reachable
 from agentenv.wire.farm import Scope
 from examples.train_with_farm.checks import Checker, WrongGroupError
 from examples.train_with_farm.trainer import GROUP_SIZE, checker, progress, summary, trainer_api

@@ -20,11 +20,11 @@ import pytest_asyncio
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.base import ContainerBackend, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.yard import Yard

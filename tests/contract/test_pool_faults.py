@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import ContainerLostError, LeaseLostError
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.wire.leases import SealSlot
 from agentenv.wire.states import SlotState

@@ -18,8 +18,8 @@ from agentenv.errors import (
     QuotaError,
     StaleLeaseError,
 )
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import SealSlot

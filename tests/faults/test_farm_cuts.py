@@ -11,10 +11,10 @@ import pytest
 from agentenv.api.farm_server import desk
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError, TooManyRequestsError
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.wire import farm as wire
 from agentenv.wire.states import SlotState
@@ -120,7 +120,7 @@ async def test_containers_that_cannot_be_reached_from_here_are_a_wrong_setting(
 
     async with farm.pool(settings=PATIENT) as pool:
         with monkeypatch.context() as patched:
-            patched.setattr("agentenv.slots.farm_pool.reachable", unreachable)
+            patched.setattr("agentenv.farm_client.pool.reachable", unreachable)
             with pytest.raises(ConfigError, match=r"farm_route.*cannot be reached from here") as refused:
                 await pool.lease_group(["g-0", "g-1"])
             assert "farm relay" in refused.value.next_step

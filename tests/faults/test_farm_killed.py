@@ -18,9 +18,9 @@ import pytest
 from agentenv.config import PoolSettings
 from agentenv.errors import ContainerLostError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient
+from agentenv.farm_client.pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import farm as wire
 from tests.farm_process import COMMAND, FarmProcess

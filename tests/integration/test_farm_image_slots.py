@@ -27,9 +27,9 @@ from agentenv.errors import (
     ForbiddenError,
     ImageUnavailableError,
 )
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient
+from agentenv.farm_client.pool import FarmPool
 from agentenv.wire import images as wire
 from tests.farm_process import COMMAND, SETTINGS, FarmProcess
 from tests.image_sources import member, oci_layout, tar_of

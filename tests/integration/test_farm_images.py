@@ -16,9 +16,9 @@ from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings
 from agentenv.api.image_keeper.peers import Peers
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, ImageUnavailableError
+from agentenv.farm_client.pool import FarmPool
+from agentenv.image_placement.keepers import Keepers
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.farm_pool import FarmPool
-from agentenv.slots.keepers import Keepers
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
 from agentenv.wire import images as wire
@@ -200,7 +200,7 @@ async def test_a_registry_that_fails_is_told_and_waited_for_only_so_long(
 ) -> None:
     with pytest.raises(ImageUnavailableError, match=r"127\.0\.0\.1:9/team/app:1 was not fetched within .* refused"):
         await pool.images.resolve(f"{AWAY}:1", patience_s=0.5)
-    (told,) = [record.message for record in caplog.records if record.name == "agentenv.slots.farm_images"]
+    (told,) = [record.message for record in caplog.records if record.name == "agentenv.farm_client.images"]
     assert "127.0.0.1:9/team/app:1 is waited for" in told
 
 

@@ -28,9 +28,9 @@ from agentenv.containers.transfer import download, upload
 from agentenv.errors import ConnectionLostError, PolicyRefusalError, StaleLeaseError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch

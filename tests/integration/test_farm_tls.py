@@ -38,8 +38,8 @@ max_containers = 1
 TRAINER = """
 import asyncio, sys
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 
 async def main(url, token):

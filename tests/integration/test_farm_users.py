@@ -14,10 +14,10 @@ import pytest
 from agentenv.env.environment import AgentEnvConfig
 from agentenv.env.farm import expect_in_slots
 from agentenv.errors import ConfigError, ForbiddenError, QuotaError, UnauthorizedError
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient
+from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.async_sandbox import AsyncSandbox
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.farm import TokenRequest
 from agentenv.wire.leases import RunKind, Tags
 from agentenv.wire.spec import Bind

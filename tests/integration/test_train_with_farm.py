@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.slots.farm_client import reachable
+from agentenv.farm_client.client import reachable
 from agentenv.testing import build_tokenizer
 from examples.hello.env import CountWords
 from examples.train_with_farm.checks import Checker, WrongGroupError

@@ -20,10 +20,10 @@ from agentenv.config import PoolSettings
 from agentenv.dev.agent import Ports
 from agentenv.errors import FarmUnreachableError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.client import FarmClient
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.nomad.job import hcl
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.farm import FarmInfo
 from tests.nomad.cluster import Cluster

@@ -19,10 +19,10 @@ from agentenv import AsyncFarm, AsyncSandbox, shipped
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.dev.agent import Ports
 from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.farm_client.pool import FarmPool
+from agentenv.image_placement.keepers import Keepers, keeper_at
 from agentenv.sdk.roots import ImageRoot
 from agentenv.slots.backends.nomad.job import hcl
-from agentenv.slots.farm_pool import FarmPool
-from agentenv.slots.keepers import Keepers, keeper_at
 from agentenv.wire.images import NodeImages
 from agentenv.wire.spec import MIB, SlotLimits
 from tests.debian_images import base_in_cache

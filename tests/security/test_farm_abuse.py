@@ -22,8 +22,8 @@ from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.settings import AskLimits, LeaseLimits
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import QuotaError
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.sharing import FairLine
 from agentenv.wire import farm as wire
 from tests.farm_service import KEYS, Served, served, token

@@ -25,9 +25,9 @@ from agentenv.api.farm_server.settings import AskLimits, FarmSettings, PlainSett
 from agentenv.api.farm_server.tokens import DeniedFile, Right
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ForbiddenError, LeaseReclaimedError, UnauthorizedError
+from agentenv.farm_client.access import farm_access
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local_kept import LocalKeptBackend
-from agentenv.slots.farm_access import farm_access
 from agentenv.wire.farm import Grant, TokenRequest
 from tests.farm_service import KEYS, TOKEN_S, Served, served, token
 from tests.plain_http import PlainHttp, plain_http

@@ -70,6 +70,8 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("tools/spec.py", "agentenv.executor.session", DOWNWARD),
         ("builder/build.py", "agentenv.containers.tars", DOWNWARD),
         ("store/store.py", "agentenv.builder.plan", DOWNWARD),
+        ("slots/yard.py", "agentenv.farm_client.pool", DOWNWARD),
+        ("image_placement/placement.py", "agentenv.slots.records", DOWNWARD),
         ("wire/base.py", "agentenv.config", DOWNWARD),
         ("errors.py", "agentenv.wire.base", DOWNWARD),
         ("env/tools.py", "agentenv.cli.app", DOWNWARD),

@@ -198,7 +198,7 @@ def _noticed(settings: FarmSettings) -> Iterator[FarmNotice | None]:
 
 
 def _announce(service: Service, config: Path | None, as_json: bool) -> None:
-    from agentenv.slots.farm_access import page_url
+    from agentenv.farm_client.access import page_url
 
     farm = service.farm
     line = f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases"

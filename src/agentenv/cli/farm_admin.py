@@ -13,7 +13,7 @@ from agentenv.cli.output import err, escape, out, print_json, run_to_end, verb
 from agentenv.errors import ForbiddenError
 
 if TYPE_CHECKING:
-    from agentenv.slots.farm_client import FarmClient
+    from agentenv.farm_client.client import FarmClient
     from agentenv.wire.farm import LeaseList
 
 RunOption = Annotated[str, typer.Option("--run", help="Those of this run.")]
@@ -102,8 +102,8 @@ def revoke(
 
 def client_of(url: str | None, bearer: str | None) -> FarmClient:
     """A client of the farm that the options name."""
-    from agentenv.slots.farm_access import farm_access
-    from agentenv.slots.farm_client import FarmClient
+    from agentenv.farm_client.access import farm_access
+    from agentenv.farm_client.client import FarmClient
 
     access = farm_access(url, bearer)
     return FarmClient(access.urls, access.token)
@@ -193,8 +193,8 @@ def page(
 
 
 async def _page_url(url: str | None, bearer: str | None) -> str:
-    from agentenv.slots.farm_access import farm_access, page_url
-    from agentenv.slots.farm_client import FarmClient
+    from agentenv.farm_client.access import farm_access, page_url
+    from agentenv.farm_client.client import FarmClient
     from agentenv.wire.farm import PAGE_TOKEN_S, TokenRequest
 
     access = farm_access(url, bearer)

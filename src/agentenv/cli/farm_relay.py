@@ -68,8 +68,8 @@ async def _relay(
 ) -> None:
     from agentenv.api.farm_server.relay import serve_relay
     from agentenv.api.farm_server.relay_directory import FarmContainers
-    from agentenv.slots.farm_access import farm_access
-    from agentenv.slots.farm_client import FarmClient
+    from agentenv.farm_client.access import farm_access
+    from agentenv.farm_client.client import FarmClient
 
     access = farm_access(url, bearer)
     async with FarmClient(access.urls, access.token, renew=access.renew) as client:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from agentenv.cli.options import FarmTokenOption, JsonOption
+from agentenv.cli.options import FarmTokenOption, JsonOption, StoreOption, opened_store
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, escape, out, print_json, run_to_end, verb
 from agentenv.errors import AgentEnvError, ConfigError
 
@@ -39,10 +39,7 @@ def prefetch(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="The token of the keepers, for --keeper.")
     ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="The store's directory; by default store in the cache directory."),
-    ] = None,
+    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Have images fetched before slots need them: by a farm, by keepers, or into this machine's store.
@@ -72,10 +69,9 @@ def prefetch(
 
 def _into_store(references: list[str], store: Path | None, quiet: bool) -> list[dict[str, Any]]:
     """What became of each reference in this machine's store."""
-    from agentenv.cli.images import opened
     from agentenv.cli.progress import shown
 
-    kept, states = opened(store), []
+    kept, states = opened_store(store), []
     for reference in references:
         digest, failed = "", None
         try:
@@ -96,7 +92,7 @@ async def _prefetch(
     quiet: bool,
 ) -> list[dict[str, Any]]:
     """What became of each reference at the farm, or at each keeper."""
-    from agentenv.slots.farm_images import for_nodes
+    from agentenv.farm_client.images import for_nodes
 
     wanted = [for_nodes(reference) for reference in dict.fromkeys(references)]
     async with AsyncExitStack() as stack:
@@ -123,7 +119,7 @@ async def _asks(
 
 
 def _of_keeper(session: ClientSession, url: str, token: str) -> Ask:
-    from agentenv.slots.keepers import ask_keeper
+    from agentenv.image_placement.keepers import ask_keeper
     from agentenv.wire import images as wire
 
     async def ask(request: wire.ImagesRequest) -> wire.ImagesReply:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentenv.cli.options import Isolation
+from agentenv.cli.options import Isolation, opened_store
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
@@ -195,14 +195,13 @@ def stored_here(root: ImageRoot, *, quiet: bool = False) -> RootSpec:
     """The root, its image fetched or built into this machine's store, which is shown meanwhile. Raises what
     :func:`agentenv.sdk.images.stored` raises."""
     from agentenv.cli.image_build import Shown
-    from agentenv.cli.images import opened
     from agentenv.cli.output import run_to_end
     from agentenv.cli.progress import shown
     from agentenv.store.reference import is_digest, parse
 
     if is_digest(root.image):
         return root.spec(root.image)
-    wanted, store = parse(root.image), opened(None)
+    wanted, store = parse(root.image), opened_store()
     if wanted.kind == "dockerfile":
         from agentenv.sdk.image_builds import build_image
 

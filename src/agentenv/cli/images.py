@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentenv.cli.image_keeper import serve
 from agentenv.cli.image_prefetch import prefetch
-from agentenv.cli.options import JsonOption, group
-from agentenv.cli.output import err, escape, out, print_json, verb
+from agentenv.cli.options import (
+    AuthFileOption,
+    JsonOption,
+    MirrorOption,
+    StoreOption,
+    TlsVerifyOption,
+    group,
+    opened_store,
+)
+from agentenv.cli.output import announce, debugging, err, escape, out, print_json, run_to_end, verb
 from agentenv.cli.progress import shown
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentenv.store import RegistrySettings, Store, StoredImage
+    from agentenv.api.image_keeper.keeper import KeeperSettings
+    from agentenv.store import Store, StoredImage
 
 images = group("Images that slots have as their root: this machine's store of them.")
 
-images.command()(serve)
 images.command()(prefetch)
-
-StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="DIR", help="The store's directory; by default store in the cache directory."),
-]
 
 
 @images.command()
@@ -38,19 +42,9 @@ def pull(
         typer.Argument(metavar="REF...", help="NAME[:TAG][@DIGEST], oci:, docker-archive: or docker-daemon:…"),
     ],
     store: StoreOption = None,
-    auth_file: Annotated[
-        Path | None,
-        typer.Option("--auth-file", metavar="FILE", help="Credentials, as docker login and skopeo login write them."),
-    ] = None,
-    tls_verify: Annotated[
-        bool, typer.Option("--tls-verify/--no-tls-verify", help="Ask registries for a valid certificate.")
-    ] = True,
-    mirror: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mirror", metavar="PREFIX=OTHER", help="Ask OTHER for images whose name begins with PREFIX; repeatable."
-        ),
-    ] = None,
+    auth_file: AuthFileOption = None,
+    tls_verify: TlsVerifyOption = True,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch images into the store, or see that they are there and what their tags mean now.
@@ -64,10 +58,7 @@ def pull(
       agentenv images pull oci:build/image docker-daemon:task-17:latest
       agentenv images pull --mirror docker.io=mirror.example/hub python:3.12
     """
-    from agentenv.store import RegistrySettings
-
-    settings = RegistrySettings(auth_file, tls_verify, mirrors(mirror or []))
-    held = opened(store, settings)
+    held = opened_store(store, auth_file, tls_verify, mirror)
     found = []
     for reference in references:
         with shown(quiet=as_json) as report:
@@ -108,8 +99,6 @@ def build(
       agentenv images build tasks/hello
       agentenv images build . -f docker/Dockerfile --build-arg VERSION=3
     """
-    import asyncio
-
     from agentenv.builder.plan import Options
     from agentenv.cli.image_build import Shown
     from agentenv.sdk.image_builds import BuildLimits, build_image
@@ -119,7 +108,7 @@ def build(
     limits = BuildLimits(memory_mib, memory_mib * 3 // 4, network=NetworkPolicy("public" if network else "none"))
     with Shown(quiet=as_json) as listeners:
         built = asyncio.run(
-            build_image(directory, opened(None), file=file, options=options, limits=limits, listeners=listeners)
+            build_image(directory, opened_store(), file=file, options=options, limits=limits, listeners=listeners)
         )
     if as_json:
         print_json({"digest": built.image, "steps_run": built.ran, "steps_cached": built.cached})
@@ -139,7 +128,7 @@ def list_images(store: StoreOption = None, as_json: JsonOption = False) -> None:
       agentenv images list
       agentenv images list --json
     """
-    held = opened(store)
+    held = opened_store(store)
     names = held.references()
     usage = {image.digest: image for image in held.usage()}
     rows = [
@@ -189,7 +178,7 @@ def gc(
       agentenv images gc --budget 100
       agentenv images gc --budget 0 --keep 0 --dry-run
     """
-    held = opened(store)
+    held = opened_store(store)
     with err().status("looking"):
         done = held.gc(
             budget_bytes=int(budget_gib * 2**30), keep_s=keep_s, keep_committed_s=keep_committed_s, dry_run=dry_run
@@ -203,23 +192,102 @@ def gc(
     out().print(f"{len(done.images)} images, {_mb(done.freed_bytes)} {would}; {_mb(done.kept_bytes)} stay")
 
 
-def opened(directory: Path | None, registries: RegistrySettings | None = None) -> Store:
-    """The store of a ``--store`` option."""
-    from agentenv.config import cache_dir
-    from agentenv.store import Store
+@images.command()
+@verb
+def serve(
+    token_file: Annotated[Path, typer.Option(help="File of the token that the farm and all its keepers share.")],
+    store: StoreOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8643,
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", metavar="URL", help="Another node's keeper; repeatable.")
+    ] = None,
+    peers_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="URLs of other nodes' keepers, one a line; it may change.")
+    ] = None,
+    auth_file: AuthFileOption = None,
+    tls_verify: TlsVerifyOption = True,
+    mirror: MirrorOption = None,
+    registry: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--registry",
+            metavar="HOST",
+            help="Ask only this registry (docker.io for debian), which need not be public; repeatable.",
+        ),
+    ] = None,
+    allow_path: Annotated[
+        list[Path] | None,
+        typer.Option("--allow-path", metavar="DIR", help="Let clients name layouts and archives in it; repeatable."),
+    ] = None,
+    pulls: Annotated[int, typer.Option(min=1, help="Images fetched at once.")] = 4,
+    per_registry: Annotated[int, typer.Option(min=1, help="Images fetched at once from one registry.")] = 3,
+    patience_s: Annotated[
+        float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long a busy registry is asked again.")
+    ] = 900.0,
+    budget_gib: Annotated[
+        float | None,
+        typer.Option("--budget", min=0, metavar="GIB", help="What the store may keep; by default everything."),
+    ] = None,
+    keep_s: Annotated[
+        float,
+        typer.Option("--keep", min=0, metavar="SECONDS", help="Keep what was used in this time, whatever the budget."),
+    ] = 3600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep this node's image store: fetch images for the farm, and serve them to other nodes, until Ctrl-C.
 
-    return Store.open(directory or cache_dir() / "store", registries=registries)
+    One per node, as an ordinary user. It alone needs the network and the registries' credentials; containers only
+    mount what is in the store. An image is asked of the peers before its registry, and verified in any case.
+
+    \b
+    Examples:
+      agentenv images serve --token-file keeper.token --host 10.0.0.7 --peer http://10.0.0.8:8643 --budget 200
+    """
+    from agentenv.api.image_keeper.keeper import KeeperSettings
+    from agentenv.api.image_keeper.patience import PatienceSettings
+    from agentenv.api.tool_server.auth import read_token
+
+    settings = KeeperSettings(
+        pulls=pulls,
+        patience=PatienceSettings(per_registry, patience_s),
+        registries=frozenset(registry or []),
+        paths=tuple(allow_path or []),
+        budget_bytes=None if budget_gib is None else int(budget_gib * 2**30),
+        keep_s=keep_s,
+    )
+    token = read_token(token_file)
+    kept = opened_store(store, auth_file, tls_verify, mirror)
+    if not debugging():
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    run_to_end(_serve(kept, settings, token, (peer or [], peers_file), host, port, as_json))
 
 
-def mirrors(given: list[str]) -> dict[str, str]:
-    """``--mirror`` options. Raises ConfigError."""
-    found = {}
-    for text in given:
-        prefix, equals, other = text.partition("=")
-        if not prefix or not equals or not other:
-            raise ConfigError("--mirror", f"got {text!r}", next_step="write PREFIX=OTHER: docker.io=mirror.example/hub")
-        found[prefix.rstrip("/")] = other.rstrip("/")
-    return found
+async def _serve(
+    store: Store,
+    settings: KeeperSettings,
+    token: str,
+    peers: tuple[list[str], Path | None],
+    host: str,
+    port: int,
+    as_json: bool,
+) -> None:
+    from agentenv.api.image_keeper.app import served
+    from agentenv.api.image_keeper.keeper import Keeper
+    from agentenv.api.image_keeper.peers import Peers, peers_of
+    from agentenv.api.image_keeper.reach import Reach, guarded
+
+    asked = Peers(peers_of(*peers), token)
+    named = {*settings.registries, *(mirror.partition("/")[0] for mirror in store.mirrors)}
+    async with (
+        guarded(store, Reach(named)) as reaching,
+        Keeper(reaching, settings, peers=asked) as keeper,
+        served(keeper, token, host=host, port=port) as url,
+    ):
+        where = str(store.layout.directory)
+        line = f"[green]listening[/] on {url} · {len(keeper.stored)} images in {escape(where)} · Ctrl-C stops it"
+        announce({"url": url, "store": where}, line, as_json=as_json)
+        await asyncio.Event().wait()
 
 
 def _assignments(given: list[str]) -> dict[str, str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
+from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
+
+if TYPE_CHECKING:
+    from agentenv.store import Store
 
 LONGEST_TIMEOUT_S: Final = 24 * 3600.0
 """The wire's MAX_TIMEOUT_S, whose import would cost every Tab press that of pydantic."""
@@ -106,9 +110,51 @@ UploadOption = Annotated[
 OwnOption = Annotated[
     bool, typer.Option("--own", help="Use a separate container even if a farm is running. Not with nomad.")
 ]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="The store's directory; by default store in the cache directory."),
+]
+AuthFileOption = Annotated[
+    Path | None,
+    typer.Option("--auth-file", metavar="FILE", help="Credentials, as docker login and skopeo login write them."),
+]
+TlsVerifyOption = Annotated[
+    bool, typer.Option("--tls-verify/--no-tls-verify", help="Ask registries for a valid certificate.")
+]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror", metavar="PREFIX=OTHER", help="Ask OTHER for images whose name begins with PREFIX; repeatable."
+    ),
+]
 
 
 def backend_of(given: Backend | None) -> Backend:
     """The verb's option, otherwise (see :mod:`agentenv.cli.app`) the one before the verb or in the environment,
     otherwise local."""
     return given or Backend.local
+
+
+def opened_store(
+    directory: Path | None = None,
+    auth_file: Path | None = None,
+    tls_verify: bool = True,
+    mirror: list[str] | None = None,
+) -> Store:
+    """The image store of ``--store``, whose registries are asked as the other options say. Raises ConfigError."""
+    from agentenv.config import cache_dir
+    from agentenv.store import RegistrySettings, Store
+
+    registries = RegistrySettings(auth_file, tls_verify, _mirrors(mirror or []))
+    return Store.open(directory or cache_dir() / "store", registries=registries)
+
+
+def _mirrors(given: list[str]) -> dict[str, str]:
+    """``--mirror`` options. Raises ConfigError."""
+    found = {}
+    for text in given:
+        prefix, equals, other = text.partition("=")
+        if not prefix or not equals or not other:
+            raise ConfigError("--mirror", f"got {text!r}", next_step="write PREFIX=OTHER: docker.io=mirror.example/hub")
+        found[prefix.rstrip("/")] = other.rstrip("/")
+    return found

@@ -62,13 +62,13 @@ from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
 from agentenv.sdk.images import StoredImages
 from agentenv.sdk.roots import ImageRoot, farm_images
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from agentenv.agent.protocols import SessionOpener
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.farm_client.access import farm_access
+from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.tool_context import ToolContext
-from agentenv.slots.farm_access import farm_access
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.farm import FarmInfo
 from agentenv.wire.leases import Tags, short_tag
 from agentenv.wire.spec import Bind

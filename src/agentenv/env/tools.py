@@ -21,7 +21,7 @@ from agentenv.errors import ConfigError
 from agentenv.executor.session import ExternalTools
 from agentenv.executor.tool_executor import GroupSessions, ToolExecutor
 from agentenv.executor.toolserver_client import ToolServerClient
-from agentenv.slots.farm_access import token_of
+from agentenv.farm_client.access import token_of
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.distributions import Distribution, distribution
 from agentenv.tools.remote import remote_spec

@@ -25,6 +25,7 @@ from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.farm.gc_kept import collect
 from agentenv.farm.view import Census, Place
+from agentenv.farm_client.access import FarmAccess
 from agentenv.run_files import AlreadyRunningError, RunFile, is_held, running
 from agentenv.slots.backends.base import (
     ContainerBackend,
@@ -36,7 +37,6 @@ from agentenv.slots.backends.base import (
 )
 from agentenv.slots.backends.kept_files import KeptContainer, containers_of, farms
 from agentenv.slots.backends.registry import Backend
-from agentenv.slots.farm_access import FarmAccess
 
 KIND = "farm"
 NAME: Final = "default"

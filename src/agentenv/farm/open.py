@@ -17,10 +17,10 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm.access import access_to
 from agentenv.farm.look import containers_seen
 from agentenv.farm.view import Census
+from agentenv.farm_client.access import FarmAccess, farm_access
+from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.registry import Backend, make_backend
-from agentenv.slots.farm_access import FarmAccess, farm_access
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import Tags

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError
+from agentenv.farm_client.access import FarmAccess
 from agentenv.metrics.scrape import Samples
-from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState

@@ -17,12 +17,12 @@ from aiohttp import web
 from agentenv.config import cannot_listen, state_dir
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics import readings
 from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.readings import Reading
 from agentenv.metrics.scrape import KIND
 from agentenv.run_files import RunFile
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.histogram import Buckets
 from agentenv.slots.pool import SlotPool
 

@@ -29,6 +29,8 @@ from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.access import FarmAccess, farm_access
+from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.processes import shell_arguments, without_none
@@ -42,8 +44,6 @@ from agentenv.sdk.roots import (
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName, make_backend
-from agentenv.slots.farm_access import FarmAccess, farm_access
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult

@@ -9,8 +9,8 @@ from typing import Final, Literal, TypedDict
 
 from agentenv.config import ContainerFields, ContainerSettings, cache_dir
 from agentenv.errors import ConfigError
-from agentenv.slots.farm_images import FarmImages
-from agentenv.slots.farm_pool import FarmPool
+from agentenv.farm_client.images import FarmImages
+from agentenv.farm_client.pool import FarmPool
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, Capability, SlotLimits

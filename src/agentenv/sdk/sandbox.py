@@ -27,13 +27,13 @@ from agentenv.containers.programs import StreamedProgram
 from agentenv.containers.transfer import Progress, Transferred
 from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.executor.session import Checkpoint
+from agentenv.farm_client.access import FarmAccess
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.blocking import Blocking, BlockingProgram, Opened, OpenedSandbox
 from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
-from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState, Signal

@@ -35,10 +35,10 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.executor.session import Checkpoint, ToolSession
+from agentenv.farm_client.images import FarmImages
 from agentenv.sdk.forwards import forwarded
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result, without_none
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
-from agentenv.slots.farm_images import FarmImages
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
 from agentenv.store.store import Store

@@ -10,7 +10,7 @@ must perform, in order. The rules it keeps for any order of events:
 - a waiter that needs a particular container holds up nobody while that has no room, and fails when that leaves;
 - a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
-- a waiter with an image gets slots where that is stored (:mod:`agentenv.slots.image_waits`);
+- a waiter with an image gets slots where that is stored (:class:`agentenv.slots.waiters.ImageWaits`);
 - a container's health changes which *new* leases it gets, never a lease it has.
 """
 
@@ -22,13 +22,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, StaleLeaseError
+from agentenv.image_placement.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
-from agentenv.slots.image_waits import ImageWaits
 from agentenv.slots.line import FirstCome, Line, caps_of
-from agentenv.slots.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
-from agentenv.slots.waiters import Waiter, Waiters
+from agentenv.slots.waiters import ImageWaits, Waiter, Waiters
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
@@ -44,7 +43,7 @@ class Ledger:
         self._open: list[tuple[int, str]] = []
         self._line = line if line is not None else FirstCome()
         self._waiters = Waiters(self._line)
-        self.placement = Placement(copies_per_image)
+        self.placement: Placement[ContainerRecord] = Placement(copies_per_image)
         """To be looked at."""
         self._images = ImageWaits(self._waiters, self.placement)
         self._leases: dict[int, LeaseRecord] = {}

@@ -1,16 +1,19 @@
-"""Who waits for slots: requests in line, requests whose turn it is, and their deadlines. Pure."""
+"""Who waits for slots: requests in line, aside for their image, or whose turn it is, and their deadlines. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.slots.aside import Aside, Key
+from agentenv.errors import AgentEnvError
+from agentenv.image_placement.placement import Placement
+from agentenv.slots.commands import Fetch
 from agentenv.slots.line import Ask, Line, caps_of
-from agentenv.wire.leases import SlotRequest
+from agentenv.slots.records import ContainerRecord
+from agentenv.wire.leases import RunKind, SlotRequest
 
 
 @dataclass
@@ -39,6 +42,84 @@ class Waiter:
         return self.confirmed == len(self.leases)
 
 
+Key = tuple[bool, str, RunKind]
+"""Whether it has been served a part of its group, the run and the kind."""
+
+
+class Aside:
+    """Tickets of requests that wait aside for their image while others go on, by image and by who is behind whom.
+
+    Each keeps the place of its ticket, and comes back to the line as soon as there may be a slot for it. Of each image,
+    run and kind only the oldest comes back: those behind it are served after it in any case.
+    """
+
+    def __init__(self) -> None:
+        self._by_image: dict[str, dict[Key, list[int]]] = {}
+        self._places: dict[int, tuple[str, Key]] = {}
+        self._slots: Counter[str] = Counter()
+        self._of_run: Counter[str] = Counter()
+        self._missing: dict[int, int] = {}
+
+    def add(self, image: str, key: Key, ticket: int, slots: int) -> None:
+        """A request steps aside, which waits for so many slots."""
+        self._missing[ticket] = slots
+        self._of_run[key[1]] += slots
+        self._slots[image] += slots
+        insort(self._by_image.setdefault(image, {}).setdefault(key, []), ticket)
+        self._places[ticket] = (image, key)
+
+    def remove(self, ticket: int) -> None:
+        """It waits aside no longer. Raises KeyError if it does not."""
+        image, key = self._places.pop(ticket)
+        slots = self._missing.pop(ticket)
+        self._slots[image] -= slots
+        self._of_run[key[1]] -= slots
+        if not self._of_run[key[1]]:
+            del self._of_run[key[1]]
+        keys = self._by_image[image]
+        tickets = keys[key]
+        del tickets[bisect_left(tickets, ticket)]
+        if not tickets:
+            del keys[key]
+            if not keys:
+                del self._by_image[image], self._slots[image]
+
+    def behind(self, image: str, key: Key) -> bool:
+        """Whether a newcomer would be behind somebody who is aside."""
+        return key in self._by_image.get(image, ())
+
+    def first(self, image: str) -> Sequence[int]:
+        """The oldest of each run and kind that waits for an image; those that have a part of their group come first."""
+        keys = self._by_image.get(image, {})
+        return [keys[key][0] for key in sorted(keys, reverse=True)]
+
+    def slots(self, image: str) -> int:
+        """Slots that those who wait for an image miss."""
+        return self._slots[image]
+
+    def slots_of(self, run: str) -> int:
+        """Slots that those of a run miss."""
+        return self._of_run[run]
+
+    def images(self) -> Sequence[str]:
+        """Images that somebody waits for."""
+        return list(self._by_image)
+
+    def position(self, ticket: int) -> int:
+        """How many are before it among those that it comes after in any case."""
+        image, key = self._places[ticket]
+        return bisect_left(self._by_image[image][key], ticket)
+
+    def __contains__(self, ticket: int) -> bool:
+        return ticket in self._places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 Room = Callable[[str], int]
 """How many slots of a container could be leased now; of all, for the empty name."""
 
@@ -49,7 +130,7 @@ class Waiters:
 
     A waiter that only one container can serve is in the line while that has room for it; otherwise it steps aside, so
     that nobody waits behind it, and comes back to its old place. Who waits for its image does so too
-    (:mod:`agentenv.slots.aside`)."""
+    (:class:`Aside`)."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -225,6 +306,124 @@ class Waiters:
         """A waiter whose deadline has passed, the earliest first."""
         deadline = self.next_deadline()
         return self._by_ticket[self._deadlines[0][1]] if deadline is not None and deadline <= now else None
+
+
+class ImageWaits:
+    """Those of a ledger's waiters that need an image: where their slots are, and whether they step aside for a fetch.
+    The ledger serves the line after each call.
+
+    The rules it keeps for any order of events:
+
+    - nobody waits behind a request that waits for its image;
+    - of one image, run and kind, requests are served in order of arrival;
+    - a request whose image is on every node with free slots waits as every other does;
+    - a fetch that fails is tried on another node; when none is left, everybody who waits for the image is told why.
+    """
+
+    def __init__(self, waiters: Waiters, placement: Placement[ContainerRecord]) -> None:
+        self._waiters = waiters
+        self._placement = placement
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    def came(self, waiter: Waiter, now: float) -> list[Fetch]:
+        """A request has come: if no node has its image, one begins to fetch it before it is its turn."""
+        image = waiter.request.image
+        return self._fetch(image, self._placement.ahead(image, now, copies=1)) if image else []
+
+    def choose(self, waiter: Waiter, now: float) -> tuple[list[ContainerRecord], list[Fetch]]:
+        """It is its turn: the containers of its missing slots, one entry for each; or none, and it has stepped aside.
+
+        A group that neither has enough slots where its image is nor can have it fetched takes those there are.
+        """
+        image, missing = waiter.request.image, len(waiter.missing)
+        found = self._placement.containers_for(image, missing)
+        if len(found) == missing:
+            return found, []
+        wanted = self._waiters.aside.slots(image) + missing
+        fetches = self._fetch(image, self._placement.next_fetch(image, wanted, now))
+        if found and not fetches and not self._placement.fetching(image) and self._may_gather(waiter):
+            self._waiters.gathering = waiter.ticket
+            return found, []
+        self._waiters.step_aside(waiter)
+        return [], fetches
+
+    def served(self, waiter: Waiter) -> None:
+        """It has been granted slots: if not all, it waits aside for the others; those behind it come next."""
+        if waiter.missing:
+            self._waiters.step_aside(waiter)
+        else:
+            self._waiters.recall(waiter.request.image)
+
+    def left(self, waiter: Waiter) -> None:
+        """It waits no longer, and those behind it, or behind its group, come next."""
+        images = [waiter.request.image]
+        if waiter.request.image not in self._waiters.images:
+            self._placement.forget_failures(waiter.request.image)
+        if self._waiters.gathering == waiter.ticket:
+            self._waiters.gathering = None
+            images = list(self._waiters.aside.images())
+        for image in images:
+            self._waiters.recall(image)
+
+    def free(self, container: ContainerRecord, now: float) -> None:
+        """A container has a free slot: whoever may use it, now or after a fetch, comes back to the line."""
+        for image in self._waiters.aside.images():
+            if self._placement.useful(container, image, self._waiters.aside.slots(image), now):
+                self._waiters.recall(image)
+
+    def prefetch(self, images: Iterable[str], now: float) -> list[Fetch]:
+        """Fetches of images that are wanted soon."""
+        return [fetch for image in images for fetch in self._fetch(image, self._placement.ahead(image, now))]
+
+    # -- events -------------------------------------------------------------------------------
+
+    def joined(self, container: ContainerRecord) -> None:
+        """A container runs."""
+        self._placement.joined(container)
+
+    def gone(self, container: ContainerRecord, now: float) -> dict[int, AgentEnvError]:
+        """It is gone, perhaps with the last node that had, fetched or could fetch an image. Returns the tickets that
+        are to be refused."""
+        refused: dict[int, AgentEnvError] = {}
+        if self._placement.left(container):
+            for image in list(self._waiters.images):
+                refused |= self._refused(image, now)
+                self._waiters.recall(image)
+        return refused
+
+    def report(self, node: str, images: Iterable[str]) -> None:
+        """A node has these images."""
+        for image in self._placement.report(node, images):
+            self._waiters.recall(image)
+
+    def fetched(self, node: str, image: str) -> None:
+        """A fetch has succeeded."""
+        self._placement.fetched(node, image)
+        self._waiters.recall(image)
+
+    def failed(self, node: str, image: str, error: AgentEnvError, now: float) -> dict[int, AgentEnvError]:
+        """A fetch has failed, or the image cannot be used there. Returns the tickets that are to be refused."""
+        self._placement.failed(node, image, error, now)
+        refused = self._refused(image, now)
+        if image not in self._waiters.images:
+            self._placement.forget_failures(image)
+        self._waiters.recall(image)
+        return refused
+
+    def _refused(self, image: str, now: float) -> dict[int, AgentEnvError]:
+        """Who waits for an image that no node will have. Whoever asks for it next begins anew."""
+        why = self._placement.hopeless(image, now)
+        if why is None:
+            return {}
+        self._placement.forget_failures(image)
+        return {one.ticket: why for one in self._waiters.all() if one.missing and one.request.image == image}
+
+    def _may_gather(self, waiter: Waiter) -> bool:
+        return self._waiters.gathering in (None, waiter.ticket)
+
+    def _fetch(self, image: str, node: str | None) -> list[Fetch]:
+        return [] if node is None else [Fetch(node, image)]
 
 
 def _key(waiter: Waiter) -> Key:

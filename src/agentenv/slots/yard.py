@@ -31,6 +31,7 @@ from agentenv.errors import (
     InfraError,
     SandboxUnavailableError,
 )
+from agentenv.image_placement.placement import DEFAULT_COPIES
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -43,7 +44,6 @@ from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Gran
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
-from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.records import Holder, LeaseRecord, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -114,7 +114,7 @@ class Yard:
     ) -> None:
         """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container.
         ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there.
-        ``copies_per_image``: see :class:`agentenv.slots.placement.Placement`."""
+        ``copies_per_image``: see :class:`agentenv.image_placement.placement.Placement`."""
         self.settings = settings
         self.ledger = Ledger(line, copies_per_image=copies_per_image)
         self._stores = stores

@@ -17,8 +17,8 @@ from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.page_routes import LineStream, UnreadError
 from agentenv.api.farm_server.settings import OpenPages
 from agentenv.errors import ConnectionLostError
+from agentenv.farm_client.access import page_url
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.farm_access import page_url
 from agentenv.slots.watched_link import WatchedLink
 from tests.farm_crowd import crowd
 from tests.farm_service import KEYS, token

@@ -24,7 +24,7 @@ from agentenv.containers.attachments import Attachments
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import refusal
 from agentenv.errors import ConnectionLostError, ProtocolError
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.client import FarmClient
 from agentenv.wire.farm import ContainerList, ContainerSeen
 from tests.waiting import until
 

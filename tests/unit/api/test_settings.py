@@ -16,7 +16,7 @@ from agentenv.api.web.search import DIALECTS
 from agentenv.env.config import AgentFields
 from agentenv.env.tools import default_tool_server
 from agentenv.errors import ConfigError
-from agentenv.slots.farm_access import token_of
+from agentenv.farm_client.access import token_of
 from agentenv.tools.toolsets import TOOLSETS
 
 PAGE = Path(__file__).parents[3] / "docs" / "tool-server.md"

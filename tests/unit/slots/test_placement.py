@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agentenv.errors import BadImageError, ImageUnavailableError
+from agentenv.image_placement.placement import rendezvous
 from agentenv.slots.commands import Command, Fail, Fetch, Grant
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.placement import RETRY_S, Placement, rendezvous
 from agentenv.slots.sharing import FairLine
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
@@ -100,17 +98,6 @@ def test_an_image_that_is_broken_is_broken_everywhere() -> None:
     assert [type(one) for one in refused] == [Fail]
 
 
-def test_a_node_is_tried_again_after_a_while() -> None:
-    placement = Placement()
-    ledger = _farm("a")
-    (container,) = ledger.containers()
-    placement.joined(container)
-    assert placement.ahead(ONE, 0.0) == "a"
-    placement.failed("a", ONE, UNAVAILABLE, 0.0)
-    assert placement.ahead(ONE, RETRY_S - 1) is None
-    assert placement.ahead(ONE, RETRY_S) == "a"
-
-
 def test_images_are_prefetched_to_as_many_nodes_as_copies_are_wanted() -> None:
     ledger = _farm("a", "b", "c", "d")
     fetches = ledger.prefetch([ONE, ONE, ONE, TWO], 0.0)
@@ -161,8 +148,3 @@ def test_slots_wanted_count_those_who_are_aside() -> None:
     ledger = _farm("a", slots=2)
     _ask(ledger, ONE, "x", "y")
     assert (ledger.waiting, ledger.load(0.0).waiting) == (1, 2)
-
-
-def test_at_least_one_copy_is_wanted() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
-        Placement(0)

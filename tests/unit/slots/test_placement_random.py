@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentenv.errors import AgentEnvError, BadImageError, ImageUnavailableError
-from agentenv.slots.aside import Aside
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.waiters import Waiter
+from agentenv.slots.waiters import Aside, Waiter
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState

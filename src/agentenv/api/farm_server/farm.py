@@ -25,9 +25,9 @@ from agentenv.background import report_failure
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
+from agentenv.image_placement.keepers import Keepers
+from agentenv.image_placement.placement import DEFAULT_COPIES
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.keepers import Keepers
-from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.sharing import FairLine, RunView, Share
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from agentenv.errors import AgentEnvError, CheckpointError, ConfigError
-from agentenv.slots.keepers import Keepers
+from agentenv.image_placement.keepers import Keepers
 from agentenv.slots.pool_errors import unavailable_error
 from agentenv.slots.yard import Yard
 from agentenv.wire import images as wire

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from agentenv.errors import AgentEnvError, ForbiddenError, UnauthorizedError
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.client import FarmClient
 from agentenv.wire.farm import ContainerList
 
 logger = logging.getLogger(__name__)

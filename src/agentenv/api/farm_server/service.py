@@ -23,10 +23,10 @@ from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import read_token
 from agentenv.background import report_failure
 from agentenv.errors import InfraError
+from agentenv.farm_client.access import announced
+from agentenv.image_placement.keepers import Keepers, keeper_at
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
-from agentenv.slots.farm_access import announced
-from agentenv.slots.keepers import Keepers, keeper_at
 from agentenv.wire.farm import PAGE_TOKEN_S
 
 logger = logging.getLogger(__name__)

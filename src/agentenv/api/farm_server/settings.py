@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, Seconds, Settings, explain
 from agentenv.deadlines import ACQUIRE_TIMEOUT_S
 from agentenv.errors import ConfigError
+from agentenv.image_placement.placement import DEFAULT_COPIES
 from agentenv.slots.backends.registry import BackendName
-from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.sharing import KIND_WEIGHTS, Share
 from agentenv.wire.farm import RUN_PATTERN, RunShare
 from agentenv.wire.leases import RunKind

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentenv.deadlines import scaled
 from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image.progress import Report
-from agentenv.slots.placement import rendezvous
+from agentenv.image_placement.placement import rendezvous
 from agentenv.store import Store, StoredImage
 from agentenv.store.layers import CHUNK_BYTES, Blob
 from agentenv.store.manifest import StoredLayer, config_of_manifest

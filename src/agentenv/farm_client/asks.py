@@ -24,7 +24,7 @@ from agentenv.errors import (
     TooManyRequestsError,
     from_wire,
 )
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.client import FarmClient
 from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.statistics import Tally
 from agentenv.wire import farm as wire

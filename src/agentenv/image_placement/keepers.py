@@ -20,7 +20,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import error_reply, open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConnectionLostError, ImageUnavailableError, ProtocolError, from_wire
-from agentenv.slots.placement import rendezvous
+from agentenv.image_placement.placement import rendezvous
 from agentenv.store.reference import has_source
 from agentenv.wire import images as wire
 from agentenv.wire.base import WireModel

@@ -19,8 +19,8 @@ from agentenv.errors import (
     TooManyRequestsError,
     from_wire,
 )
-from agentenv.slots.farm_asks import retries
-from agentenv.slots.farm_client import FarmClient
+from agentenv.farm_client.asks import retries
+from agentenv.farm_client.client import FarmClient
 from agentenv.store.reference import located, parse
 from agentenv.wire import images as wire
 

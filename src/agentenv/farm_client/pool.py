@@ -36,11 +36,11 @@ from agentenv.errors import (
     StaleLeaseError,
     TooManyRequestsError,
 )
+from agentenv.farm_client.access import FarmAccess
+from agentenv.farm_client.asks import FarmAsks, retries
+from agentenv.farm_client.client import FarmClient, reachable
+from agentenv.farm_client.images import FarmImages
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
-from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_asks import FarmAsks, retries
-from agentenv.slots.farm_client import FarmClient, reachable
-from agentenv.slots.farm_images import FarmImages
 from agentenv.slots.lease import Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -67,9 +67,9 @@ class _Container:
 class FarmPool(Leases):
     """Leases slots of a farm service. An async context manager.
 
-    ``access`` names the farm and the run (:func:`agentenv.slots.farm_access.farm_access`). Waiting for a slot of a full
-    farm is healthy and takes as long as it takes: ``acquire_timeout_s`` counts only while the farm cannot be reached or
-    has no capacity. Opening raises FarmUnreachableError, or the farm's refusal.
+    ``access`` names the farm and the run (:func:`agentenv.farm_client.access.farm_access`). Waiting for a slot of a
+    full farm is healthy and takes as long as it takes: ``acquire_timeout_s`` counts only while the farm cannot be
+    reached or has no capacity. Opening raises FarmUnreachableError, or the farm's refusal.
     """
 
     def __init__(

@@ -17,10 +17,9 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from agentenv.errors import AgentEnvError, InfraError
-from agentenv.slots.records import ContainerRecord
 
 DEFAULT_COPIES: Final = 2
 RETRY_S: Final = 60.0
@@ -29,9 +28,24 @@ RETRY_S: Final = 60.0
 _index = attrgetter("index")
 
 
+class Container(Protocol):
+    """A container, as far as placement looks at it: the lowest is taken first."""
+
+    node: str
+    index: int
+
+    @property
+    def free(self) -> int:
+        """Slots that can be leased now."""
+        ...
+
+
+C = TypeVar("C", bound=Container)
+
+
 @dataclass
-class _Node:
-    containers: list[ContainerRecord] = field(default_factory=list)
+class _Node(Generic[C]):
+    containers: list[C] = field(default_factory=list)
     stored: set[str] = field(default_factory=set)
     fetching: set[str] = field(default_factory=set)
 
@@ -46,7 +60,7 @@ class _Failure:
     error: AgentEnvError
 
 
-class Placement:
+class Placement(Generic[C]):
     """The nodes of a farm, and the images that they have. See the module."""
 
     def __init__(self, copies_per_image: int = DEFAULT_COPIES) -> None:
@@ -54,17 +68,17 @@ class Placement:
         if copies_per_image < 1:
             raise ValueError(f"copies_per_image must be 1 or more, not {copies_per_image}")
         self._copies = copies_per_image
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _Node[C]] = {}
         self._failures: dict[str, dict[str, _Failure]] = {}
         """By image and node: fetches that failed."""
 
     # -- what is known ------------------------------------------------------------------------
 
-    def joined(self, container: ContainerRecord) -> None:
+    def joined(self, container: C) -> None:
         """A container runs on its node."""
         self._nodes.setdefault(container.node, _Node()).containers.append(container)
 
-    def left(self, container: ContainerRecord) -> bool:
+    def left(self, container: C) -> bool:
         """It is gone. Returns whether its node is gone with it, because it has no other container."""
         node = self._nodes[container.node]
         node.containers.remove(container)
@@ -100,7 +114,7 @@ class Placement:
 
     # -- decisions ----------------------------------------------------------------------------
 
-    def containers_for(self, image: str, slots: int) -> list[ContainerRecord]:
+    def containers_for(self, image: str, slots: int) -> list[C]:
         """Containers whose free slots such a request may have, lowest first, one entry for each of the slots; fewer
         if there are not as many."""
         able = [
@@ -112,12 +126,12 @@ class Placement:
         ]
         if slots == 1:
             return [min(able, key=_index)] if able else []
-        chosen: list[ContainerRecord] = []
+        chosen: list[C] = []
         for container in heapq.nsmallest(slots, able, key=_index):
             chosen += [container] * min(container.free, slots - len(chosen))
         return chosen
 
-    def useful(self, container: ContainerRecord, image: str, wanted: int, now: float) -> bool:
+    def useful(self, container: C, image: str, wanted: int, now: float) -> bool:
         """Whether a free slot of the container may serve one of ``wanted`` such requests, now or after a fetch."""
         if not container.node or image in self._nodes[container.node].stored:
             return True

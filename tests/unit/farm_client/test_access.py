@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.slots.farm_access import announced, farm_access, run_name
+from agentenv.farm_client.access import announced, farm_access, run_name
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentenv.errors import ConfigError, FarmUnreachableError
-from agentenv.slots.farm_addresses import FarmAddresses
+from agentenv.farm_client.client import FarmAddresses
 
 
 async def test_one_address_after_the_other() -> None:

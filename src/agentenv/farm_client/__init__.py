@@ -1,0 +1,1 @@
+"""The client of a farm service: which farm, requests to it, and a pool whose slots it grants."""
