@@ -14,8 +14,9 @@ from agentenv.cli.options import JsonOption
 from agentenv.cli.output import err, escape, print_json, verb
 from agentenv.errors import ConfigError
 
+_PROJECT = Path(__file__).with_name("project")
 _MODULE = "my_env"
-"""The module's name in the shipped project; there too as ``my-env`` and ``MyEnv``."""
+"""The module's name in that project; there too as ``my-env`` and ``MyEnv``."""
 
 _TEST_NEEDS = ("atroposlib", "pytest", "pytest_asyncio")
 """Modules that the project's test needs, which a plain installation does not have."""
@@ -79,8 +80,6 @@ def _module(name: str) -> str:
 
 def project(name: str) -> dict[str, str]:
     """The files of a project of this name, by their names. Raises ConfigError when no module can have the name."""
-    from agentenv import shipped
-
     module = _module(name)
     if not module.isidentifier() or not module.isascii() or keyword.iskeyword(module):
         raise ConfigError(
@@ -99,5 +98,5 @@ def project(name: str) -> dict[str, str]:
             text = text.replace(old, its)
         return text
 
-    files = sorted(path for path in shipped.path("project").iterdir() if path.is_file())
+    files = sorted(path for path in _PROJECT.iterdir() if path.is_file())
     return {renamed(path.name): renamed(path.read_text()) for path in files}
