@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shlex
 from collections.abc import Iterator
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentenv.cli.farm_admin import client_of, drain, leases, page, revoke, runs
-from agentenv.cli.farm_relay import relay
-from agentenv.cli.options import FarmTokenOption, JsonOption, group
+from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption, group
 from agentenv.cli.output import (
     InterruptedBySignalError,
     announce,
@@ -24,9 +24,11 @@ from agentenv.cli.output import (
     run_to_end,
     verb,
 )
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, FarmUnreachableError
 
 if TYPE_CHECKING:  # their imports are in [farm]; they are imported when a verb runs
+    import ssl
+
     from agentenv.api.farm_server.service import Listening, Service
     from agentenv.api.farm_server.settings import FarmSettings, SettingsFile
     from agentenv.farm.local import FarmNotice
@@ -120,7 +122,7 @@ def token(
     err().print(f"valid for {days:g} days; to revoke it: agentenv farm revoke {made.jti}", highlight=False)
 
 
-for each in (page, runs, leases, drain, revoke, relay):
+for each in (page, runs, leases, drain, revoke):
     farm.command()(each)
 
 
@@ -211,3 +213,69 @@ def _announce(service: Service, config: Path | None, as_json: bool) -> None:
     given = "" if config is None else f" --config {shlex.quote(str(config.absolute()))}"
     made = f"(umask 077; agentenv farm token{given} --run NAME > NAME.token)"
     err().print(f"a token for a run: {made}", soft_wrap=True, markup=False, highlight=False)
+
+
+@farm.command()
+@verb
+def relay(
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8701,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): speak TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pass calls on to the containers, for clients that cannot reach them, until Ctrl-C.
+
+    It needs a token of scope `read`, only to learn where the containers are; what a client may do is decided by the
+    container, with the client's own pass. Run as many as you like behind one address, and name that address in the
+    farm's settings (`relay_url`): clients then choose by themselves whether they need it (`farm_route`).
+
+    \b
+    Examples:
+      agentenv farm token --run '*' --scope read > relay.token
+      agentenv farm relay --url https://farm:8700 --token file:relay.token --host 0.0.0.0
+    """
+    context = _tls(tls_cert, tls_key)
+    if not debugging():
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        run_to_end(_relay(url, bearer, host, port, context, as_json))
+    except InterruptedBySignalError as ended:
+        err().print(f"ended by {ended}; clients go on through another relay")
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    import ssl
+
+    if (certificate is None) != (key is None):
+        raise ConfigError("--tls-cert, --tls-key", "only one is given", next_step="give both, or neither")
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # an SSLError is one
+        raise ConfigError("--tls-cert", f"{certificate} with {key} cannot be used: {error}") from error
+    return context
+
+
+async def _relay(
+    url: str | None, bearer: str | None, host: str, port: int, tls: ssl.SSLContext | None, as_json: bool
+) -> None:
+    from agentenv.api.farm_server.relay import FarmContainers, serve_relay
+    from agentenv.farm_client.access import farm_access
+    from agentenv.farm_client.client import FarmClient
+
+    access = farm_access(url, bearer)
+    async with FarmClient(access.urls, access.token, renew=access.renew) as client:
+        with suppress(FarmUnreachableError):  # farms restart; until then the relay is not ready
+            await client.containers()  # a wrong token ends it here, with the reason
+        async with (
+            FarmContainers(client) as containers,
+            serve_relay(containers, host=host, port=port, tls=tls, problem=lambda: containers.problem) as address,
+        ):
+            line = f"[green]listening[/] on {address} · relay to the containers of {client.url} · Ctrl-C ends it"
+            announce({"url": address, "farm": client.url}, line, as_json=as_json)
+            await asyncio.Event().wait()

@@ -1,8 +1,12 @@
 """The layers of images unpacked to directories, for kernels that do not mount images as they are.
 
-``trees/NAME/root`` is a layer as overlayfs reads it (:mod:`agentenv.store.changes`); the name is of the layer and of
-all below it, because what a layer's entries mean depends on those. Images that begin with the same layers share them.
-In the place of a device is a whiteout: nobody could open it. Owners that slots do not have become nobody.
+``trees/NAME/root`` is a layer as overlayfs reads it; the name is of the layer and of all below it, because what a
+layer's entries mean depends on those. Images that begin with the same layers share them.
+
+An unpacked layer has what the layer added or replaced, with its parents; a whiteout for each name that it removed; and
+is opaque where it replaced a directory. A file that the layer gave another name, or took one from, is whole in it with
+all its names: links do not cross the layers of an overlay. In the place of a device is a whiteout: nobody could open
+it. Owners that slots do not have become nobody.
 
 It is run as a program, by the supervisor of a container: as the root of a user namespace of the ids that all unpacked
 layers of the node have, without any right outside of it. So whatever an image does to it, it has the files of other
@@ -22,20 +26,89 @@ import os
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agentenv import subordinate_ids
 from agentenv.errors import AgentEnvError
 from agentenv.locks import hold
-from agentenv.store.changes import Change, changes, seen
 from agentenv.store.layout import PART, Layout, check_room, digest_of, downloading, part_of
 from agentenv.store.manifest import read_manifest
 from agentenv.store.tree import CAPABILITY, Node, Tree, layer_entries
 from agentenv.tar_headers import mapped
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """A file or directory in an unpacked layer."""
+
+    node: Node
+    children: dict[bytes, Change | None] = field(default_factory=dict)
+    """Of a directory; None: a whiteout."""
+    opaque: bool = False
+    """Nothing of the lower layers' directory of this name is seen."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """A tree at one time, though its directories change later."""
+
+    directories: dict[int, tuple[Node, tuple[Any, ...], dict[bytes, Node]]]
+    """By the ids of the nodes, which are kept so that no other gets one."""
+    names: Counter[int]
+    """Of each file, the sum of its names' hashes: another set of names has another one (64 bits)."""
+
+
+def seen(root: Node) -> Before:
+    """The tree as it is now."""
+    directories = {}
+    names: Counter[int] = Counter()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        children = dict(node.children or {})
+        directories[id(node)] = (node, _attributes(node), children)
+        for name, child in children.items():
+            if child.children is None:
+                names[id(child)] += hash((id(node), name))
+            else:
+                todo.append(child)
+    return Before(directories, names)
+
+
+def changes(before: Before, root: Node) -> Change:
+    """The tree's root, with what is not as it was ``before``."""
+    now = seen(root).names
+    top = Change(root)
+    made: list[tuple[Change, Change | None, bytes]] = [(top, None, b"")]
+    for change, _, _ in made:  # it grows
+        node = change.node
+        known = before.directories.get(id(node))
+        were = known[2] if known is not None else {}
+        children = node.children or {}
+        change.children = {name: None for name in were if name not in children}
+        for name, child in children.items():
+            was = were.get(name)
+            if child.children is not None:
+                replaced = was is not None and was is not child and was.children is not None
+                below = change.children[name] = Change(child, opaque=replaced)
+                made.append((below, change, name))
+            elif was is not child or before.names[id(child)] != now[id(child)]:
+                change.children[name] = Change(child)
+    for change, parent, name in reversed(made):
+        known = before.directories.get(id(change.node))
+        if parent is not None and known is not None and not change.children and known[1] == _attributes(change.node):
+            del parent.children[name]
+    return top
+
+
+def _attributes(node: Node) -> tuple[Any, ...]:
+    return node.mode, node.uid, node.gid, node.mtime_ns, node.xattrs
+
 
 log = logging.getLogger(__name__)
 

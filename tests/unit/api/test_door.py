@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.api import limited_http, serving
+from agentenv.api import serving
 from agentenv.api.door import ConnectionLimits, Door, peer_of
-from agentenv.api.limited_http import HEADER_BYTES
 from agentenv.api.listening import listen
+from agentenv.api.serving import HEADER_BYTES
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
@@ -79,13 +79,13 @@ async def test_headers_are_limited(sent: bytes) -> None:
     ],
 )
 async def test_headers_are_waited_for_only_so_long(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_http, "HEADER_S", 0.2)
+    monkeypatch.setattr(serving, "HEADER_S", 0.2)
     async with _served() as port:
         assert (await _answer(sent, port)).count(b"ok") == sent.count(GET)
 
 
 async def test_a_body_may_be_larger_and_later_than_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_http, "HEADER_S", 0.1)
+    monkeypatch.setattr(serving, "HEADER_S", 0.1)
     async with _served() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b"x" * HEADER_BYTES * 4

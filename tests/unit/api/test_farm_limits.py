@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.api.farm_server.limits import AskLimiter, wait_s
+from agentenv.api.farm_server.access import AskLimiter, wait_s
 from agentenv.api.farm_server.settings import AskLimits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.metrics import of_farm
+from agentenv.api.farm_server.page_routes import of_farm
 from agentenv.api.farm_server.run_labels import IDLE_S, OTHER, RunCounts
 from agentenv.api.farm_server.sight import Sights
 from agentenv.api.farm_server.tokens import Right

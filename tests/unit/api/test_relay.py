@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from agentenv.api.farm_server.relay import close_code, container_and_path, passed_on, serve_relay
-from agentenv.api.farm_server.relay_directory import FarmContainers, Known
+from agentenv.api.farm_server.relay import FarmContainers, Known, close_code, container_and_path, passed_on, serve_relay
 from agentenv.containers.attachments import Attachments
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import refusal

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tarfile
 
-from agentenv.store.changes import Change, changes, seen
 from agentenv.store.tree import Tree
-from agentenv.store.unpacked import names_of
+from agentenv.store.unpacked import Change, changes, names_of, seen
 from agentenv.tar_headers import entries
 from tests.image_sources import member, tar_of
 
