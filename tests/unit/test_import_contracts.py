@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,12 @@ def test_a_new_module_of_the_top_level_has_to_be_given_a_layer(sources: Path) ->
         file.unlink()
     assert done.returncode == 1
     assert "agentenv.somewhere" in done.stdout
+
+
+def test_the_architecture_page_has_the_packages_by_their_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each["type"] == "layers")
+    packages = [[one for one in row.split(" | ") if (ROOT / "src/agentenv" / one).is_dir()] for row in layers]
+    page = (ROOT / "docs/architecture.md").read_text().partition("| packages | what |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in page.splitlines()[2:]]
+    assert rows == [row for row in packages if row]
