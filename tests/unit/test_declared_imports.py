@@ -28,7 +28,7 @@ def names(requirements: list[str]) -> set[str]:
 def imported() -> dict[str, str]:
     """Third-party packages by their import name, each with a file that imports it."""
     found = {}
-    users = set((ROOT / "src/agentenv/shipped").rglob("*.py"))
+    users = set((ROOT / "src/agentenv/cli/project").rglob("*.py"))
     of_slots = {ROOT / "src/agentenv/tasks/judge.py"}  # it runs there, with the pytest that is unpacked there
     for path in set((ROOT / "src").rglob("*.py")) - users - of_slots:
         for node in ast.walk(ast.parse(path.read_text())):
