@@ -27,8 +27,7 @@ _GROUND = (
     *("tar_members.py", "background.py"),
 )
 _UNPACKING = tuple(
-    f"store/{name}.py"
-    for name in ("__init__", "changes", "erofs", "layout", "manifest", "reference", "tree", "unpacked")
+    f"store/{name}.py" for name in ("__init__", "erofs", "layout", "manifest", "reference", "tree", "unpacked")
 )
 OUR_PARTS = (*_GROUND, *_UNPACKING, "wire", "sessions", "sandbox")
 """All that the sandbox server and what unpacks images import of this package (tests follow the imports)."""
