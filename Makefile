@@ -30,7 +30,7 @@ NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test sweep hosts check check-bare check-pythons format bench doctor clean
+.PHONY: demo test test-quick sweep hosts check check-bare check-pythons format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
@@ -86,6 +86,15 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 
 test: slotagent testing containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder --max-worker-restart 1000 $(PYTEST_ARGS)
+
+# No container of its own kernel, cluster or compiler: `make test` has those. Contract tests run on the fake backend.
+QUICK := golden contract/executor/test_executor_bash.py contract/executor/test_executor_files.py \
+  contract/executor/test_executor_large.py \
+  $(addprefix unit/,agent api containers executor farm farm_client image_placement metrics report sdk sessions slots store \
+  tools wire)
+
+test-quick: slotagent ## Run the tests that need no cluster, image or compiler: about a minute
+	@exec $(BIN)/python -m pytest --color=no -q -n 2 -k "(not contract or (fake and not farm)) and not random and not simulated and not fuzz" $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
 
 sweep: slotagent testing ## Compare with independent programs: random cases of SEED for SECONDS; HARBOR: a virtual environment with harbor
 	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" -m tests.golden.harbor_answers --check; fi
