@@ -1,8 +1,8 @@
 """State machines of slots, containers and leases: which state may follow which. Pure, standard library only.
 
-Three components track a slot, each with a table of its own: the pool (``POOL_SLOT_MOVES``), the sandbox server
-(``SERVER_SLOT_MOVES``) and the supervisor (``SLOT_PHASE_MOVES``). The tables differ where the components' knowledge
-differs.
+Three components track a slot, each with a table of its own: the pool (``POOL_SLOT_MOVES``), the supervisor
+(``SLOT_PHASE_MOVES``) and the sandbox server (``sandbox/server/slot_states.py``). The tables differ where the
+components' knowledge differs.
 """
 
 from __future__ import annotations
@@ -63,14 +63,6 @@ POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     # resetting -> leased: another client leased it before we heard that it was free.
     SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
     SlotState.quarantined: frozenset({SlotState.gone}),
-    SlotState.gone: frozenset(),
-}
-SERVER_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
-    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.quarantined, SlotState.gone}),
-    SlotState.leased: frozenset({SlotState.resetting, SlotState.quarantined, SlotState.gone}),
-    # resetting -> leased: a server that was restarted after a crash gets its active leases back.
-    SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
-    SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
     SlotState.gone: frozenset(),
 }
 SLOT_PHASE_MOVES: Mapping[SlotPhase, frozenset[SlotPhase]] = {

@@ -11,7 +11,6 @@ from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,
     POOL_SLOT_MOVES,
-    SERVER_SLOT_MOVES,
     SLOT_PHASE_MOVES,
     IllegalMoveError,
     SlotPhase,
@@ -19,7 +18,7 @@ from agentenv.wire.states import (
     move,
 )
 
-TABLES = [POOL_SLOT_MOVES, SERVER_SLOT_MOVES, SLOT_PHASE_MOVES, CONTAINER_MOVES, LEASE_MOVES]
+TABLES = [POOL_SLOT_MOVES, SLOT_PHASE_MOVES, CONTAINER_MOVES, LEASE_MOVES]
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -40,6 +39,5 @@ def test_a_table_has_every_state(table: Mapping[Any, frozenset[Any]]) -> None:
 
 
 def test_what_could_not_be_proved_clean_is_never_free_again() -> None:
-    assert SlotState.free not in POOL_SLOT_MOVES[SlotState.quarantined] | SERVER_SLOT_MOVES[SlotState.quarantined]
+    assert SlotState.free not in POOL_SLOT_MOVES[SlotState.quarantined]
     assert not SLOT_PHASE_MOVES[SlotPhase.quarantined]
-    assert not SERVER_SLOT_MOVES[SlotState.gone]

@@ -132,7 +132,7 @@ class Container:
     @property
     def settled(self) -> bool:
         """Whether the supervisor has reported the state of every slot."""
-        return all(slot.state is not SlotState.resetting for slot in self._slots)
+        return all(slot.reported is not SlotState.resetting for slot in self._slots)
 
     @property
     def supervisor_silent_s(self) -> float:
@@ -142,7 +142,7 @@ class Container:
     @property
     def unattended(self) -> bool:
         """Whether the container should end, because nobody has used it for too long."""
-        return self.attendance.is_over(leased=any(slot.state is SlotState.leased for slot in self._slots))
+        return self.attendance.is_over(leased=any(slot.reported is SlotState.leased for slot in self._slots))
 
     def close(self) -> None:
         """Release every slot; the supervisor keeps them running. Repeatable."""
@@ -241,7 +241,7 @@ class Container:
     def statistics(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""
         counted = self.counted
-        states = [slot.state for slot in self._slots]
+        states = [slot.reported for slot in self._slots]
         counted.slots_free = states.count(SlotState.free)
         counted.slots_leased = states.count(SlotState.leased)
         counted.calls_queued = sum(slot.calls.queued for slot in self._slots)
@@ -250,7 +250,7 @@ class Container:
 
     def states(self) -> dict[str, int]:
         """Number of slots per state, including empty states."""
-        states = [slot.state for slot in self._slots]
+        states = [slot.reported for slot in self._slots]
         return {state.value: states.count(state) for state in SlotState}
 
     def slot(self, index: int) -> Slot:

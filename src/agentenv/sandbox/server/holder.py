@@ -196,7 +196,7 @@ class Holder:
                 slot.admit(key)
                 self._context.supervisor.drop(name)
                 self._container.checkpoints.dropped(name)
-        return ActionReply(slot=slot.index, state=slot.state, checkpoint=checkpoint)
+        return ActionReply(slot=slot.index, state=slot.reported, checkpoint=checkpoint)
 
     async def _checkpoint(self, slot: Slot, key: LeaseKey, request_id: str) -> str:
         now_s = self._context.poller.loop.time()

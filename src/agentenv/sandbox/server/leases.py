@@ -39,6 +39,10 @@ class Lease:
     """What its slot is made from; None: it is a plain one."""
     not_renewed: str = ""
     """Why it ends instead of being renewed; empty: it is renewed."""
+    sealed_by: str = ""
+    """The request that sealed its slot last; a restarted server does not know it."""
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    """Checkpoints made of its slot, by request; a restarted server does not know them."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:

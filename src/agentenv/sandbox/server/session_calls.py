@@ -234,9 +234,10 @@ class SlotSessions:
 class SessionCalls:
     """One slot's session calls, and its sessions while the slot is usable."""
 
-    def __init__(self, context: ServerContext, past: PastCalls) -> None:
+    def __init__(self, context: ServerContext, past: PastCalls, usable: Callable[[], bool]) -> None:
         self._context = context
         self._past = past
+        self._usable = usable
         self._loop = context.poller.loop
         self._waiting: deque[CallInFlight] = deque()
         self._running: set[CallInFlight] = set()
@@ -283,7 +284,7 @@ class SessionCalls:
     def pump(self) -> None:
         """Start waiting calls that can be started."""
         while self._waiting and self._sessions is not None and len(self._running) < MAX_BESIDE:
-            if self._waiting[0].memory.full:
+            if self._waiting[0].memory.full or not self._usable():
                 return
             asked = self._waiting.popleft()
             self._running.add(asked)

@@ -1,4 +1,4 @@
-"""One slot: its state, its lease, and what it is made anew for. Its calls are SlotCalls'."""
+"""One slot: its state and its lease. What may follow what is in ``slot_states``; its calls are SlotCalls'."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import secrets
 import socket
 from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from agentenv.deadlines import scaled
 from agentenv.errors import (
@@ -32,10 +33,11 @@ from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.server.slot_calls import SlotCalls
+from agentenv.sandbox.server.slot_states import REPORTED, USABLE, Event, Move, Refusal, State, decide, may
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
+from agentenv.wire.states import SlotState
 
 RELEASE_S = scaled(20.0)
 """How long a release waits for the supervisor before it returns without an answer."""
@@ -47,10 +49,19 @@ REROOT_S = scaled(60.0)
 _OF_ITS_ROOT = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
 """Errors of a refused root that its holder gets as they are: they are of what was asked for."""
 _ENDED_REQUESTS = 64
-_UNHEARD_S = scaled(5.0)
+_PATIENCE_S = scaled(5.0)
 """How long the supervisor may take to report why a slot's agent ended."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Checkpoint:
+    """A checkpoint that is being made."""
+
+    name: str
+    why_not: str = ""
+    """Why it was not made."""
 
 
 class Slot:
@@ -58,63 +69,94 @@ class Slot:
 
     def __init__(self, index: int, context: ServerContext) -> None:
         self.index = index
-        self._state = SlotState.resetting
-        self._state_since_s = context.poller.loop.time()
+        self.state = State.resetting
         self.epoch = 0
         self.lease: Lease | None = None
         self.reason = ""
         self._context = context
         self._loop = context.poller.loop
-        self._sealing = False
-        self._rerooting = False
-        self._freezing = ""
-        """The name of the checkpoint that is being made."""
-        self._not_frozen = ""
-        self._frozen: dict[str, str] = {}
-        """Checkpoints made for this lease, by request."""
+        self._reported_since_s = self._loop.time()
+        self._moved = asyncio.Event()
+        """Set at the next move, and replaced."""
+        self._checkpoint = _Checkpoint("")
+        """The latest of this lease."""
         self._connecting: deque[asyncio.Future[str]] = deque()
-        self._settled: list[asyncio.Future[None]] = []
+        """Changes of the network that the supervisor has not answered."""
         self._expiry: asyncio.TimerHandle | None = None
-        self._sealed_by = ""
+        """The end of the lease without a heartbeat."""
+        self._patience: asyncio.TimerHandle | None = None
+        """Until when the supervisor may explain the end of the agent."""
         self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
         """Requests of leases that have ended: a late copy of such a request must not get a lease."""
-        self._ended: tuple[Lease, AgentEnvError] | None = None
+        self._lost: tuple[Lease, AgentEnvError] | None = None
         """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
-        self._unheard: asyncio.TimerHandle | None = None
-        """Until when the supervisor may report why the agent ended."""
-        self._over = asyncio.Event()
-        """Set when the current lease ends."""
-        self.calls = SlotCalls(index, context, self._agent_lost, lambda: bool(self._freezing))
+        self.calls = SlotCalls(index, context, self._agent_lost, lambda: self.state in USABLE)
 
     def __repr__(self) -> str:
         return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {self.calls!r})"
 
     @property
-    def state(self) -> SlotState:
-        """Its current state."""
-        return self._state
-
-    @state.setter
-    def state(self, to: SlotState) -> None:
-        if to is not self._state:
-            self._state_since_s = self._loop.time()
-        self._state = to
-        self._context.changed(self.index)
+    def reported(self) -> SlotState:
+        """Its state as clients know it."""
+        return REPORTED[self.state]
 
     def report(self) -> SlotReport:
         """For ``GET /v1/slots``."""
         lease = self.lease
         return SlotReport(
             slot=self.index,
-            state=self.state,
+            state=self.reported,
             epoch=self.epoch,
             trajectory=lease.trajectory if lease else None,
             tags=lease.tags if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
             running_calls=len(self.calls),
-            in_state_s=self._loop.time() - self._state_since_s,
+            in_state_s=self._loop.time() - self._reported_since_s,
             reason=self.reason,
         )
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def _move(self, event: Event) -> bool:
+        """Take the move of this event; returns whether it led to another state. Raises StaleLeaseError,
+        SandboxUnavailableError when the event may not happen now; nothing has changed then."""
+        move = self._allowed(event)
+        if move is None or move.to is self.state:
+            return False
+        if REPORTED[move.to] is not self.reported:
+            self._reported_since_s = self._loop.time()
+        self.state = move.to
+        if self._patience is not None and move.to is not State.agent_gone:
+            self._patience.cancel()
+            self._patience = None
+        if move.ask_reset:
+            self._context.supervisor.reset(self.index, self.epoch)
+        self._context.changed(self.index)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+        return True
+
+    def _allowed(self, event: Event) -> Move | None:
+        """The move of this event; None when it comes too late to mean anything. Raises as :meth:`_move`."""
+        match decide(self.state, event):
+            case Refusal.not_free:
+                raise StaleLeaseError(f"slot {self.index} is {self.reported}, not free", next_step="lease another slot")
+            case Refusal.busy:
+                raise SandboxUnavailableError(f"slot {self.index} is being recreated", next_step="ask again")
+            case Refusal():
+                return None
+            case Move() as move:
+                return move
+
+    async def _until(self, condition: Callable[[], bool], within_s: float | None) -> bool:
+        """Wait for a move after which the condition holds; False if there was none ``within_s``."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():
+                    await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -125,14 +167,11 @@ class Slot:
             return self.lease
         if request.request_id in self._ended_requests:
             raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
-        if self.state is not SlotState.free:
-            raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
-        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased)
-        self.calls.any_ran, self._sealed_by = False, ""
-        lease = Lease.grant(request, self.epoch, self._loop.time())
+        self._move(Event.grant if request.root is None else Event.grant_root)
+        self.calls.any_ran = False
         if request.root is not None:
-            self._rerooting = True
             self.calls.close()
+        lease = Lease.grant(request, self.epoch, self._loop.time())
         self._take_up(lease)
         if request.root is not None:
             self._context.supervisor.reroot(self.index, self.epoch, request.root.to_dict())
@@ -141,26 +180,23 @@ class Slot:
 
     async def rerooted(self, lease: Lease) -> None:
         """Wait until the slot has the root that this lease was granted with. Raises what the lease has ended with."""
-        if self._rerooting and self.lease is lease and not await self._settle(REROOT_S) and self.lease is lease:
-            self._lose_lease(Loss.refused, f"it was not made within {REROOT_S:g} s")
-            self._reset()
-        if self.lease is not lease:
-            raise self.why_lost(lease.key) or LeaseLostError(f"slot {self.index} was lost: {self.reason or self.state}")
+        await self._recreated(lease, State.rerooting, Loss.refused, f"it was not made within {REROOT_S:g} s", REROOT_S)
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
-        return self._ended[1] if self._ended is not None and self._ended[0].admits(key) else None
+        return self._lost[1] if self._lost is not None and self._lost[0].admits(key) else None
 
     async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
         """As :meth:`why_lost`, for programs: these end before the supervisor has reported how their slot did."""
-        if self._unheard is not None and self.lease is not None and self.lease.admits(key):
-            await self._over.wait()
+        lease = self.lease
+        if lease is not None and lease.admits(key):
+            await self._until(lambda: self.state is not State.agent_gone or self.lease is not lease, None)
         return self.why_lost(key)
 
     def run_of(self, epoch: int) -> str | None:
         """The run whose lease of this epoch lasts or was lost last; None if there is no such lease."""
-        ended = self._ended[0] if self._ended is not None else None
-        return next((one.tags.run for one in (self.lease, ended) if one is not None and one.key.epoch == epoch), None)
+        lost = self._lost[0] if self._lost is not None else None
+        return next((one.tags.run for one in (self.lease, lost) if one is not None and one.key.epoch == epoch), None)
 
     def renew(self, key: LeaseKey, ttl_s: float, *, lengthens: bool = True) -> bool:
         """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer than
@@ -168,7 +204,7 @@ class Slot:
         if self.lease is None or not self.lease.admits(key):
             return False
         if self.lease.not_renewed:
-            self._lose(LeaseLostError(self.lease.not_renewed, next_step="lease by another token"))
+            self._give_back(LeaseLostError(self.lease.not_renewed, next_step="lease by another token"))
             return False
         self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
         self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
@@ -181,12 +217,12 @@ class Slot:
         lease."""
         if self.lease is not None and self.lease.admits(key):
             self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"), released=True)
-            self._reset()
+            self._leave(Event.give_back)
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
-        if self.state is SlotState.resetting and key.epoch >= self.epoch and not await self._settle(RELEASE_S):
+        if not await self._until(lambda: key.epoch < self.epoch or self.reported is not SlotState.resetting, RELEASE_S):
             return SlotState.resetting
-        return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
+        return SlotState.quarantined if self.state is State.quarantined else SlotState.free
 
     async def end(self, epoch: int, why: AgentEnvError | None = None, *, at_renewal: bool = False) -> SlotState:
         """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch. With
@@ -194,88 +230,75 @@ class Slot:
         if self.lease is None or self.epoch != epoch:
             if why is None:
                 self._context.lost.released(self.index, epoch)
-            return self.state
+            return self.reported
         key = self.lease.key
         if why is not None and at_renewal:
             self.lease.not_renewed = why.message
             self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
-            return self.state
+            return self.reported
         if why is not None:
-            self._lose(why)
+            self._give_back(why)
         return await self.release(key)
 
-    def _lose(self, why: AgentEnvError) -> None:
-        assert self.lease is not None
-        self._ended = self.lease, why
-        self._end_lease(why)
-        self._reset()
+    # -- what its holder may have done to it -------------------------------------------------------
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> None:
         """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per
         non-empty ``request_id``. Queued calls wait for it; a running one is cancelled.
 
-        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends).
+        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends);
+        SandboxUnavailableError when something else is being done to it.
         """
-        if self.lease is None or not self.lease.admits(key):
-            raise self._gone(key)
-        if not self._sealing and request_id and request_id == self._sealed_by:
+        lease = self._held(key)
+        if self.state is not State.sealing and request_id and request_id == lease.sealed_by:
             return
-        if not self._sealing:
-            self._sealing, self._sealed_by = True, request_id
+        if self._move(Event.seal):
+            lease.sealed_by = request_id
             self.calls.stop()
             self.calls.close()
             self._context.supervisor.seal(self.index, self.epoch)
-        if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
-            # Programs in the slot can make the seal slow: this must not be a failure that is retried for free.
-            self._lose_lease(Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s")
-            self._reset()
-        if self.lease is None or not self.lease.admits(key):
-            raise self.why_lost(key) or LeaseLostError(
-                f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
-            )
+        # Programs in the slot can make the seal slow: this must not be a failure that is retried for free.
+        await self._recreated(lease, State.sealing, Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s", SEAL_S)
 
     async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
         """Kill everything in the slot and keep its files as a checkpoint, with which it goes on; returns its name. Once
-        per non-empty ``request_id``. A running call is cancelled.
-
-        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends);
-        CheckpointError when it was not made.
-        """
-        self._check_recreatable(key)
-        if request_id and request_id in self._frozen:
-            return self._frozen[request_id]
-        name = self._freezing = secrets.token_hex(16)
-        self._not_frozen = ""
+        per non-empty ``request_id``. A running call is cancelled. Raises as :meth:`seal`; CheckpointError when it was
+        not made."""
+        lease = self._held(key)
+        if request_id in lease.checkpoints:
+            return lease.checkpoints[request_id]
+        self._move(Event.freeze)
+        checkpoint = self._checkpoint = _Checkpoint(secrets.token_hex(16))
         self.calls.stop()
-        self._context.supervisor.freeze(self.index, self.epoch, name)
-        await self._until_recreated(key, "frozen")
-        if self._not_frozen:
-            raise CheckpointError(f"no checkpoint was made: {self._not_frozen}")
+        self._context.supervisor.freeze(self.index, self.epoch, checkpoint.name)
+        await self._recreated(lease, State.freezing, Loss.not_renewed, f"it was not frozen within {SEAL_S:g} s", SEAL_S)
+        if checkpoint.why_not:
+            raise CheckpointError(f"no checkpoint was made: {checkpoint.why_not}")
         if request_id:
-            self._frozen[request_id] = name
-        return name
+            lease.checkpoints[request_id] = checkpoint.name
+        return checkpoint.name
 
     async def restore(self, key: LeaseKey, checkpoint: str) -> None:
         """Kill everything in the slot and give it the files of a checkpoint in place of its own. Raises as
-        :meth:`checkpoint`; when there is no such checkpoint the lease ends."""
-        self._check_recreatable(key)
-        assert self.lease is not None
-        self.lease.root = replace(self.lease.root or RootSpec("", checkpoint), checkpoint=checkpoint)
-        self._rerooting = True
+        :meth:`seal`; when there is no such checkpoint the lease ends."""
+        lease = self._held(key)
+        self._move(Event.reroot)
+        lease.root = replace(lease.root or RootSpec("", checkpoint), checkpoint=checkpoint)
         self.calls.stop()
         self.calls.close()
-        self._context.supervisor.reroot(self.index, self.epoch, self.lease.root.to_dict())
-        await self._until_recreated(key, "restored")
+        self._context.supervisor.reroot(self.index, self.epoch, lease.root.to_dict())
+        late = f"it was not restored within {SEAL_S:g} s"
+        await self._recreated(lease, State.rerooting, Loss.not_renewed, late, SEAL_S)
 
     async def connect(self, key: LeaseKey, policy: NetworkPolicy) -> None:
         """Change the network of an image slot, whose processes go on. Raises StaleLeaseError, LeaseLostError;
         SandboxUnavailableError when it cannot be had, and then there is none; SlotDestroyedError when it takes too
         long: the lease ends, because nobody knows which network the slot has."""
-        self._check_recreatable(key)
-        assert self.lease is not None
-        if self.lease.root is None or not self.lease.root.image:
+        lease = self._held(key)
+        self._allowed(Event.connect)
+        if lease.root is None or not lease.root.image:
             raise SandboxUnavailableError("plain slots have the network of their container")
-        self.lease.root = replace(self.lease.root, network=policy)
+        lease.root = replace(lease.root, network=policy)
         waiter: asyncio.Future[str] = self._loop.create_future()
         self._connecting.append(waiter)
         self._context.supervisor.connect(self.index, self.epoch, policy.to_json())
@@ -284,13 +307,61 @@ class Slot:
             async with asyncio.timeout(SEAL_S):
                 reason = await waiter
         except TimeoutError:
-            if self.lease is not None and self.lease.admits(key):
-                self._lose_lease(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s")
-                self._reset()
-        if self.lease is None or not self.lease.admits(key):
-            raise self.why_lost(key) or self._stale()
+            if self.lease is lease:
+                self._give_back(self._error_of(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s"))
+        if self.lease is not lease:
+            raise self._gone(key)
         if reason:
             raise SandboxUnavailableError(f"the network of slot {self.index}: {reason}")
+
+    def _held(self, key: LeaseKey) -> Lease:
+        """The lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
+        if self.lease is None or not self.lease.admits(key):
+            raise self._gone(key)
+        return self.lease
+
+    async def _recreated(self, lease: Lease, state: State, loss: Loss, late: str, within_s: float) -> None:
+        """Wait until the slot has left this state. Raises what its lease has ended with meanwhile; when it takes
+        longer, that ends with ``loss``."""
+        if not await self._until(lambda: self.state is not state or self.lease is not lease, within_s):
+            self._give_back(self._error_of(loss, late))
+        if self.lease is not lease:
+            raise self.why_lost(lease.key) or LeaseLostError(
+                f"slot {self.index} was lost: {self.reason or self.reported}"
+            )
+
+    # -- what the supervisor says ------------------------------------------------------------------
+
+    def ready(self, packet: SlotReady, agent: socket.socket) -> None:
+        """The slot is usable (again); ``agent`` is the socket to its agent, owned from now on."""
+        event = Event.kept if packet.kept else Event.replaced
+        if packet.epoch != self.epoch or not may(self.state, event):
+            self._made(packet, agent)
+        elif self.lease is None:
+            agent.close()
+            self._move(event)
+        else:
+            if self.state is State.sealing:
+                self.lease.sealed = True
+                self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self.calls.close()
+            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed and self.state is not State.rerooting)
+            self._move(event)
+        self.calls.pump()
+
+    def refused(self, epoch: int, code: str, reason: str) -> None:
+        """The slot cannot have the root of its lease; it is being reset."""
+        if epoch == self.epoch and may(self.state, Event.refused):
+            self._lose(from_wire(code, reason) if code in _OF_ITS_ROOT else self._error_of(Loss.refused, reason))
+            self._leave(Event.refused)
+
+    def not_frozen(self, epoch: int, reason: str, *, ended: bool) -> None:
+        """The checkpoint was not made; the slot goes on, or will be ready again if its processes have ended."""
+        if epoch == self.epoch and may(self.state, Event.not_frozen):
+            self._checkpoint.why_not = reason
+            if not ended:
+                self._move(Event.not_frozen)
+                self.calls.pump()
 
     def connected(self, epoch: int, env: dict[str, str], reason: str) -> None:
         """The supervisor has changed the network; requests are answered in their order."""
@@ -299,135 +370,50 @@ class Slot:
         _answer(self._connecting.popleft(), reason)
         self.calls.change_network_env(env)
 
-    def _check_recreatable(self, key: LeaseKey) -> None:
-        if self.lease is None or not self.lease.admits(key):
-            raise self._gone(key)
-        if self._sealing or self._rerooting or self._freezing:
-            raise SandboxUnavailableError(f"slot {self.index} is being recreated already", next_step="ask again")
-
-    async def _until_recreated(self, key: LeaseKey, done: str) -> None:
-        if not await self._settle(SEAL_S) and self.lease is not None and self.lease.admits(key):
-            self._lose_lease(Loss.not_renewed, f"it was not {done} within {SEAL_S:g} s")
-            self._reset()
-        if self.lease is None or not self.lease.admits(key):
-            raise self.why_lost(key) or LeaseLostError(f"slot {self.index} was lost: {self.reason or self.state}")
-
-    # -- what the supervisor says ------------------------------------------------------------------
-
-    def ready(self, packet: SlotReady, agent: socket.socket) -> None:
-        """The slot is usable (again); ``agent`` is the socket to its agent, owned from now on."""
-        if self.state is SlotState.quarantined or self.state is SlotState.gone:
-            agent.close()
-            raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
-        if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
-            self._sealing = False
-            self.lease.sealed = True
-            self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
-            self._open_calls(packet, agent, era=0, sealed=True)
-        elif self._freezing and packet.kept and packet.epoch == self.epoch:
-            self._freezing = ""
-            if self.lease is None:
-                agent.close()
-                self._context.supervisor.reset(self.index, self.epoch)
-                return
-            self._cancel_unheard()
-            self.calls.close()
-            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed)
-        elif self._rerooting and packet.epoch == self.epoch:
-            self._rerooting = False
-            if self.lease is None:  # released meanwhile: only now can it be reset
-                agent.close()
-                self._context.supervisor.reset(self.index, self.epoch)
-                return
-            self._open_calls(packet, agent, era=0, sealed=False)
-        elif self._sealing and packet.kept:
-            # Released while it was being sealed: only now can it be reset.
-            self._sealing = False
-            agent.close()
-            self._context.supervisor.reset(self.index, self.epoch)
-            return
-        else:
-            self._renewed(packet, agent)
-        self._wake_settled()
-        self.calls.pump()
-
-    def refused(self, epoch: int, code: str, reason: str) -> None:
-        """The slot cannot have the root of its lease; it is being reset."""
-        if epoch != self.epoch or not self._rerooting:
-            return
-        self._rerooting = False
-        if code in _OF_ITS_ROOT and self.lease is not None:
-            error = from_wire(code, reason)
-            self._ended = self.lease, error
-            self._end_lease(error)
-        else:
-            self._lose_lease(Loss.refused, reason)
-        if self.state is not SlotState.resetting:
-            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
-        self._wake_settled()
-
-    def not_frozen(self, epoch: int, reason: str, *, ended: bool) -> None:
-        """The checkpoint was not made; the slot goes on, or will be ready again if its processes have ended."""
-        if epoch == self.epoch and self._freezing:
-            self._not_frozen = reason
-            if not ended:
-                self._freezing = ""
-                self._wake_settled()
-                self.calls.pump()
-
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""
-        self._lose_lease(Loss.quarantined, f"the slot is quarantined: {reason}")
-        self._sealing = False
+        self._lose(self._error_of(Loss.quarantined, f"the slot is quarantined: {reason}"))
         self.epoch = epoch
         self.reason = reason
-        self.calls.close()
-        if self.state is not SlotState.quarantined:
-            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.quarantined)
-        self._wake_settled()
+        self._leave(Event.failed)
 
-    def lost(self, loss: Loss, reason: str, *, ask_reset: bool = False) -> None:
+    def lost(self, loss: Loss, reason: str, event: Event = Event.lost) -> None:
         """The slot's agent is no longer usable. Repeatable until the slot is ready again."""
-        if self.state not in (SlotState.free, SlotState.leased):
+        if not may(self.state, event):
             return
         if self.calls.take_above() == MEMORY_ABOVE:
             loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
         self._context.statistics.slots_lost += 1
-        self._lose_lease(loss, reason)
-        self._sealing = False
-        self.calls.close()
-        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
-        if ask_reset:
-            self._context.supervisor.reset(self.index, self.epoch)
+        self._lose(self._error_of(loss, reason))
+        self._leave(event)
 
     def close(self) -> None:
         """The server ends; the supervisor keeps the slot running."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._cancel_unheard()
+        for timer in (self._expiry, self._patience):
+            if timer is not None:
+                timer.cancel()
         self.calls.close()
-        self._wake_settled()
 
     # -- what its holder may use ------------------------------------------------------------------
 
     def admit(self, key: LeaseKey) -> ReplyMemory:
         """The reply memory of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
-        if self.lease is None or self.calls.memory is None or not self.lease.admits(key):
-            raise self._gone(key)
+        self._held(key)
+        assert self.calls.memory is not None  # it comes and goes with the lease
         return self.calls.memory
 
     def beside(self, key: LeaseKey) -> SlotIo:
         """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
-        self.admit(key)
-        if self.calls.io is None:
-            raise SandboxUnavailableError(f"slot {self.index} is being reset", next_step="ask again")
+        self._held(key)
+        self._allowed(Event.use)
+        assert self.calls.io is not None  # it comes and goes with the agent
         return self.calls.io
 
     def host(self, key: LeaseKey) -> SlotHost:
         """For programs beside its calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.beside(key)
-        assert self.calls.host is not None  # it comes and goes with the agent
+        assert self.calls.host is not None
         self.calls.any_ran = True
         return self.calls.host
 
@@ -439,23 +425,25 @@ class Slot:
     def _stale(self) -> StaleLeaseError:
         return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
 
+    def _error_of(self, loss: Loss, reason: str) -> AgentEnvError:
+        """The error of a lease that ends without its holder's doing."""
+        unused = WAYS[loss] is SlotDestroyedError and not self.calls.any_ran
+        return error_of(Loss.unused if unused else loss, self.index, reason)
+
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
-        self._over = asyncio.Event()
         self.calls.begin_lease()
         self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()
         self.calls.prepare()
 
-    def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
+    def _made(self, packet: SlotReady, agent: socket.socket) -> None:
         """A new epoch, or a slot that this (new) server process takes over."""
-        self._lose_lease(Loss.reset, "the slot was reset")
-        self._sealing = self._rerooting = False
-        self._freezing = ""
-        self._cancel_unheard()
+        if not may(self.state, Event.made):
+            agent.close()
+            raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
+        self._lose(self._error_of(Loss.reset, "the slot was reset"))
         self.calls.close()
-        if self.state is not SlotState.resetting:
-            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self.epoch = packet.epoch
         self.reason = ""
         lease = None
@@ -464,10 +452,11 @@ class Slot:
                 lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
             except ProtocolError:
                 agent.close()
+                self._move(Event.lost)
                 self._context.supervisor.reset(self.index, self.epoch)
                 raise
         self._open_calls(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
-        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased if lease else SlotState.free)
+        self._move(Event.made if lease is None else Event.taken_over)
         if lease is not None:
             self.calls.any_ran = True  # as far as this server process can know
             self._take_up(lease)
@@ -480,96 +469,61 @@ class Slot:
 
     def _agent_lost(self, loss: Loss, reason: str) -> None:
         if loss is not Loss.ended:
-            self.lost(loss, reason, ask_reset=True)
+            self.lost(loss, reason, Event.unusable)
         elif self.lease is None:
             self.lost(loss, reason)
-        elif self._freezing:
-            return  # the supervisor has killed it
-        elif self._unheard is None:
-            # Only the supervisor can tell how it ended, and reports it at once.
+        elif self._move(Event.agent_ended):
+            # Only the supervisor knows how it ended, and reports it at once.
             if self.calls.io is not None:
                 self.calls.io.limits.look()
-            self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
+            silent = f"{reason}, and the supervisor did not say why within {_PATIENCE_S:g} s"
+            self._patience = self._loop.call_later(_PATIENCE_S, self.lost, Loss.reset, silent, Event.unusable)
 
-    def _supervisor_said_nothing(self, reason: str) -> None:
-        self._unheard = None
-        self.lost(Loss.reset, f"{reason}, and the supervisor did not say why within {_UNHEARD_S:g} s", ask_reset=True)
+    def _give_back(self, why: AgentEnvError) -> None:
+        """The lease is lost by our decision."""
+        self._lose(why)
+        self._leave(Event.give_back)
 
-    def _cancel_unheard(self) -> None:
-        if self._unheard is not None:
-            self._unheard.cancel()
-            self._unheard = None
-
-    def _reset(self) -> None:
-        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
+    def _leave(self, event: Event) -> None:
+        """The slot is no longer what it was: its agent is released, if it has one."""
         self.calls.close()
-        if not (self._sealing or self._rerooting or self._freezing):
-            self._context.supervisor.reset(self.index, self.epoch)
+        self._move(event)
 
-    def _lose_lease(self, loss: Loss, reason: str) -> None:
-        """The lease ends without its holder's doing; the holder gets the reason however late it asks."""
+    def _lose(self, error: AgentEnvError) -> None:
+        """The lease, if any, ends without its holder's doing; the holder gets the reason however late it asks."""
         if self.lease is not None:
-            if WAYS[loss] is SlotDestroyedError and not self.calls.any_ran:
-                loss = Loss.unused
-            error = error_of(loss, self.index, reason)
-            self._ended = self.lease, error
+            self._lost = self.lease, error
             self._end_lease(error)
 
     def _end_lease(self, error: AgentEnvError, *, released: bool = False) -> None:
         """Every call of the lease is answered; nothing of the lease is remembered but that it was lost."""
-        if self.lease is None:
-            return
+        lease, self.lease = self.lease, None
+        assert lease is not None
         if not released:
-            self._context.lost.add(self.lease, error, self._loop.time())
-        self._ended_requests.append(self.lease.request_id)
-        self.lease = None
-        self._over.set()
-        self._cancel_unheard()
+            self._context.lost.add(lease, error, self._loop.time())
+        self._ended_requests.append(lease.request_id)
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         self._answer_connecting("the lease has ended")
         self.calls.end_lease(error)
-        self._frozen.clear()
 
     def _answer_connecting(self, reason: str) -> None:
         while self._connecting:
             _answer(self._connecting.popleft(), reason)
 
     def _watch_expiry(self) -> None:
-        lease = self.lease
-        if lease is None:
-            return
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = self._loop.call_at(lease.expires_at_s, self._expired)
+        assert self.lease is not None
+        self._expiry = self._loop.call_at(self.lease.expires_at_s, self._expired)
 
     def _expired(self) -> None:
-        lease = self.lease
-        if lease is None or self.state is not SlotState.leased:
-            return
-        log.warning("lease of slot %d (%s) expired", self.index, lease.trajectory)
+        assert self.lease is not None  # the timer ends with the lease
+        log.warning("lease of slot %d (%s) expired", self.index, self.lease.trajectory)
         self._context.statistics.leases_expired += 1
-        self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
-        self._reset()
-
-    async def _settle(self, within_s: float) -> bool:
-        """Wait until the supervisor has answered; False if it has not within ``within_s``."""
-        waiter = self._loop.create_future()
-        self._settled.append(waiter)
-        try:
-            async with asyncio.timeout(within_s):
-                await waiter
-        except TimeoutError:
-            self._settled.remove(waiter)
-            return False
-        return True
-
-    def _wake_settled(self) -> None:
-        waiters, self._settled = self._settled, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {self.lease.ttl_s:g} s"))
+        self._leave(Event.give_back)
 
 
 def _answer(waiter: asyncio.Future[str], reason: str) -> None:

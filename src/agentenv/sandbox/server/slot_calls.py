@@ -35,15 +35,15 @@ more in each kernel), so that data lost in a cut connection can be sent again.""
 
 
 class SlotCalls:
-    """Calls run one at a time, in order of arrival; session calls run concurrently. ``on_lost`` hears that the slot's
-    agent is no longer usable; while ``is_paused`` says so, no call begins."""
+    """Calls run one at a time, in order of arrival; session calls run concurrently. ``on_lost`` is called when the
+    slot's agent is no longer usable; calls begin while ``usable``."""
 
     def __init__(
         self,
         index: int,
         context: ServerContext,
         on_lost: Callable[[Loss, str], None],
-        is_paused: Callable[[], bool],
+        usable: Callable[[], bool],
     ) -> None:
         self.memory: ReplyMemory | None = None
         """The replies of the slot's lease."""
@@ -55,11 +55,11 @@ class SlotCalls:
         self._loop = context.poller.loop
         self._lane = Lane(context.poller)
         self._on_lost = on_lost
-        self._is_paused = is_paused
+        self._usable = usable
         self._queue: deque[CallInFlight] = deque()
         self._runner: CallRunner | None = None
         self._current: CallInFlight | None = None
-        self._session_calls = SessionCalls(context, self.past)
+        self._session_calls = SessionCalls(context, self.past, usable)
         self._network_env: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class SlotCalls:
 
     def _begin_next(self) -> None:
         """Start the next call, if possible."""
-        while self._queue and self._current is None and self._runner is not None and not self._is_paused():
+        while self._queue and self._current is None and self._runner is not None and self._usable():
             if self.memory is None or self.memory.full:
                 return
             asked = self._queue.popleft()

@@ -14,11 +14,12 @@ from agentenv.sandbox.server import slot
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.slot_states import State
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices
 from agentenv.wire.leases import LeaseRequest
-from agentenv.wire.states import SlotPhase, SlotState
+from agentenv.wire.states import SlotPhase
 
 
 class _Told:
@@ -87,7 +88,7 @@ async def _seal(kill: Any, limits: Any = None) -> None:
     supervisor = SimpleNamespace(remember=lambda *_: None, reset=lambda *_: None)
     poller = cast("Poller", SimpleNamespace(loop=loop))
     slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
-    slot.state = SlotState.free
+    slot.state = State.free
     lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))
     slot.calls.any_ran = True  # the model's commands ran here
     setup: Any = SimpleNamespace(plan=lambda _: None)

@@ -14,8 +14,8 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.holder import Holder
+from agentenv.sandbox.server.slot_states import State
 from agentenv.wire.leases import ActionRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
-from agentenv.wire.states import SlotState
 
 
 def _leased(run: str) -> tuple[Container, LeaseKey]:
@@ -24,7 +24,7 @@ def _leased(run: str) -> tuple[Container, LeaseKey]:
     context.poller.loop = asyncio.get_running_loop()
     context.supervisor.silent_s.return_value = 0.0
     container = Container(1, cast("ServerContext", context))
-    container.slot(0).state = SlotState.free
+    container.slot(0).state = State.free
     request = LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16, tags=Tags(run=run))
     return container, container.slot(0).grant(request).key
 

@@ -17,6 +17,7 @@ from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFil
 from agentenv.sandbox.server import slot
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.slot_states import State
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
 from agentenv.wire.leases import LeaseRequest
@@ -27,7 +28,7 @@ def _leased(supervisor: Any) -> Slot:
     context = MagicMock(reply_memory=16, supervisor=supervisor)
     context.poller.loop = asyncio.get_running_loop()
     slot = Slot(0, cast("ServerContext", context))
-    slot.state = SlotState.free
+    slot.state = State.free
     slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16))
     return slot
 
@@ -41,12 +42,13 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
     with pytest.raises(LeaseLostError, match="not sealed within") as lost:
         await slot.seal(key)
     assert not worth_another(lost.value, acted=True)
-    assert repr(slot).startswith("Slot(0, resetting")
+    assert (slot.state, slot.reported) == (State.reset_due, SlotState.resetting)
     with pytest.raises(LeaseLostError, match="not sealed within"):
         slot.admit(key)
     supervisor.reset.assert_not_called()
     slot.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), MagicMock())
     supervisor.reset.assert_called_once_with(0, 0)  # made anew over the workspace after all: nobody has that now
+    assert slot.state is State.resetting
     slot.close()
 
 

@@ -13,10 +13,10 @@ from agentenv.sandbox.server import slot as module
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.slot_states import State
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
-from agentenv.wire.states import SlotState
 
 if TYPE_CHECKING:
     from agentenv.sandbox.server.poller import Poller
@@ -34,7 +34,7 @@ async def leased() -> tuple[Slot, Lease, list[tuple[object, ...]]]:
     )
     poller = cast("Poller", SimpleNamespace(loop=asyncio.get_running_loop()))
     slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
-    slot.state = SlotState.free
+    slot.state = State.free
     lease = slot.grant(ASKED)
     lease.root = RootSpec("sha256:" + "0" * 64)
     slot.calls.any_ran = True
@@ -48,7 +48,7 @@ async def test_a_change_that_takes_too_long_ends_the_lease_and_is_no_free_retry(
     slot, lease, resets = await leased()
     with pytest.raises(SlotDestroyedError, match="network was not changed"):
         await slot.connect(lease.key, POLICY)
-    assert (slot.lease, slot.state, resets) == (None, SlotState.resetting, [(0, 0)])
+    assert (slot.lease, slot.state, resets) == (None, State.resetting, [(0, 0)])
     slot.connected(0, {}, "")  # late: it changes nothing
     with pytest.raises(SlotDestroyedError):
         await slot.connect(lease.key, POLICY)

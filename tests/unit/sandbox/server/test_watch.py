@@ -16,6 +16,7 @@ from agentenv.sandbox.server import watch
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.metrics import Statistics
+from agentenv.sandbox.server.slot_states import State
 from agentenv.sandbox.server.watch import Watcher, Watchers, WatchRoute
 from agentenv.wire.leases import LeaseRequest, Tags
 from agentenv.wire.states import SlotState
@@ -32,7 +33,7 @@ def _container(slots: int = 3) -> tuple[Container, Watchers]:
     context.supervisor.silent_s.return_value = 0.0
     container = Container(slots, cast("ServerContext", context))
     for index in range(slots):
-        container.slot(index).state = SlotState.free
+        container.slot(index).state = State.free
     return container, watchers
 
 
@@ -105,7 +106,7 @@ async def test_changes_that_were_not_sent_yet_are_one_line_per_slot() -> None:
         for epoch in range(1, 4):
             _lease(container, 1)
             container.slot(1).lost(Loss.ended, "its agent ended")
-            container.slot(1).epoch, container.slot(1).state = epoch, SlotState.free
+            container.slot(1).epoch, container.slot(1).state = epoch, State.free
         container.slot(0).lost(Loss.ended, "its agent ended")
         response.reads.set()
         await until(lambda: (0, "resetting", 0) in response.changes())
@@ -153,7 +154,7 @@ async def test_what_is_no_change_sends_nothing() -> None:
         slot.lost(Loss.ended, "its agent ended")
         assert watcher.take() == [0]
         assert watcher.take() == []
-    slot.state = SlotState.free
+    slot.state = State.free
     assert watcher.take() == [], "it does not watch any more"
     container.close()
 
