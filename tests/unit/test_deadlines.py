@@ -20,7 +20,7 @@ from agentenv.farm.open import open_executor, open_farm
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.registry import make_backend
-from agentenv.sandbox.server import call_runner
+from agentenv.sandbox.server import call_queue
 from agentenv.sandbox.supervisor import server_process, slot_process
 from agentenv.slots.backends.nomad.job import job_variables
 from agentenv.config import ContainerSettings, NomadSettings
@@ -30,7 +30,7 @@ print(json.dumps({
     "start": PoolSettings().start_timeout_s,
     "commands": [inspect.signature(one).parameters["start_timeout_s"].default for one in STARTS],
     "call": ExecutorSettings().default_timeout_s,
-    "kill": call_runner.KILL_GRACE_S,
+    "kill": call_queue.KILL_GRACE_S,
     "hello": slot_process.HELLO_DEADLINE_S,
     "container": launch_environment().get("AGENTENV_TIME_FACTOR"),
     "server": server_process.environment().get("AGENTENV_TIME_FACTOR"),

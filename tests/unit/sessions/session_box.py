@@ -11,7 +11,7 @@ from pathlib import Path
 from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.session_calls import SlotHost, SlotSessions
+from agentenv.sandbox.server.slot_sessions import SlotHost, SlotSessions
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built

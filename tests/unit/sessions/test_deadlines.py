@@ -12,7 +12,7 @@ import pytest
 
 from agentenv import AsyncSandbox
 from agentenv.errors import UnknownSessionError
-from agentenv.sandbox.server import session_calls
+from agentenv.sandbox.server import slot_sessions
 from agentenv.sessions import foreground, terminal_calls
 from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
@@ -75,7 +75,7 @@ async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monk
 
 
 async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_calls, "LATE_S", 0.2)
+    monkeypatch.setattr(slot_sessions, "LATE_S", 0.2)
     sessions = BoxSessions(tmp_path, ENV | {"HOME": str(tmp_path)}, MIB)
 
     async def never(*_: Any) -> None:

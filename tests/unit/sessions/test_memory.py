@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.server.session_calls import SlotSessions
+from agentenv.sandbox.server.slot_sessions import SlotSessions
 from agentenv.sessions.head_tail import Rolling, seam
 from agentenv.sessions.output_window import OutputWindow
 from agentenv.sessions.terminal import Terminal

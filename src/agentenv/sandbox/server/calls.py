@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from pydantic_core import to_json
 
 from agentenv.errors import AgentEnvError
-from agentenv.sandbox.server.inbox import Attached, close_all
-from agentenv.sandbox.server.metrics import Statistics
+from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Process
 from agentenv.sandbox.server.replies import Raw, RememberedReply, ReplyMemory, size_of
 from agentenv.wire.base import LARGE_BYTES, WireModel
@@ -33,7 +32,6 @@ class Stop(StrEnum):
     no = ""
     deadline = "deadline"
     cancelled = "cancelled"
-    lost = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,14 @@ class CallInFlight(RememberedReply):
         memory: ReplyMemory,
         outlet: Outlet,
         now: float,
+        held_bytes: int = 0,
         attached: Mapping[str, Attached] = MappingProxyType({}),
     ) -> None:
         super().__init__(call.id, memory)
         self.slot = call.lease.slot
         self.secret = call.lease.secret
         self.tool = call.tool
-        self.held_bytes = 0
+        self.held_bytes = held_bytes
         self.arguments = arguments
         self.attached = attached
         self.timeout_s = call.timeout_s
@@ -112,30 +111,6 @@ class CallInFlight(RememberedReply):
         self.outlets.append(outlet)
         if self.message is not None:
             outlet.deliver(self)
-
-
-def answer(asked: CallInFlight, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
-    """The call ended with this result: remember it, count it, and send it to every connection that submitted it."""
-    fields, raw = detached(fields, content)
-    message = encode_result(fields, b"" if "content" in raw else b"".join(content.json))
-    asked.memory.finish(asked, message, raw)
-    asked.memory.inbox.let_go(asked.held_bytes)
-    close_all(asked.attached)
-    statistics.calls += 1
-    if "duration_s" in fields:
-        statistics.ran(fields["duration_s"])
-    statistics.results_bytes += asked.size_bytes
-    statistics.calls_faulted += "fault" in fields
-    statistics.calls_timed_out += "timed_out" in fields
-    statistics.calls_cancelled += "cancelled" in fields
-    statistics.calls_oom_killed += "oom_killed" in fields
-    if asked.timer is not None:
-        asked.timer.cancel()
-        asked.timer = None
-    asked.process = asked.task = None
-    for outlet in asked.outlets:
-        if not outlet.closed:
-            outlet.deliver(asked)
 
 
 def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:

@@ -189,7 +189,7 @@ class Container:
     def sent(self, asked: CallInFlight) -> None:
         """This answer was handed to a connection."""
         asked.memory.sent(asked)
-        self._slots[asked.slot].calls.made_room()
+        self._slots[asked.slot].calls.pump()
 
     # -- leases ------------------------------------------------------------------------------------
 

@@ -12,12 +12,11 @@ from agentenv.errors import AgentEnvError, CallLostError, ProtocolError, Sandbox
 from agentenv.sandbox.server.access import BEARER
 from agentenv.sandbox.server.calls import CallInFlight, Outlet, encode_result, refusal
 from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.inbox import Inbox, close_all
+from agentenv.sandbox.server.inbox import Inbox
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import Raw
-from agentenv.sandbox.server.session_calls import SlotHost
 from agentenv.sandbox.server.slot import Slot
-from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
+from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
     ActionReply,
@@ -90,7 +89,7 @@ class Holder:
         for call in calls:
             if (asked := self._known(call.id, call.lease)) is not None:
                 asked.memory.forget(asked)
-                self._container.slot(asked.slot).calls.made_room()
+                self._container.slot(asked.slot).calls.pump()
             elif call.id not in self._context.index:
                 with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it ended
                     self._container.slot(call.lease.slot).admit(self._own(call.lease)).inbox.drop(call.id)
@@ -135,13 +134,7 @@ class Holder:
             raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
         if self._container.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down")
-        attached = memory.inbox.take(call.id, call.attachments)
-        try:
-            arguments = parse_arguments(call.tool, with_attached(call.tool, call.arguments, attached))
-            slot.calls.submit(call, arguments, memory, outlet, held_bytes, attached)
-        except BaseException:
-            close_all(attached)
-            raise
+        slot.calls.submit(call, memory, outlet, held_bytes)
 
     def _known(self, call_id: str, lease: LeaseKey) -> CallInFlight | None:
         """The call of that id, if it belongs to that lease."""

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.wire.watch import CALL_BOUNDS_S, CallTimes
@@ -56,6 +56,17 @@ class Statistics:
         """A call that ran for so long has ended."""
         self.run_counts[bisect_left(CALL_BOUNDS_S, duration_s)] += 1
         self.run_total_s += duration_s
+
+    def answered(self, result: Mapping[str, Any], size_bytes: int) -> None:
+        """A call has ended with these fields of a CallResult."""
+        self.calls += 1
+        self.results_bytes += size_bytes
+        if (duration_s := result.get("duration_s")) is not None:
+            self.ran(duration_s)
+        self.calls_faulted += "fault" in result
+        self.calls_timed_out += "timed_out" in result
+        self.calls_cancelled += "cancelled" in result
+        self.calls_oom_killed += "oom_killed" in result
 
     def call_times(self) -> CallTimes:
         """How long calls ran."""

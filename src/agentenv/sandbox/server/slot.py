@@ -1,4 +1,4 @@
-"""One slot: its state and its lease. What may follow what is in ``slot_states``; its calls are SlotCalls'."""
+"""One slot: its state and its lease. What may follow what is in ``slot_states``; its calls are its ``CallQueue``'s."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from agentenv.errors import (
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE
+from agentenv.sandbox.server.call_queue import CallQueue
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
-from agentenv.sandbox.server.session_calls import SlotHost
-from agentenv.sandbox.server.slot_calls import SlotCalls
+from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sandbox.server.slot_states import REPORTED, USABLE, Event, Move, Refusal, State, decide, may
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
@@ -90,7 +90,7 @@ class Slot:
         """Requests of leases that have ended: a late copy of such a request must not get a lease."""
         self._lost: tuple[Lease, AgentEnvError] | None = None
         """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
-        self.calls = SlotCalls(index, context, self._agent_lost, lambda: self.state in USABLE)
+        self.calls = CallQueue(index, context, self._agent_lost, lambda: self.state in USABLE)
 
     def __repr__(self) -> str:
         return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {self.calls!r})"

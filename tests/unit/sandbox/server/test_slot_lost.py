@@ -69,7 +69,7 @@ async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, err
     assert slot.lease is not None
     key = slot.lease.key
     runner = MagicMock()
-    runner.take_above.return_value = above
+    runner.io.limits.take_above.return_value = above
     slot.calls._runner, slot.calls.any_ran = runner, True
     slot.lost(Loss.silent, "a killed call did not end")
     assert type(slot.why_lost(key)) is error

@@ -1,32 +1,35 @@
-"""Runs the calls of one slot, one at a time: starts them, enforces deadlines, builds answers."""
+"""Runs one call in its slot: a command, a file operation, or something on a session; and builds its result."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic_core import to_json
 
-from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.limit_watch import LimitWatch
+from agentenv.sandbox.server.agent_link import AgentLink, TooManyRunsError
+from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
-from agentenv.sandbox.server.past_calls import PastCalls
+from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost, SlotSessions
 from agentenv.sandbox.server.tools.bash import Shells, binary_output, output
 from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.slot_env import SEALED_ENV, image_env
 from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.base import WireModel
 from agentenv.wire.tools import BashArguments
 
-KILL_GRACE_S = scaled(15.0)
-"""Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
 _AT_ONCE = 500
 """Entries of a list encoded in one iteration of the loop: a millisecond or two."""
 
@@ -34,114 +37,102 @@ log = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
-    """The call was stopped while its file operation was running."""
+    """The call was stopped while its file operation ran."""
 
 
-class CallRunner:
-    """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost`` when
-    the agent does not obey."""
+class Runner:
+    """Runs the calls of one slot, from its hand-over to :meth:`close`. ``ended`` is called with each call's result,
+    never from within :meth:`begin`; not for calls that end with the slot's agent. ``on_lost``: see AgentLink."""
 
     def __init__(
         self,
         context: ServerContext,
-        io: SlotIo,
-        call_ended: Callable[[], None],
-        lost: Callable[[Loss, str], None],
-        past: PastCalls,
+        packet: SlotReady,
+        agent: socket.socket,
+        lane: Lane,
+        ended: Callable[[CallInFlight, Fields, Content], None],
+        on_lost: Callable[[Loss, str], None],
+        *,
+        era: int,
+        sealed: bool,
     ) -> None:
+        given, shell, paths = context.env, context.shell, packet.paths
+        self._network_env: Mapping[str, str] = {}
+        if packet.view is not None:
+            view = packet.view
+            self._network_env, shell = view.network_env, view.shell
+            only_bash = "" if view.stands_in else shell
+            given = image_env({**view.env, **view.network_env}, context.given_env, view.user, only_bash)
+            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
+        env = {name: paths.in_slot(value) for name, value in given.items()}
+        self._env = {**env, **SEALED_ENV} if sealed else env
         self._context = context
-        self._io = self.io = io
-        self._call_ended = call_ended
-        self._lost = lost
-        self._past = past
+        self._shell = shell
         self._loop = context.poller.loop
-        self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
-        self._current: CallInFlight | None = None
+        self._ended = ended
+        link = AgentLink(agent, lane, era, on_lost, max_descriptors=context.descriptors)
+        if era > 0:
+            link.kill_former_runs()
+        self.io = SlotIo(link, lane, LimitWatch(packet.limits), replace(paths, home=env.get("HOME", "")))
+        self.host = SlotHost(self.io, self._env)
+        self._sessions = SlotSessions(self.host, context.output_bytes)
+        self._shells = self._new_shells()
 
-    def change_env(self, former: Iterable[str], env: Mapping[str, str]) -> Mapping[str, str]:
-        """Commands started from now on have ``env`` in place of the variables ``former``. Returns all they have."""
-        kept = {name: value for name, value in self._context.env.items() if name not in former}
-        self._context = replace(self._context, env={**kept, **env})
-        context = self._context
+    def change_network_env(self, env: Mapping[str, str]) -> None:
+        """What is started from now on has these variables of the network in place of the former ones."""
+        kept = {name: value for name, value in self._env.items() if name not in self._network_env}
+        self._network_env = env
+        self._env = self.host.env = {**kept, **env}
         self._shells.dismiss_spare()
-        self._shells = Shells(self._io, context.env, context.output_bytes, context.spare_shells, context.shell)
-        return context.env
+        self._shells = self._new_shells()
+
+    def _new_shells(self) -> Shells:
+        context = self._context
+        return Shells(self.io, self._env, context.output_bytes, context.spare_shells, self._shell)
 
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""
-        if self._current is None and not self._io.link.closed:
+        if not self.io.link.closed:
             self._shells.start_spare()
             # Read here instead of at the next call's start: it costs as much as a hop between processes.
-            self._io.limits.begin()
+            self.io.limits.begin()
 
     def begin(self, asked: CallInFlight) -> None:
-        """Start the call. Its answer comes later, never from within this method; any failure becomes that call's
-        answer."""
-        self._current = asked
-        asked.started_at = self._loop.time()
-        # First: whatever happens to the rest, the call ends.
-        asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
+        """Start the call. Any failure becomes its answer."""
         try:
             if isinstance(asked.arguments, BashArguments):
                 stdin = asked.attached.get("stdin") or asked.attached.get("stdin_data")
-                asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
+                asked.process, warm = self._shells.run(
+                    asked.arguments, lambda process: self._bash_ended(asked, process), stdin
+                )
                 self._context.statistics.calls_cold += not warm
             else:
-                asked.task = self._loop.create_task(self._run_file(asked))
+                run = self._session if isinstance(asked.arguments, SessionArguments) else self._file
+                asked.task = self._loop.create_task(self._run(asked, run))
         except AgentEnvError as error:
             self._refuse(asked, error)
         except Exception as error:
             log.exception("call %s could not be begun", asked.call_id)
             self._refuse(asked, InfraError(f"the call could not be begun: {error!r}"))
 
-    def _refuse(self, asked: CallInFlight, error: AgentEnvError) -> None:
-        refused = refusal(asked.call_id, error)
-        self._context.poller.defer(lambda: self._end(asked, refused))
-
-    def take_above(self) -> str:
-        """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
-        return self._io.limits.take_above()
-
-    def stop(self, asked: CallInFlight, why: Stop) -> None:
-        """Kill the running call; its answer follows with its output so far. Repeatable."""
-        if asked is not self._current or asked.stop:
-            return
-        asked.stop = why
-        if asked.timer is not None:
-            asked.timer.cancel()
-        asked.timer = self._loop.call_later(KILL_GRACE_S, self._lost, Loss.silent, "a killed call did not end")
-        if asked.process is not None:
-            asked.process.kill()
-
-    def abandon(self, asked: CallInFlight) -> None:
-        """The call was answered by other means; its process is ignored from now on."""
-        if asked is self._current:
-            self._current = None
-        if asked.process is not None:
-            asked.process.on_end = None
-        if asked.task is not None:
-            asked.task.cancel()
-
     def close(self) -> None:
         """Release the agent and everything held for it. Repeatable."""
-        if self._current is not None:
-            self.abandon(self._current)
-        self._io.link.close()
-        self._io.limits.close()
+        self.io.link.close()
+        self.io.limits.close()
+        self._sessions.close()
 
-    def _end(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
-        if asked is self._current:
-            self._current = None
-            self._past.add(asked, result, self._loop.time())
-            answer(asked, result, self._context.statistics, content)
-            self._call_ended()
+    def _refuse(self, asked: CallInFlight, error: AgentEnvError) -> None:
+        refused = refusal(asked.call_id, error)
+        self._context.poller.defer(lambda: self._ended(asked, refused, NO_CONTENT))
 
-    # -- bash --------------------------------------------------------------------------------------
+    def _check_above(self) -> None:
+        """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""
+        if above := self.io.limits.take_above():
+            raise InfraError(above)
 
-    def _bash_ended(self, process: Process) -> None:
-        asked = self._current
+    def _bash_ended(self, asked: CallInFlight, process: Process) -> None:
         # A lost agent is reported to the slot, which answers every call of its lease.
-        if asked is None or process.outcome is Outcome.lost:
+        if process.outcome is Outcome.lost:
             return
         assert isinstance(asked.arguments, BashArguments)
         now = self._loop.time()
@@ -149,33 +140,21 @@ class CallRunner:
             fields = output(process, asked.arguments)
             self._check_above()
         except AgentEnvError as error:
-            self._end(asked, refusal(asked.call_id, error))
+            self._ended(asked, refusal(asked.call_id, error), NO_CONTENT)
             return
-        usage = process.usage
+        usage, limits = process.usage, self.io.limits
         fields["cpu_s"] = usage.user_s + usage.system_s
         fields["peak_memory_bytes"] = usage.max_rss_bytes
-        if fields["exit_code"] != 0 and self._io.limits.killed_by_own_limit():
+        if fields["exit_code"] != 0 and limits.killed_by_own_limit():
             fields["oom_killed"] = True
-            fields["peak_memory_bytes"] = self._io.limits.peak_bytes() or usage.max_rss_bytes
+            fields["peak_memory_bytes"] = limits.peak_bytes() or usage.max_rss_bytes
         content = binary_output(process, fields) if asked.arguments.binary else NO_CONTENT
-        self._end(asked, ended(asked, now, fields), content)
+        self._ended(asked, ended(asked, now, fields), content)
 
-    def _check_above(self) -> None:
-        """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""
-        if above := self._io.limits.take_above():
-            raise InfraError(above)
-
-    # -- file operations ---------------------------------------------------------------------------
-
-    async def _run_file(self, asked: CallInFlight) -> None:
+    async def _run(self, asked: CallInFlight, run: Callable[[CallInFlight], Awaitable[tuple[Fields, Content]]]) -> None:
         content = NO_CONTENT
         try:
-            runner = _Runner(self._io, self._context.env, asked)
-            outcome = await run_file_tool(
-                asked.tool, asked.arguments, runner, paths=self._io.paths, attached=asked.attached
-            )
-            content = await _encoded(outcome)
-            fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
+            fields, content = await run(asked)
             result = ended(asked, self._loop.time(), fields)
             self._check_above()
         except _StoppedError:
@@ -183,14 +162,28 @@ class CallRunner:
         except LeaseLostError:
             return  # the slot answers every call of its lease
         except AgentEnvError as error:
-            content, result = NO_CONTENT, refusal(asked.call_id, error)
+            full = isinstance(error.__cause__, TooManyRunsError)
+            refused = InvalidArgumentsError(str(error.__cause__)) if full else error
+            content, result = NO_CONTENT, refusal(asked.call_id, refused)
         except Exception as error:
-            log.exception("file tool %s failed", asked.tool)
-            result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
-        self._end(asked, result, content)
+            log.exception("%s failed", asked.tool)
+            content, result = NO_CONTENT, refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
+        self._ended(asked, result, content)
+
+    async def _session(self, asked: CallInFlight) -> tuple[Fields, Content]:
+        assert isinstance(asked.arguments, SessionArguments)
+        answered = await self._sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
+        return answered.fields, Content((answered.content.model_dump_json(exclude_defaults=True).encode(),))
+
+    async def _file(self, asked: CallInFlight) -> tuple[Fields, Content]:
+        programs = _FilePrograms(self.io, self._env, asked)
+        outcome = await run_file_tool(
+            asked.tool, asked.arguments, programs, paths=self.io.paths, attached=asked.attached
+        )
+        return {"exit_code": outcome.exit_code, "stderr": outcome.stderr}, await _encoded(outcome)
 
 
-class _Runner:
+class _FilePrograms:
     """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.runner.SlotRunner`)."""
 
     def __init__(self, io: SlotIo, env: dict[str, str], asked: CallInFlight) -> None:

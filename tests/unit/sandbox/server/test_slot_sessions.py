@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.process import Outcome, Process, SlotIo
-from agentenv.sandbox.server.session_calls import SlotProgram
+from agentenv.sandbox.server.slot_sessions import SlotProgram
 from agentenv.sandbox.slotagent.protocol import SpawnStep, Usage
 from agentenv.sessions.host import Program
 
