@@ -67,7 +67,7 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("sandbox/server/tools/bash.py", "agentenv.sandbox.supervisor.isolation", APART),
         ("sandbox/server/server.py", "agentenv.config", DOWNWARD),
         ("sandbox/server/server.py", "agentenv.slots.ledger", DOWNWARD),
-        ("sessions/reader.py", "agentenv.sandbox.server.capture", DOWNWARD),
+        ("sessions/reader.py", "agentenv.sandbox.server.process", DOWNWARD),
         ("metrics/readings.py", "agentenv", DOWNWARD),
         ("agent/loop.py", "agentenv.api.tool_server.tool", DOWNWARD),
         ("tools/spec.py", "agentenv.executor.session", DOWNWARD),

@@ -75,7 +75,7 @@ class SlotPaths:
 
     def directory(self, path: str | None) -> str:
         """The directory a call names for a command to run in; relative ones are below the workspace (the default)."""
-        return posixpath.join(self.workspace, self.named(path or ""))
+        return posixpath.join(self.workspace, self.named(path)) if path else self.workspace
 
     def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
         """The command of one file operation."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from agentenv.sandbox.server.calls import CallInFlight, Fields
-from agentenv.sandbox.server.capture import OutputReader
+from agentenv.sandbox.server.process import OutputReader
 from agentenv.sandbox.server.replies import Raw
 from agentenv.wire.base import WireModel
 from agentenv.wire.tails import TAIL_BYTES

@@ -30,33 +30,24 @@ log = logging.getLogger(__name__)
 class Lane:
     """One slot's share of a poller, for as long as the server runs."""
 
-    __slots__ = ("_poller", "loop", "took_s")
+    __slots__ = ("_poller", "defer", "later", "loop", "not_later", "remove", "took_s")
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self.loop = poller.loop
+        self.remove, self.defer, self.later, self.not_later = (
+            poller.remove,
+            poller.defer,
+            poller.later,
+            poller.not_later,
+        )
+        """See :class:`Poller`."""
         self.took_s = 0.0
         """Where this slot's next callback begins in the poller's virtual time: see :meth:`Poller._handle`."""
 
     def add(self, fd: int, callback: Callable[[], None]) -> None:
         """Watch ``fd``, which the caller owns and must remove before closing it."""
         self._poller.add(fd, callback, self)
-
-    def remove(self, fd: int) -> None:
-        """Stop watching ``fd``; no error when it is not watched."""
-        self._poller.remove(fd)
-
-    def defer(self, callback: Callable[[], None]) -> None:
-        """See :meth:`Poller.defer`."""
-        self._poller.defer(callback)
-
-    def later(self, key: object, callback: Callable[[], None]) -> None:
-        """See :meth:`Poller.later`."""
-        self._poller.later(key, callback)
-
-    def not_later(self, key: object) -> None:
-        """See :meth:`Poller.not_later`."""
-        self._poller.not_later(key)
 
 
 class Poller:
@@ -86,7 +77,7 @@ class Poller:
         self._callbacks[fd] = callback, lane
 
     def remove(self, fd: int) -> None:
-        """See :meth:`Lane.remove`."""
+        """Stop watching ``fd``; no error when it is not watched."""
         if self._callbacks.pop(fd, None) is not None:
             self._ready.pop(fd, None)
             self._epoll.unregister(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -86,7 +87,7 @@ async def with_a_full_slot() -> None:
 async def _seal(kill: Any, limits: Any = None) -> None:
     loop = asyncio.get_running_loop()
     supervisor = SimpleNamespace(remember=lambda *_: None, reset=lambda *_: None)
-    poller = cast("Poller", SimpleNamespace(loop=loop))
+    poller = cast("Poller", MagicMock(loop=loop))
     slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
     slot.state = State.free
     lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))

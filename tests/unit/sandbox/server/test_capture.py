@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox.server import capture
-from agentenv.sandbox.server.capture import OutputReader
+from agentenv.sandbox.server import process
 from agentenv.sandbox.server.poller import Lane, Poller
+from agentenv.sandbox.server.process import OutputReader
 from agentenv.sessions.head_tail import HeadTail, seam
 from tests.waiting import until
 
@@ -116,8 +116,8 @@ async def test_all_that_the_socket_holds_is_read_at_the_end() -> None:
 
 
 async def test_what_is_kept_is_read_at_any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_FLOOD_BURST_BYTES", 1)
-    monkeypatch.setattr(capture, "_FLOOD_BYTES_PER_S", 1)
+    monkeypatch.setattr(process, "_FLOOD_BURST_BYTES", 1)
+    monkeypatch.setattr(process, "_FLOOD_BYTES_PER_S", 1)
     size = 1024 * 1024
     async with reading(size) as (reader, theirs):
         reader.watch()
@@ -126,8 +126,8 @@ async def test_what_is_kept_is_read_at_any_rate(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_flood_is_throttled_and_keeps_its_head_and_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_FLOOD_BURST_BYTES", 128 * 1024)
-    monkeypatch.setattr(capture, "_FLOOD_BYTES_PER_S", 4 * 1024 * 1024)
+    monkeypatch.setattr(process, "_FLOOD_BURST_BYTES", 128 * 1024)
+    monkeypatch.setattr(process, "_FLOOD_BYTES_PER_S", 4 * 1024 * 1024)
     async with reading() as (reader, theirs):
         reader.watch()
         total = 64 * 65536 + 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -32,7 +33,7 @@ async def leased() -> tuple[Slot, Lease, list[tuple[object, ...]]]:
     supervisor = SimpleNamespace(
         remember=lambda *_: None, connect=lambda *_: None, reset=lambda *asked: resets.append(asked)
     )
-    poller = cast("Poller", SimpleNamespace(loop=asyncio.get_running_loop()))
+    poller = cast("Poller", MagicMock(loop=asyncio.get_running_loop()))
     slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
     slot.state = State.free
     lease = slot.grant(ASKED)
