@@ -8,6 +8,7 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -131,6 +132,7 @@ async def test_nothing_begins_in_a_slot_that_is_recreated_and_everything_does_af
     box.queue.stop()
     box.queue.close()
     assert _result(running).cancelled
+    assert [one.call_id for one in box.queue.past.after(0)] == [running.call_id]
     waiting = [box.submit("b", command="2"), box.submit("c", "process", action="list")]
     box.agent.close()
     box.open()
@@ -160,6 +162,18 @@ async def test_what_waits_can_be_cancelled_and_what_is_answered_is_left_alone(bo
     box.queue.cancel(second)
     assert second.message is message
     assert box.queue.running == (first,)
+    assert list(box.queue.past.after(0)) == [], "it has not run"
+
+
+async def test_a_result_that_comes_after_the_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch, box: Box) -> None:
+    monkeypatch.setattr(process, "memory_file", MagicMock(side_effect=OSError(errno.EMFILE, "nothing left")))
+    asked = box.submit("c", command="cat", stdin="x")
+    box.queue.end_lease(LeaseLostError("it was lost"))
+    answered: list[bool] = []
+    box.poller.defer(lambda: answered.append(True))  # after the result
+    await until(lambda: answered)
+    assert _result(asked).error == LeaseLostError.code
+    assert box.context.statistics.calls == 1
 
 
 async def test_every_call_of_a_lease_that_ends_is_answered(box: Box) -> None:
@@ -168,6 +182,9 @@ async def test_every_call_of_a_lease_that_ends_is_answered(box: Box) -> None:
         box.submit("b", command="2"),
         box.submit("c", "process", action="start", command="sleep 9"),
     ]
+    box.usable = False
+    asked.append(box.submit("d", "process", action="list"))
+    assert (len(box.queue), len(box.queue.running)) == (4, 2)
     box.queue.end_lease(LeaseLostError("it was lost"))
     assert {_result(one).error for one in asked} == {LeaseLostError.code}
     assert (len(box.queue), box.context.index, box.queue.memory) == (0, {}, None)

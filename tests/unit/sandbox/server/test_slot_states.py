@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import AgentEnvError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
+from agentenv.sandbox.server import call_queue
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.slot_states import (
@@ -26,6 +27,7 @@ from agentenv.sandbox.server.slot_states import (
     State,
     decide,
 )
+from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
@@ -211,14 +213,16 @@ class Supervisor:
 class Play:
     """One slot, its supervisor and its holder."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, calls: bool = True) -> None:
+        """``calls``: a stand-in takes the place of the slot's."""
         self.supervisor = Supervisor()
-        context = MagicMock(supervisor=self.supervisor)
+        context = MagicMock(supervisor=self.supervisor, reply_memory=9, index={})
         context.poller.loop = asyncio.get_running_loop()
         self.slot = self.supervisor.slot = Slot(0, cast("ServerContext", context))
         self.calls = MagicMock(any_ran=True)
         self.calls.take_above.return_value = ""
-        self.slot.calls = self.calls
+        if calls:
+            self.slot.calls = self.calls
         self.asked: list[asyncio.Task[Any]] = []
         self.leases = 0
 
@@ -329,6 +333,46 @@ async def test_what_is_done_while_something_else_is_has_to_be_asked_for_again() 
     one.supervisor.answer()
     await asyncio.gather(*one.asked)
     assert one.slot.lease.sealed
+    assert one.calls.open.call_args.kwargs["sealed"]
+    one.slot.close()
+
+
+async def test_a_slot_that_was_made_anew_meanwhile_is_another_leases() -> None:
+    one = await _leased()
+    one.do("seal")
+    await asyncio.sleep(0)
+    one.supervisor.epoch += 1  # as after a reset of which this server has heard nothing
+    one.supervisor.answer()
+    assert (one.slot.state, one.slot.lease) == (State.free, None)
+    one.do("lease")
+    one.do("seal")
+    one.slot._move(Event.seal)  # before the first has looked: it must not wait for another's seal
+    await asyncio.wait(one.asked[:1], timeout=30)
+    with pytest.raises(LeaseLostError, match="the slot was reset"):
+        await one.asked[0]
+    assert one.slot.state is State.sealing
+    one.supervisor.work = "seal"
+    one.supervisor.answer()
+    await one.asked[1]
+    one.slot.close()
+
+
+async def test_calls_begin_in_a_slot_as_soon_as_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = MagicMock()
+    monkeypatch.setattr(call_queue, "Runner", lambda *_, **__: runner)
+    one = Play(calls=False)
+    one.do("answer")
+    one.do("lease")
+    assert one.slot.lease is not None
+    key = one.slot.lease.key
+    one.do("checkpoint")
+    await asyncio.sleep(0)
+    call = Call(id="c" * 8, lease=key, tool="bash", arguments={"command": "x"}, timeout_s=5.0, boot="b" * 16)
+    one.slot.calls.submit(call, one.slot.admit(key), MagicMock(), 10)
+    runner.begin.assert_not_called()
+    one.supervisor.answer()
+    runner.begin.assert_called_once()
+    await one.asked[0]
     one.slot.close()
 
 
