@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from agentenv.containers.connection import open_session
 from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
 from agentenv.executor.session import ToolSession
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.leases import CheckpointSlot

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, cache_dir
+from agentenv.containers.connection import open_session
 from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
 from agentenv.executor.session import SessionLease
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.image.base import base_tarball

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from agentenv.containers.tail import tail
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import StaleLeaseError
 from agentenv.wire.leases import EndRequest, LeaseKey
 from agentenv.wire.tails import TAIL_BYTES, TailBeat, TailCall, TailEnd, TailLine, TailOutput, TailOver, tail_line
@@ -26,7 +26,7 @@ class Followed:
 
     async def read(self, container: Client, slot: int, epoch: int) -> None:
         rest = b""
-        async with aclosing(tail(container.session, container.handle, slot, epoch)) as pieces:
+        async with aclosing(ContainerControl(container.handle, container.session).tail(slot, epoch)) as pieces:
             async for piece in pieces:
                 *whole, rest = (rest + piece).split(b"\n")
                 self.lines += [tail_line.validate_json(line) for line in whole]

@@ -13,8 +13,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
-from agentenv.containers.layers import download_layers
+from agentenv.containers.transfer import download_layers
 from agentenv.errors import CheckpointError
 from agentenv.executor.session import ToolSession
 from agentenv.store.addition import Runtime
@@ -103,8 +102,7 @@ async def test_names_of_one_file_stay_names_of_one_file(slots: ImageSlots, tmp_p
     checkpoint = await _checkpoint(session)
     fork = await slots.open(checkpoint=checkpoint)
     store = Store.open(slots.images.store)
-    async with open_session() as http:
-        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    tars = await download_layers(session.lease.container, checkpoint, tmp_path)
     stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
     for each in (fork, stored):
         assert await _run(each, "[ /work/a -ef /work/b ] && stat -c %h /work/a") == "2"
@@ -132,8 +130,7 @@ async def test_a_checkpoint_is_an_image_when_it_is_stored(slots: ImageSlots, tmp
         checkpoint = await _checkpoint(session)
     store = Store.open(slots.images.store)
     base = store.find(slots.usual)
-    async with open_session() as http:
-        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    tars = await download_layers(session.lease.container, checkpoint, tmp_path)
     assert len(tars) == 3
     made = store.add(base, tars, Runtime(workdir="/work"))
     assert await _digest(await slots.open(made.digest)) == was
@@ -150,8 +147,7 @@ async def test_odd_trees_are_the_same_in_forks_and_in_images(slots: ImageSlots, 
             )
         checkpoint = await _checkpoint(session)
     was = {place: await _run(session, f"python3 /odd.py describe /work/{place}") for place in ("forks", "images")}
-    async with open_session() as http:
-        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    tars = await download_layers(session.lease.container, checkpoint, tmp_path)
     store = Store.open(slots.images.store)
     stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
     fork = await slots.open(checkpoint=checkpoint)
@@ -178,14 +174,13 @@ async def test_a_name_that_means_a_deletion_in_images_is_refused_while_it_is_the
     session = await _prepared(slots, writable)
     await _run(session, f"cd {TREE} && {make} && touch /etc/.whether")
     was, checkpoint = await _digest(session), await _checkpoint(session)
-    async with open_session() as http:
-        with pytest.raises(CheckpointError, match=f"{re.escape(TREE)}/{re.escape(name)} cannot be in an image.*rename"):
-            await download_layers(http, session.lease.container, checkpoint, tmp_path)
-        await _run(session, "rm /etc/.whether")
-        assert await _digest(await slots.open(checkpoint=checkpoint)) == was
-        await _run(session, f"cd {TREE} && {take_away}")
-        was, checkpoint = await _digest(session), await _checkpoint(session)
-        tars = await download_layers(http, session.lease.container, checkpoint, tmp_path)
+    with pytest.raises(CheckpointError, match=f"{re.escape(TREE)}/{re.escape(name)} cannot be in an image.*rename"):
+        await download_layers(session.lease.container, checkpoint, tmp_path)
+    await _run(session, "rm /etc/.whether")
+    assert await _digest(await slots.open(checkpoint=checkpoint)) == was
+    await _run(session, f"cd {TREE} && {take_away}")
+    was, checkpoint = await _digest(session), await _checkpoint(session)
+    tars = await download_layers(session.lease.container, checkpoint, tmp_path)
     store = Store.open(slots.images.store)
     stored = await slots.open(store.add(store.find(slots.usual), tars, Runtime()).digest)
     assert await _digest(stored) == was

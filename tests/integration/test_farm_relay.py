@@ -336,7 +336,7 @@ async def test_without_its_container_a_relay_says_so(container: ContainerHandle,
     other = replace(relayed, base_url=relayed.base_url + "x")
     async with ContainerControl(other) as control:
         with pytest.raises(ConnectionLostError, match="is known here"):
-            await control._once("GET", "/v1/info", None, 10)
+            await control.request("GET", "/v1/info", timeout_s=10)
     async with aiohttp.ClientSession() as http, http.get(f"{other.base_url}/v1/info") as response:
         assert (response.status, (await response.json())["error"]) == (503, "connection_lost")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, Sandbox, ToolContext
-from agentenv.containers.tars import get_tar
+from agentenv.containers.transfer import get_tar
 from agentenv.errors import (
     CheckpointError,
     ConfigError,

@@ -17,8 +17,6 @@ APART: Final[Mapping[str, str]] = {
     "agentenv.agent.shutdown": "environment.py, which uses it, has 600 lines",
     "agentenv.api.tool_server.inprocess": "its imports are in [farm]: imported when it is used",
     "agentenv.cli.nomad_up": "its imports are in [nomad]: imported when it is used",
-    "agentenv.containers.tail": "each request to a container is a module",
-    "agentenv.containers.tars": "each request to a container is a module",
     "agentenv.env.blocking": "greenlets, which are no subject of what uses them",
     "agentenv.env.farm_fields": "config.py, which uses it, has 500 lines",
     "agentenv.env.images": "environment.py, which uses it, has 600 lines",

@@ -108,7 +108,7 @@ async def _asks(
     """How to ask, by where."""
     from agentenv.api.tool_server.auth import read_token
     from agentenv.cli.farm_admin import client_of
-    from agentenv.containers.http import open_session
+    from agentenv.containers.connection import open_session
 
     if farm:
         client = await stack.enter_async_context(client_of(farm, bearer))

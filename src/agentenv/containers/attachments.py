@@ -12,17 +12,11 @@ import asyncio
 import base64
 import codecs
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import aiohttp
-from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import error_reply, headers_for, open_session, refusal
-from agentenv.containers.stream import TRANSIENT
+from agentenv.containers.connection import PIECE_BYTES, ContainerConnection, Retries
 from agentenv.errors import (
     ConnectionLostError,
     InfraError,
@@ -33,13 +27,10 @@ from agentenv.errors import (
 )
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
 from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
-from agentenv.wire.transfers import LEASE_HEADER
 
-_PIECE_BYTES: Final = 1024 * 1024
-"""Size of one PUT: 64 MiB take 64 round trips, and each may take as long as ``silence_s``."""
 _MOST_BEGINNINGS: Final = 5
-_TEXT_PIECE_CHARS: Final = 1024 * 1024
-_PAUSE_S: Final = 0.2
+_FIRST_PAUSE_S: Final = 0.2
+_REFUSALS: Final = (InfraError, SlotDestroyedError, ToolCallError)
 
 Part = str | bytes
 
@@ -99,10 +90,9 @@ def size_of(part: Part) -> int:
 class Attachments:
     """The attachments of the calls to one container. ``silence_s``: longest time without progress."""
 
-    def __init__(self, handle: ContainerHandle, silence_s: float) -> None:
-        self._handle = handle
+    def __init__(self, connection: ContainerConnection, silence_s: float) -> None:
+        self._connection = connection
         self._silence_s = silence_s
-        self._http: aiohttp.ClientSession | None = None
 
     async def put(self, lease: bytes, call_id: str, parts: Mapping[str, Part]) -> tuple[Attachment, ...]:
         """Send a call's large arguments. Raises ToolCallError when one is rejected, InfraError."""
@@ -130,133 +120,59 @@ class Attachments:
                 fields[name] = sink.value()
         return result.model_copy(update=fields)
 
-    async def aclose(self) -> None:
-        """End every request. Repeatable."""
-        if self._http is not None:
-            await self._http.close()
-
-    # -- one of them ---------------------------------------------------------------------------------
-
     async def _put(self, lease: bytes, call_id: str, field: str, part: Part) -> Attachment:
         """Send piece by piece: each answer tells how much has arrived, however much is buffered on the way."""
-        trouble = _Trouble(self._silence_s)
-        step = _PIECE_BYTES if isinstance(part, bytes) or part.isascii() else _PIECE_BYTES // 4
+        retries = Retries(_FIRST_PAUSE_S, within_s=self._silence_s)
+        step = PIECE_BYTES if isinstance(part, bytes) or part.isascii() else PIECE_BYTES // 4
         start, sent_bytes, anew = 0, 0, 0
         while start < len(part):
             piece = part[start : start + step]
             body = piece.encode() if isinstance(piece, str) else piece
             try:
-                told = await self._put_piece(lease, call_id, field, body, sent_bytes)
-            except TRANSIENT as error:
-                if trouble.is_final(moved=False):
-                    raise self._lost(call_id, error) from error
-                await asyncio.sleep(_PAUSE_S)
+                raw = await self._connection.request(
+                    "PUT",
+                    f"/v1/attachments/{call_id}/{field}",
+                    *_REFUSALS,
+                    lease=lease.decode(),
+                    params={"from": sent_bytes} if sent_bytes else None,
+                    data=body,
+                    timeout_s=self._silence_s,
+                )
+            except ConnectionLostError as lost:
+                await retries.after(lost)
                 continue
-            trouble.over()
-            if told.size_bytes == sent_bytes + len(body):
-                start, sent_bytes = start + step, told.size_bytes
-            elif told.size_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was restarted
+            retries.progressed()
+            arrived_bytes = self._connection.parsed(Attachment, raw).size_bytes
+            if arrived_bytes == sent_bytes + len(body):
+                start, sent_bytes = start + step, arrived_bytes
+            elif arrived_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was restarted
                 start, sent_bytes, anew = 0, 0, anew + 1
             else:
-                raise ProtocolError(f"{sent_bytes + len(body)} bytes of {field} were sent, {told.size_bytes} arrived")
+                raise ProtocolError(f"{sent_bytes + len(body)} bytes of {field} were sent, {arrived_bytes} arrived")
         return Attachment(field=field, size_bytes=sent_bytes)
 
-    async def _put_piece(self, lease: bytes, call_id: str, field: str, body: bytes, at: int) -> Attachment:
-        request = self._request("PUT", lease, call_id, field, body, at)
-        async with asyncio.timeout(self._silence_s), request as response:
-            await self._check(response)
-            told = await response.read()
-        try:
-            return Attachment.model_validate_json(told)
-        except ValidationError as error:
-            raise ProtocolError("the response to an attachment is malformed") from error
-
     async def _fetch(self, lease: bytes, call_id: str, part: Attachment, sink: _Sink) -> None:
-        trouble = _Trouble(self._silence_s)
-        while sink.size_bytes < part.size_bytes:
-            silence = _Silence(self._silence_s)
+        retries = Retries(_FIRST_PAUSE_S, within_s=self._silence_s)
+        while (begin := sink.size_bytes) < part.size_bytes:
             try:
-                async with silence, self._request("GET", lease, call_id, part.field, at=sink.size_bytes) as response:
-                    await self._check(response)
+                async with self._connection.stream(
+                    "GET",
+                    f"/v1/attachments/{call_id}/{part.field}",
+                    *_REFUSALS,
+                    lease=lease.decode(),
+                    params={"from": begin} if begin else None,
+                    silence_s=self._silence_s,
+                ) as response:
                     async for piece in response.content.iter_any():
-                        silence.progressed()
                         sink.feed(piece)
-                    if sink.size_bytes < part.size_bytes:
-                        raise aiohttp.ClientPayloadError("it ended early")
-            except TRANSIENT as error:
-                if trouble.is_final(moved=silence.broken):
-                    raise self._lost(call_id, error) from error
-                await asyncio.sleep(_PAUSE_S)
+                if sink.size_bytes < part.size_bytes:
+                    raise self._connection.lost(f"an attachment of call {call_id} ended early")
+            except ConnectionLostError as lost:
+                if sink.size_bytes > begin:
+                    retries.progressed()
+                await retries.after(lost)
         if sink.size_bytes > part.size_bytes:
             raise ProtocolError(f"more than {part.size_bytes} bytes of {part.field} came")
-
-    def _request(
-        self, method: str, lease: bytes, call_id: str, field: str, body: bytes | None = None, at: int = 0
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        if self._http is None:
-            self._http = open_session()
-        headers = headers_for(self._handle, **{LEASE_HEADER: lease.decode()})
-        url = f"{self._handle.base_url}/v1/attachments/{call_id}/{field}"
-        return self._http.request(method, url, headers=headers, data=body, params={"from": str(at)} if at else None)
-
-    async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raise the error a refused request stands for; a refusal by a proxy or relay that does not reach its server
-        counts as a lost connection."""
-        if response.status == 200:
-            return
-        body = await response.read()
-        reply = error_reply(body)
-        if response.status >= 500 and (reply is None or reply.error == ConnectionLostError.code):
-            raise aiohttp.ClientConnectionError(f"HTTP {response.status}")
-        raise refusal(self._handle, response.status, body, InfraError, SlotDestroyedError, ToolCallError)
-
-    def _lost(self, call_id: str, error: BaseException) -> ConnectionLostError:
-        said = str(error) or type(error).__name__
-        return ConnectionLostError(f"an attachment of call {call_id} did not get through {self._handle.id}: {said}")
-
-
-class _Trouble:
-    """Decides when to give up after consecutive failures: when there was no progress for ``longest_s``."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self._since_s: float | None = None
-
-    def over(self) -> None:
-        """A request made progress."""
-        self._since_s = None
-
-    def is_final(self, *, moved: bool) -> bool:
-        """Whether this failure is final; ``moved``: some bytes were transferred before it."""
-        now = asyncio.get_running_loop().time()
-        if moved or self._since_s is None:
-            self._since_s = now
-        return now - self._since_s >= self._longest_s
-
-
-class _Silence:
-    """Cancels the block when :meth:`progressed` is not called for too long: raises TimeoutError."""
-
-    def __init__(self, longest_s: float) -> None:
-        self.broken = False
-        """Whether there was any progress."""
-        self._longest_s = longest_s
-        self._timeout = asyncio.timeout(longest_s)
-
-    async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._timeout.__aexit__(kind, error, trace)
-
-    def progressed(self) -> None:
-        """There was progress."""
-        self.broken = True
-        if not self._timeout.expired():
-            self._timeout.reschedule(asyncio.get_running_loop().time() + self._longest_s)
 
 
 class _Sink:
@@ -323,8 +239,8 @@ class _Base64(_Sink):
 async def decoded_base64(text: str) -> bytes:
     """The bytes of a base64 field of a result, decoded piece by piece."""
     pieces = []
-    for start in range(0, len(text), _TEXT_PIECE_CHARS):
-        pieces.append(base64.b64decode(text[start : start + _TEXT_PIECE_CHARS]))
+    for start in range(0, len(text), PIECE_BYTES):
+        pieces.append(base64.b64decode(text[start : start + PIECE_BYTES]))
         await asyncio.sleep(0)
     return b"".join(pieces)
 

@@ -10,13 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
 import aiohttp
-from pydantic import ValidationError
 
-from agentenv.containers.http import headers_for, open_session, refusal
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.transfer import TransferLease
-from agentenv.errors import ConnectionLostError, LeaseLostError, ProtocolError
+from agentenv.errors import LeaseLostError
 from agentenv.wire.connections import LINGER_S, MAX_PIECE_BYTES, OVER, ConnectionReply
-from agentenv.wire.transfers import LEASE_HEADER
 
 _READ_BYTES = 64 * 1024
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -33,16 +31,18 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
     Raises: ConnectionRefusedError, or another OSError: nothing listens there. TimeoutError, ConnectionLostError,
     LeaseLostError, and what the container named.
     """
-    async with open_session() as http:
+    async with ContainerConnection(lease.container) as connection:
         async with asyncio.timeout(timeout_s):
-            remote = await _open(http, lease, port)
+            remote = await _open(connection, lease, port)
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         with closing(writer):
             inner = await asyncio.open_connection(sock=theirs)
             with closing(inner[1]):
                 sending = asyncio.create_task(_send(remote, inner[0]), name=f"to port {port}")
-                receiving = asyncio.create_task(_receive_for(reader, remote, inner[1]), name=f"from port {port}")
+                receiving = asyncio.create_task(
+                    _receive_for(reader, connection, remote, inner[1]), name=f"from port {port}"
+                )
                 try:
                     yield reader, writer
                     writer.close()
@@ -54,32 +54,31 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
                     await remote.close()
 
 
-async def _open(http: aiohttp.ClientSession, lease: TransferLease, port: int) -> aiohttp.ClientWebSocketResponse:
-    handle, key = lease.container, lease.key
-    headers = headers_for(handle, **{LEASE_HEADER: key.model_dump_json()})
-    url = f"{handle.base_url}/v1/slots/{key.slot}/connect?port={port}"
-    try:
-        remote = await http.ws_connect(url, headers=headers, max_msg_size=MAX_PIECE_BYTES + 1, compress=0)
-    except aiohttp.WSServerHandshakeError as error:
-        async with http.get(url, headers=headers) as response:  # a handshake that fails does not say why
-            raise refusal(handle, response.status, await response.read()) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise ConnectionLostError(f"container {handle.id}: port {port}: {error!r}") from error
-    reply = _reply(await remote.receive())
+async def _open(connection: ContainerConnection, lease: TransferLease, port: int) -> aiohttp.ClientWebSocketResponse:
+    remote = await connection.socket(
+        f"/v1/slots/{lease.key.slot}/connect",
+        lease=lease.key.model_dump_json(),
+        params={"port": port},
+        max_message_bytes=MAX_PIECE_BYTES + 1,
+    )
+    reply = _reply(connection, await remote.receive())
     if reply is None or reply.error:
         await remote.close()
         if reply is None:
-            raise ConnectionLostError(f"container {handle.id}: port {port}: the connection was cut")
+            raise connection.lost(f"port {port}: the connection was cut")
         raise OSError(reply.error, f"{os.strerror(reply.error)}: port {port} of the slot")
     return remote
 
 
 async def _receive_for(
-    reader: asyncio.StreamReader, remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader,
+    connection: ContainerConnection,
+    remote: aiohttp.ClientWebSocketResponse,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Receive until the connection is over; what it was lost with is the reader's."""
     try:
-        await _receive(remote, writer)
+        await _receive(connection, remote, writer)
     except Exception as error:
         reader.set_exception(error)
 
@@ -90,7 +89,9 @@ async def _send(remote: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamR
     await remote.send_str(OVER)
 
 
-async def _receive(remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+async def _receive(
+    connection: ContainerConnection, remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
+) -> None:
     """What comes, until the end of the connection. Raises what it was lost with."""
     over = False
     while True:
@@ -101,19 +102,14 @@ async def _receive(remote: aiohttp.ClientWebSocketResponse, writer: asyncio.Stre
         elif message.type is aiohttp.WSMsgType.TEXT and message.data == OVER:
             over = True
             writer.write_eof()
-        elif (reply := _reply(message)) is None:
+        elif (reply := _reply(connection, message)) is None:
             break
         else:
             raise LeaseLostError(reply.lost)
     if not over:
-        raise ConnectionLostError("the connection to the slot was cut")
+        raise connection.lost("the connection to the slot was cut")
 
 
-def _reply(message: aiohttp.WSMessage) -> ConnectionReply | None:
+def _reply(connection: ContainerConnection, message: aiohttp.WSMessage) -> ConnectionReply | None:
     """What a text tells; None when the WebSocket has been closed. Raises ProtocolError."""
-    if message.type is not aiohttp.WSMsgType.TEXT:
-        return None
-    try:
-        return ConnectionReply.model_validate_json(message.data)
-    except ValidationError as error:
-        raise ProtocolError("the container sent something else than a connection's state") from error
+    return connection.parsed(ConnectionReply, message.data) if message.type is aiohttp.WSMsgType.TEXT else None

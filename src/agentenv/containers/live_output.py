@@ -11,17 +11,13 @@ import codecs
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from agentenv.containers.attachments import decoded_base64
-from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import headers_for, open_session
-from agentenv.containers.stream import TRANSIENT
+from agentenv.containers.connection import ContainerConnection
 from agentenv.deadlines import scaled
+from agentenv.errors import AgentEnvError
 from agentenv.sessions.head_tail import joined, seam, whole_start
 from agentenv.wire.calls import LIVE_WAIT_S, CallResult, LiveOutput
 from agentenv.wire.tools import BashReply
-from agentenv.wire.transfers import LEASE_HEADER
 
 OnOutput = Callable[[Literal["stdout", "stderr"], str], None]
 """Called with the name of the stream and the next piece of its text, never an empty one."""
@@ -86,36 +82,31 @@ class Shown:
 class LiveView:
     """The view of one call, whose ``on_output`` it calls."""
 
-    def __init__(self, handle: ContainerHandle, lease: bytes, call_id: str, on_output: OnOutput) -> None:
-        self._handle = handle
-        self._lease = lease
-        self._url = f"{handle.base_url}/v1/calls/{call_id}/output"
+    def __init__(self, connection: ContainerConnection, lease: bytes, call_id: str, on_output: OnOutput) -> None:
+        self._connection = connection
+        self._lease = lease.decode()
+        self._path = f"/v1/calls/{call_id}/output"
         self._stdout = Shown(lambda text: on_output("stdout", text))
         self._stderr = Shown(lambda text: on_output("stderr", text))
 
     async def follow(self) -> None:
         """Show output as it comes, until cancelled or the call has ended. Raises what the callback raises."""
-        async with open_session() as http:
-            while True:
-                output = None
-                try:
-                    async with asyncio.timeout(LIVE_WAIT_S + _LATE_S):
-                        async with http.get(
-                            self._url,
-                            headers=headers_for(self._handle, **{LEASE_HEADER: self._lease.decode()}),
-                            params={"stdout": self._stdout.bytes, "stderr": self._stderr.bytes},
-                        ) as response:
-                            if response.status == 200:
-                                output = LiveOutput.model_validate_json(await response.read())
-                except (*TRANSIENT, ValidationError):
-                    pass  # the call itself tells of a container that is gone; this tries again
-                if output is None:  # also: the call has not arrived there yet, or is forgotten there
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-                self._stdout.add(output.stdout, output.stdout_from)
-                self._stderr.add(output.stderr, output.stderr_from)
-                if output.ended:
-                    return
+        while True:
+            shown = {"stdout": self._stdout.bytes, "stderr": self._stderr.bytes}
+            try:
+                raw = await self._connection.request(
+                    "GET", self._path, lease=self._lease, params=shown, timeout_s=LIVE_WAIT_S + _LATE_S
+                )
+                output = self._connection.parsed(LiveOutput, raw)
+            except AgentEnvError:
+                # The call has not arrived there yet, or is forgotten there; or the container is gone, of which the call
+                # itself fails.
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._stdout.add(output.stdout, output.stdout_from)
+            self._stderr.add(output.stderr, output.stderr_from)
+            if output.ended:
+                return
 
     async def finish(self, result: CallResult) -> None:
         """Show what the result has and was not shown yet."""

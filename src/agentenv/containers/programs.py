@@ -13,7 +13,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv.containers.byte_stream import ByteStream, Watched
-from agentenv.containers.http import headers_for, open_session, refusal
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.transfer import TransferLease
 from agentenv.deadlines import scaled
 from agentenv.errors import (
@@ -44,11 +44,9 @@ from agentenv.wire.programs import (
     program_reply,
 )
 from agentenv.wire.sessions import Signal
-from agentenv.wire.transfers import LEASE_HEADER
 
 _START_S: Final = scaled(60.0)
 _MAX_MESSAGE_BYTES: Final = MAX_PIECE_BYTES + 16 * 1024
-_CLOSE: Final = aiohttp.ClientWSTimeout(ws_close=2.0)
 _NAMES: Final = {number: name for name, number in NUMBERS.items()}
 
 
@@ -71,34 +69,25 @@ async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watc
         raise InvalidArgumentsError(
             f"start: command, arguments and environment take {len(wanted)} bytes", next_step="put them into a file"
         )
-    http = open_session()
+    connection = ContainerConnection(lease.container)
     try:
         async with asyncio.timeout(_START_S):
-            socket = await _connected(http, lease)
-            await socket.send_str(wanted)
-            reply = _parsed(lease, await socket.receive())
+            socket = await connection.socket(
+                f"/v1/slots/{lease.key.slot}/program",
+                lease=lease.key.model_dump_json(),
+                max_message_bytes=_MAX_MESSAGE_BYTES,
+            )
+            with connection.failures("starting a program"):
+                await socket.send_str(wanted)
+            reply = _parsed(connection, await socket.receive())
         if isinstance(reply, ProgramRefused | ProgramLost):
             raise from_wire(reply.error, reply.message, reply.next_step)
         if not isinstance(reply, ProgramStarted):
             raise ProtocolError("the container did not say whether the program started")
-    except aiohttp.ClientError as error:
-        await http.close()
-        raise ConnectionLostError(f"container {lease.container.id}: {error!r}") from error
     except BaseException:
-        await http.close()
+        await connection.aclose()
         raise
-    return StreamedProgram(lease, http, socket, order.command, reply.pid, watched)
-
-
-async def _connected(http: aiohttp.ClientSession, lease: TransferLease) -> aiohttp.ClientWebSocketResponse:
-    handle, key = lease.container, lease.key
-    headers = headers_for(handle, **{LEASE_HEADER: key.model_dump_json()})
-    url = f"{handle.base_url}/v1/slots/{key.slot}/program"
-    try:
-        return await http.ws_connect(url, headers=headers, max_msg_size=_MAX_MESSAGE_BYTES, compress=0, timeout=_CLOSE)
-    except aiohttp.WSServerHandshakeError as error:
-        async with http.get(url, headers=headers) as response:  # a handshake that fails does not say why
-            raise refusal(handle, response.status, await response.read()) from error
+    return StreamedProgram(lease, connection, socket, order.command, reply.pid, watched)
 
 
 class StreamedProgram:
@@ -113,7 +102,7 @@ class StreamedProgram:
     def __init__(
         self,
         lease: TransferLease,
-        http: aiohttp.ClientSession,
+        connection: ContainerConnection,
         socket: aiohttp.ClientWebSocketResponse,
         command: str,
         pid: int,
@@ -131,7 +120,7 @@ class StreamedProgram:
         self.stderr = self._stream("stderr", watched)
         self._lease = lease
         self._command = command if len(command) <= 60 else f"{command[:60]}…"
-        self._http = http
+        self._connection = connection
         self._socket = socket
         self._watched = watched
         self._writing = asyncio.Lock()
@@ -234,7 +223,7 @@ class StreamedProgram:
         losing = asyncio.create_task(self._lease.wait_lost())
         receiving = asyncio.create_task(self._receive())
         error: AgentEnvError = self._cut()
-        async with self._http, self._socket:  # closed however this ends: that ends the program, if it runs
+        async with self._connection, self._socket:  # closed however this ends: that ends the program, if it runs
             try:
                 ends: tuple[asyncio.Future[Any], ...] = (losing, receiving, self._closed)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -257,7 +246,7 @@ class StreamedProgram:
             if message.type is aiohttp.WSMsgType.BINARY:
                 self._output(_NAMES.get(message.data[0]) if message.data else None).feed(message.data[1:])
                 continue
-            match _parsed(self._lease, message):
+            match _parsed(self._connection, message):
                 case StreamOver(stream=name):
                     self._output(name).feed_end()
                 case InputTaken(bytes=count, closed=closed):
@@ -279,7 +268,7 @@ class StreamedProgram:
         return self.stdout if name == "stdout" else self.stderr
 
     def _cut(self) -> ConnectionLostError:
-        return ConnectionLostError(f"container {self._lease.container.id}: the connection to {self._command} was cut")
+        return self._connection.lost(f"the connection to {self._command} was cut")
 
     def _lose(self, error: AgentEnvError) -> None:
         self._lost = self._lost or error
@@ -287,10 +276,10 @@ class StreamedProgram:
             stream.lose(self._lost)
 
 
-def _parsed(lease: TransferLease, message: aiohttp.WSMessage) -> ProgramReply:
+def _parsed(connection: ContainerConnection, message: aiohttp.WSMessage) -> ProgramReply:
     """Raises ConnectionLostError when it is the end of the connection, ProtocolError."""
     if message.type is not aiohttp.WSMsgType.TEXT:
-        raise ConnectionLostError(f"container {lease.container.id}: the connection to the program was cut")
+        raise connection.lost("the connection to the program was cut")
     try:
         return program_reply.validate_json(message.data)
     except ValidationError as error:

@@ -11,13 +11,18 @@ from typing import Final
 
 import aiohttp
 
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import checked_info, headers_for, refusal
-from agentenv.deadlines import scaled
-from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    InfraError,
+    ProtocolError,
+    SandboxUnavailableError,
+    SlotDestroyedError,
+)
 from agentenv.wire.base import MAX_MESSAGE_BYTES
 
-_POLITE_CLOSE_S: Final = scaled(1.0)
 _SEND_BUFFER_BYTES: Final = 256 * 1024
 """Bytes the kernel buffers for us before a write waits. Cancellations and pings wait behind at most this much, and
 written data has nearly arrived."""
@@ -26,30 +31,24 @@ _CONTRACT_CLOSE_CODES: Final = frozenset({1002, 1003, 1007, 1008, 1009})
 _LOST: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 
-class StreamCutError(Exception):
-    """The connection is gone or silent; sent messages may or may not have arrived."""
-
-
-TRANSIENT: Final = (StreamCutError, aiohttp.ClientError, OSError, TimeoutError)
-"""Errors that a new connection may cure."""
-
-
 class Stream:
     """An open stream. ``boot`` identifies the server process at the other end."""
 
-    def __init__(self, socket_: aiohttp.ClientWebSocketResponse, boot: str) -> None:
+    def __init__(self, connection: ContainerConnection, socket_: aiohttp.ClientWebSocketResponse, boot: str) -> None:
+        self._connection = connection
         self._socket = socket_
         self._raw = socket_.get_extra_info("socket")
         self.boot = boot
 
     async def send(self, text: bytes) -> None:
-        """Send one message; waits while the other side does not read. Raises a :data:`TRANSIENT` error."""
-        await self._socket.send_frame(text, aiohttp.WSMsgType.TEXT)
+        """Send one message; waits while the other side does not read. Raises ConnectionLostError."""
+        with self._connection.failures("the stream"):
+            await self._socket.send_frame(text, aiohttp.WSMsgType.TEXT)
 
     async def receive(self) -> str:
         """The next message.
 
-        Raises: StreamCutError: the stream ended, or was silent for too long. ProtocolError: it ended because of a
+        Raises: ConnectionLostError: the stream ended, or was silent for too long. ProtocolError: it ended because of a
         message that violates the protocol.
         """
         message = await self._socket.receive()
@@ -60,21 +59,22 @@ class Stream:
             raise self._why()
         raise ProtocolError(f"the container sent a {message.type.name} message where only text belongs")
 
-    def _why(self) -> Exception:
+    def _why(self) -> AgentEnvError:
         code = self._socket.close_code
         if code in _CONTRACT_CLOSE_CODES:
             return ProtocolError(
                 f"the stream was closed with code {code}: a message was refused as malformed or too large"
             )
-        return StreamCutError(str(self._socket.exception() or f"closed with code {code}"))
+        return self._connection.lost(f"the stream: {self._socket.exception() or f'closed with code {code}'}")
 
     async def aclose(self, *, polite: bool) -> None:
-        """Close the stream, in all cases; ``polite`` sends a close message first, for a second at most. Repeatable."""
+        """Close the stream, in all cases; ``polite`` sends a close message first, for a moment at most. Repeatable."""
         if not polite:
             self._cut()
-        with contextlib.suppress(*TRANSIENT):
-            await self._socket.close()
-        self._cut()
+        async with self._connection:
+            with contextlib.suppress(ConnectionLostError), self._connection.failures("the stream"):
+                await self._socket.close()
+            self._cut()
 
     def _cut(self) -> None:
         """Unsent bytes would keep a closing socket open for as long as the other side does not read."""
@@ -85,38 +85,28 @@ class Stream:
                 twin.shutdown(socket.SHUT_RDWR)
 
 
-async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, silence_s: float) -> Stream:
-    """Shake hands and open the stream. A stream silent for ``silence_s`` will count as cut.
+async def open_stream(handle: ContainerHandle, *, silence_s: float) -> Stream:
+    """Shake hands and open the stream, over a connection of its own: whatever was left open before may be dead, too. A
+    stream silent for ``silence_s`` will count as cut.
 
     Raises:
         ProtocolError: the other side speaks another version, or is not a sandbox server.
         InfraError: the container refused, by the code it gave.
-        StreamCutError, aiohttp.ClientError, OSError: it could not be reached (see :data:`TRANSIENT`).
+        ConnectionLostError: it could not be reached, or is not available now: another attempt may succeed.
     """
-    headers = headers_for(handle)
-    async with http.get(f"{handle.base_url}/v1/info", headers=headers) as reply:
-        body = await reply.read()
-        if reply.status != 200:
-            raise _refusal(handle, reply.status, body)
-    boot = checked_info(handle, body).boot
+    connection = ContainerConnection(handle)
+    refusals = (InfraError, SlotDestroyedError)
     try:
-        socket_ = await http.ws_connect(
-            f"{handle.base_url}/v1/stream",
-            headers=headers,
-            max_msg_size=MAX_MESSAGE_BYTES,
-            compress=0,
-            # aiohttp pings after this much silence and gives up after half as much again.
-            heartbeat=silence_s / 1.5,
-            timeout=aiohttp.ClientWSTimeout(ws_close=_POLITE_CLOSE_S),
+        boot = connection.server_info(await connection.request("GET", "/v1/info", *refusals)).boot
+        # aiohttp pings after this much silence and gives up after half as much again.
+        socket_ = await connection.socket(
+            "/v1/stream", *refusals, max_message_bytes=MAX_MESSAGE_BYTES, heartbeat_s=silence_s / 1.5
         )
-    except aiohttp.WSServerHandshakeError as error:
-        raise _refusal(handle, error.status, b"") from error
+    except BaseException as error:
+        await connection.aclose()
+        if isinstance(error, SandboxUnavailableError):
+            raise ConnectionLostError(error.message) from error
+        raise
     if isinstance(raw := socket_.get_extra_info("socket"), asyncio.trsock.TransportSocket):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    return Stream(socket_, boot)
-
-
-def _refusal(handle: ContainerHandle, status: int, body: bytes) -> Exception:
-    """5xx may pass; a container that answers a handshake with 4xx will do so again."""
-    refused = refusal(handle, status, body, InfraError, SlotDestroyedError)
-    return StreamCutError(refused.message) if status >= 500 else refused
+    return Stream(connection, socket_, boot)

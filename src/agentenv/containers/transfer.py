@@ -1,8 +1,8 @@
-"""Streaming transfer of files and directories of any size to and from a slot, over a separate connection.
+"""Files of any size to and from a slot, as streams over connections of their own: with a SHA-256 for every file
+(:func:`upload`, :func:`download`), as tars with owners, modes and times, and as the layers of checkpoints.
 
 No call waits for a transfer, neither of this slot nor of another. Memory use stays at a few MiB for any size, here,
-in the server and in the slot. Every file carries its SHA-256, which the receiver verifies before the file gets its
-name. An interrupted transfer is repeated from its start; repeating one is idempotent.
+in the server and in the slot. An interrupted transfer is repeated from its start; repeating one is idempotent.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import IO, Final, Protocol, TypeVar
 
 import aiohttp
-from pydantic import ValidationError
 
 from agentenv import errors
 from agentenv.background import unless_lost
+from agentenv.containers.connection import PIECE_BYTES, ContainerConnection, Params, Retries
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import headers_for, refusal
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
+from agentenv.deadlines import scaled
+from agentenv.tar_headers import is_ended
 from agentenv.wire.environment import MAX_PATH_CHARS
-from agentenv.wire.leases import LeaseKey
-from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
+from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
+from agentenv.wire.transfers import NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes transferred so far and, where known, the total, in the caller's event loop."""
-DEFAULT_MAX_BYTES = 8 * 1024**3
+DEFAULT_MAX_BYTES: Final = 8 * 1024**3
 """Default limit of a download: a slot can hold (sparse) files larger than any disk."""
 
-_PIECE_BYTES = 1024 * 1024
-_ATTEMPTS = 3
-_PAUSE_S = 0.2
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
+_ATTEMPTS: Final = 3
+_FIRST_PAUSE_S: Final = 0.2
+_SILENCE_S: Final = scaled(300.0)
 """The container reports sooner that its slot is too slow, also for data still in the buffers of an upload."""
+_LAYER_SILENCE_S: Final = scaled(60.0)
 
-_REFUSALS = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError, errors.SlotDestroyedError)
+_REFUSALS: Final = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError, errors.SlotDestroyedError)
 T = TypeVar("T")
 
 
@@ -77,18 +77,17 @@ async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Pr
     links in the slot lead out of ``remote``, or ``remote`` outside the workspace of a fake slot. InfraError: the slot
     or the connection failed.
     """
+    _check_path(remote)
     total = await asyncio.to_thread(size_of, local)
 
     async def once() -> Transferred:
-        tally, failures = ContentDigest(), list[Exception]()
-        body = _remembering(_body(local, tally, total, progress), failures)
-        try:
-            async with _request(lease, "PUT", remote, body) as response:
-                reply = await _upload_reply(response)
-        except errors.ConnectionLostError:
-            if failures:  # we cut the connection, because what could not be read could not be sent
-                raise failures[0] from None
-            raise
+        tally = ContentDigest()
+
+        def sent() -> None:
+            if progress is not None:
+                progress(tally.total_bytes, max(total, tally.total_bytes))
+
+        reply = await _put(lease, "transfer", {"path": remote}, stream_of(local, tally), sent)
         if reply.exit_code:
             raise OSError(_as_errno(reply.exit_code), reply.stderr.strip() or "the upload failed", remote)
         if reply.total_bytes != tally.total_bytes:
@@ -118,10 +117,19 @@ async def download(
         InfraError: the slot or the connection failed.
     """
 
+    _check_path(remote)
+
     async def once() -> Transferred:
         with TreeWriter(local, max_bytes=max_bytes) as writer:
-            async with _request(lease, "GET", remote) as response:
-                await _receive(response, writer, remote, progress)
+
+            def received() -> None:
+                if progress is not None:
+                    progress(writer.tally.total_bytes, writer.expected_bytes)
+
+            try:
+                await _get(lease, "transfer", {"path": remote}, writer.feed, received)
+            except BrokenOffError as broken:
+                raise _failure(broken, remote) from None
             if not await asyncio.to_thread(writer.finish):
                 raise OSError(errno.EIO, "the transfer was stopped by something in the slot", remote)
         return Transferred(writer.tally.files, writer.tally.total_bytes, writer.tally.sha256)
@@ -129,36 +137,144 @@ async def download(
     return await _insisting(lease, once)
 
 
+async def put_tar(
+    lease: TransferLease, stream: IO[bytes], directory: str, *, owner: tuple[int, int] = (0, 0), mode: int = 0o755
+) -> None:
+    """Unpack an uncompressed tar below a directory of an image slot, which is made with its missing parents, of this
+    owner and mode. Directories that exist take the owner, mode and time of their entries, files and links are replaced,
+    and no link is followed. Raises OSError (with the path) for what cannot be made there, InfraError. It is sent once:
+    the stream is read only once."""
+    query: Params = {"path": directory, "uid": owner[0], "gid": owner[1], "mode": mode}
+    pieces = iter(lambda: stream.read(PIECE_BYTES), b"")
+    reply = await unless_lost(_put(lease, "tar", query, pieces), lease.wait_lost())
+    if reply.exit_code:
+        raise OSError(reply.exit_code, reply.stderr.strip(), reply.path or directory)
+
+
+async def get_tar(lease: TransferLease, path: str, target: Path) -> None:
+    """Write a directory's content, or one file, of an image slot as a tar to ``target``. Raises InfraError, OSError."""
+
+    async def once() -> None:
+        with target.open("wb") as file:
+            await _get(lease, "tar", {"path": path}, file.write)
+
+    await _insisting(lease, once)
+    if not await asyncio.to_thread(is_ended, target):
+        raise errors.InfraError(
+            f"{path}: its tar was cut short", next_step="a file in it may be unreadable, or its name over 4096 bytes"
+        )
+
+
+async def download_layers(
+    container: ContainerHandle, checkpoint: str, directory: Path, *, first: int = 0
+) -> list[Path]:
+    """Write the layers of a checkpoint above its image as tars into ``directory``, the lowest first, without the
+    ``first`` lowest. Raises CheckpointError; ConnectionLostError (it may be tried again); OSError."""
+    paths: list[Path] = []
+    count = first + 1
+    async with ContainerConnection(container) as connection:
+        while (number := first + len(paths)) < count:
+            paths.append(directory / f"{number}.tar")
+            route = f"/v1/checkpoints/{checkpoint}/layers/{number}"
+            async with connection.stream("GET", route, errors.CheckpointError, silence_s=_LAYER_SILENCE_S) as response:
+                with paths[-1].open("wb") as file:
+                    await _received(response, file.write)
+                count = int(response.headers.get(LAYERS_HEADER, "1"))
+            if not await asyncio.to_thread(is_ended, paths[-1]):
+                raise errors.CheckpointError(
+                    f"container {container.id}: a layer's tar was cut short", next_step="the container's log says why"
+                )
+    return paths
+
+
+# -- one request -----------------------------------------------------------------------------------
+
+
 async def _insisting(lease: TransferLease, once: Callable[[], Awaitable[T]]) -> T:
-    """Retry after a lost connection; stop at once when the lease is lost."""
-    for attempt in range(1, _ATTEMPTS + 1):
+    """Repeat what a lost connection, or a container that is busy, has ended; stop at once when the lease is lost."""
+    retries = Retries(_FIRST_PAUSE_S, attempts=_ATTEMPTS)
+    while True:
         try:
             return await unless_lost(once(), lease.wait_lost())
+        except (errors.ConnectionLostError, errors.SandboxUnavailableError) as lost:
+            await retries.after(lost)
+
+
+async def _put(
+    lease: TransferLease, route: str, query: Params, pieces: Iterator[bytes], sent: Callable[[], None] = lambda: None
+) -> TransferReply:
+    """Send these pieces to a route of the slot. Raises what reading them raised."""
+    failures: list[Exception] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            while piece := await asyncio.to_thread(_some, pieces):
+                yield piece
+                sent()
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    path = f"/v1/slots/{lease.key.slot}/{route}"
+    async with ContainerConnection(lease.container) as connection:
+        try:
+            raw = await connection.request(
+                "PUT",
+                path,
+                *_REFUSALS,
+                lease=lease.key.model_dump_json(),
+                params=query,
+                data=body(),
+                silence_s=_SILENCE_S,
+            )
         except errors.ConnectionLostError:
-            if attempt == _ATTEMPTS:
-                raise
-            await asyncio.sleep(_PAUSE_S * attempt)
-    raise AssertionError("the loop ends by returning or raising")  # pragma: no cover
+            if failures:  # the connection was cut here, because what could not be read could not be sent
+                raise failures[0] from None
+            raise
+        return connection.parsed(TransferReply, raw)
 
 
-@asynccontextmanager
-async def _request(
-    lease: TransferLease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    _check_path(remote)
-    container = lease.container
-    headers = headers_for(container, **{LEASE_HEADER: lease.key.model_dump_json()})
-    url = f"{container.base_url}/v1/slots/{lease.key.slot}/transfer"
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session,
-            session.request(method, url, params={"path": remote}, headers=headers, data=body) as response,
-        ):
-            if response.status != 200:
-                raise await _refusal(container, response)
-            yield response
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise errors.ConnectionLostError(f"a transfer with {container.id} was cut: {error!r}") from error
+async def _get(
+    lease: TransferLease,
+    route: str,
+    query: Params,
+    write: Callable[[bytes], object],
+    received: Callable[[], None] = lambda: None,
+) -> None:
+    """Write what a route of the slot sends."""
+    path = f"/v1/slots/{lease.key.slot}/{route}"
+    async with (
+        ContainerConnection(lease.container) as connection,
+        connection.stream(
+            "GET", path, *_REFUSALS, lease=lease.key.model_dump_json(), params=query, silence_s=_SILENCE_S
+        ) as response,
+    ):
+        await _received(response, write, received)
+
+
+async def _received(
+    response: aiohttp.ClientResponse, write: Callable[[bytes], object], received: Callable[[], None] = lambda: None
+) -> None:
+    """Write a response's body, about a megabyte at once in a thread, as :func:`_some` reads."""
+    gathered = bytearray()
+    async for piece in response.content.iter_any():
+        gathered += piece
+        if len(gathered) >= PIECE_BYTES:
+            await asyncio.to_thread(write, bytes(gathered))
+            gathered.clear()
+            received()
+    await asyncio.to_thread(write, bytes(gathered))
+    received()
+
+
+def _some(pieces: Iterator[bytes]) -> bytes:
+    """The next pieces, about a megabyte at once: one thread hop for each piece would cost more than reading it."""
+    gathered = bytearray()
+    for piece in pieces:
+        gathered += piece
+        if len(gathered) >= PIECE_BYTES:
+            break
+    return bytes(gathered)
 
 
 def _check_path(remote: str) -> None:
@@ -172,53 +288,6 @@ def _check_path(remote: str) -> None:
         ) from error
     if "\0" in remote or not 0 < len(remote) <= MAX_PATH_CHARS:
         raise errors.InvalidArgumentsError(f"a path has 1 to {MAX_PATH_CHARS} characters, none of them NUL")
-
-
-async def _body(local: Path, tally: ContentDigest, total: int, progress: Progress | None) -> AsyncIterator[bytes]:
-    pieces = stream_of(local, tally)
-    while piece := await asyncio.to_thread(_some, pieces):
-        yield piece
-        if progress is not None:
-            progress(tally.total_bytes, max(total, tally.total_bytes))
-
-
-async def _remembering(pieces: AsyncIterator[bytes], failures: list[Exception]) -> AsyncIterator[bytes]:
-    """Keep the original exception: the HTTP client reports a failing body only in its own words."""
-    try:
-        async for piece in pieces:
-            yield piece
-    except Exception as error:
-        failures.append(error)
-        raise
-
-
-def _some(pieces: Iterator[bytes]) -> bytes:
-    """The next pieces, about a megabyte at once: one thread hop for each piece would cost more than reading it."""
-    gathered = bytearray()
-    for piece in pieces:
-        gathered += piece
-        if len(gathered) >= _PIECE_BYTES:
-            break
-    return bytes(gathered)
-
-
-async def _receive(
-    response: aiohttp.ClientResponse, writer: TreeWriter, remote: str, progress: Progress | None
-) -> None:
-    gathered = bytearray()
-    try:
-        async for piece in response.content.iter_any():
-            gathered += piece
-            if len(gathered) >= _PIECE_BYTES:
-                await asyncio.to_thread(writer.feed, bytes(gathered))
-                gathered.clear()
-                if progress is not None:
-                    progress(writer.tally.total_bytes, writer.expected_bytes)
-        await asyncio.to_thread(writer.feed, bytes(gathered))
-    except BrokenOffError as broken:
-        raise _failure(broken, remote) from None
-    if progress is not None:
-        progress(writer.tally.total_bytes, writer.expected_bytes)
 
 
 def _failure(broken: BrokenOffError, remote: str) -> Exception:
@@ -238,16 +307,3 @@ def _failure(broken: BrokenOffError, remote: str) -> Exception:
 
 def _as_errno(code: int) -> int:
     return code if 0 < code <= 128 else errno.EIO
-
-
-async def _upload_reply(response: aiohttp.ClientResponse) -> TransferReply:
-    try:
-        return TransferReply.model_validate_json(await response.read())
-    except ValidationError as error:
-        raise errors.ProtocolError("the response to an upload is malformed") from error
-
-
-async def _refusal(container: ContainerHandle, response: aiohttp.ClientResponse) -> errors.AgentEnvError:
-    """The error the container names. A busy container is treated as unreachable: ask again."""
-    refused = refusal(container, response.status, await response.read(), *_REFUSALS)
-    return errors.ConnectionLostError(refused.message) if response.status == 503 else refused

@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 import httptools
 from pydantic import ValidationError
 
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import fence_headers, headers_for, refusal
-from agentenv.errors import ConnectionLostError, ProtocolError
+from agentenv.errors import ProtocolError
 from agentenv.wire.watch import LEAST_BEAT_S, MOST_BEAT_S, WatchLine, WatchList, watch_line
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """Longest line: the list of 10,000 slots takes a third of it."""
 _MAX_REFUSAL_BYTES: Final = 64 * 1024
+_WHAT: Final = "GET /v1/watch"
 
 
 async def watch(
@@ -30,7 +31,8 @@ async def watch(
     Raises: ConnectionLostError: there was no connection, it was cut, or nothing came for ``silence_s``.
     ProtocolError: a line violates the wire contract. Otherwise the error the container named.
     """
-    response = await _asked(handle, generation, silence_s)
+    connection = ContainerConnection(handle, generation=generation)
+    response = await _asked(connection, silence_s)
     try:
         unfinished, listed, refused = b"", False, b""
         while piece := await response.read():
@@ -47,8 +49,8 @@ async def watch(
                 listed = True
                 yield line
         if response.status not in (0, 200):
-            raise refusal(handle, response.status, refused)
-        raise _lost(handle, response.end)
+            raise connection.refusal(response.status, refused)
+        raise connection.lost(f"{_WHAT}: {response.end}")
     finally:
         response.close()
 
@@ -148,23 +150,22 @@ class _Response(asyncio.Protocol):
             self._more.set_result(None)
 
 
-async def _asked(handle: ContainerHandle, generation: int, silence_s: float) -> _Response:
+async def _asked(connection: ContainerConnection, silence_s: float) -> _Response:
     """Raises ConnectionLostError."""
-    url = urlsplit(handle.base_url)
-    headers = {"Host": url.netloc, **headers_for(handle, **fence_headers(generation))}
+    url = urlsplit(connection.handle.base_url)
+    headers = {"Host": url.netloc, **connection.headers}
     first = f"GET {url.path}/v1/watch?beat_s={_beat_s(silence_s):g} HTTP/1.1"
     request = "\r\n".join([first, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
     secure = url.scheme == "https"
     port = url.port or (443 if secure else 80)
     try:
-        async with asyncio.timeout(silence_s):
-            _, response = await asyncio.get_running_loop().create_connection(
-                lambda: _Response(request, silence_s), url.hostname or "", port, ssl=secure or None
-            )
-    except TimeoutError as error:
-        raise _lost(handle, f"no connection within {silence_s:g} s") from error
-    except OSError as error:
-        raise _lost(handle, str(error) or repr(error)) from error
+        with connection.failures(_WHAT, silence_s):
+            async with asyncio.timeout(silence_s):
+                _, response = await asyncio.get_running_loop().create_connection(
+                    lambda: _Response(request, silence_s), url.hostname or "", port, ssl=secure or None
+                )
+    except OSError as error:  # its name has no address, its certificate is wrong
+        raise connection.lost(f"{_WHAT}: {error}") from error
     return response
 
 
@@ -178,7 +179,3 @@ def _parsed(handle: ContainerHandle, line: bytes) -> WatchLine:
         return watch_line.validate_json(line)
     except ValidationError as error:
         raise ProtocolError(f"container {handle.id}: a line of the watch: {error}") from error
-
-
-def _lost(handle: ContainerHandle, what: str) -> ConnectionLostError:
-    return ConnectionLostError(f"container {handle.id}: GET /v1/watch: {what}")

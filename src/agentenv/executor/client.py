@@ -18,15 +18,15 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import aiohttp
 from pydantic import ValidationError
 
 from agentenv.background import TaskSet
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
 from agentenv.containers.attachments import Attachments, encode_arguments
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.stream import TRANSIENT, Stream, StreamCutError, open_stream
+from agentenv.containers.stream import Stream, open_stream
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
@@ -110,7 +110,9 @@ class SandboxClient:
             max_calls=min(settings.tool_max_batch_size, MAX_BATCH_CALLS),
             max_bytes=_MAX_BATCH_BYTES,
         )
-        self._attachments = Attachments(handle, settings.reconnect_deadline_s)
+        self.connection = ContainerConnection(handle)
+        """For what travels beside the stream."""
+        self._attachments = Attachments(self.connection, settings.reconnect_deadline_s)
         self._unfinished: dict[str, PendingCall] = {}
         self._behind: dict[bytes, deque[PendingCall]] = {}
         """Per lease with a large argument being sent: the calls submitted since then, which must not overtake it."""
@@ -220,7 +222,7 @@ class SandboxClient:
         if self._keeper is not None:
             await asyncio.wait({self._keeper})
         await self._movers.wait()
-        await self._attachments.aclose()
+        await self.connection.aclose()
 
     def _let_go(self, call: PendingCall) -> bool:
         """Stop all work for this call; False if that was done already."""
@@ -306,25 +308,24 @@ class SandboxClient:
 
     async def _keep(self) -> None:
         """Stay connected while there is work; every failure becomes a typed error of the calls."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
-            while True:
-                await self._demand.wait()
-                self._demand.clear()
-                try:
-                    await self._serve(http)
-                except TRANSIENT as cut:
-                    await self._after_cut(cut)
-                except AgentEnvError as error:
-                    self._give_up(error)
-                except Exception as error:
-                    log.exception("the client of %s failed", self.handle.id)
-                    self._give_up(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
-                if self._cancelling or self._forget_due() or any(call.asked for call in self._unfinished.values()):
-                    self._demand.set()
-                else:
-                    self._lost_at, self._fruitless = None, 0
+        while True:
+            await self._demand.wait()
+            self._demand.clear()
+            try:
+                await self._serve()
+            except (ConnectionLostError, TimeoutError) as cut:
+                await self._after_cut(cut)
+            except AgentEnvError as error:
+                self._give_up(error)
+            except Exception as error:
+                log.exception("the client of %s failed", self.handle.id)
+                self._give_up(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
+            if self._cancelling or self._forget_due() or any(call.asked for call in self._unfinished.values()):
+                self._demand.set()
+            else:
+                self._lost_at, self._fruitless = None, 0
 
-    async def _serve(self, http: aiohttp.ClientSession) -> None:
+    async def _serve(self) -> None:
         """Connect once and serve that stream until it ends; raises the error that ended it."""
         now = self._loop.time()
         if self._lost_at is None:
@@ -332,7 +333,7 @@ class SandboxClient:
         self._fruitless += 1
         attempt_ends_at = min(now + self._deadline_s / 3, self._lost_at + self._deadline_s)
         async with asyncio.timeout_at(attempt_ends_at):
-            stream = await open_stream(http, self.handle, silence_s=self._deadline_s)
+            stream = await open_stream(self.handle, silence_s=self._deadline_s)
         self._start_over(stream)
         tasks = [self._loop.create_task(work(stream)) for work in (self._read, self._write)]
         try:
@@ -458,7 +459,7 @@ class SandboxClient:
                 timer.cancel()
         overdue_at = self._overdue_at()
         if overdue_at is not None and self._loop.time() >= overdue_at:
-            raise StreamCutError(f"a batch was not acknowledged within {self._deadline_s:g} s")
+            raise ConnectionLostError(f"a batch was not acknowledged within {self._deadline_s:g} s")
 
     def _overdue_at(self) -> float | None:
         oldest = self._batcher.oldest_unacknowledged_at

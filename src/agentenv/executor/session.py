@@ -396,7 +396,7 @@ class ToolSession:
         arguments: Mapping[str, Any],
         on_output: OnOutput,
     ) -> CallResult:
-        view = LiveView(client.handle, self._lease_json, pending.id, on_output)
+        view = LiveView(client.connection, self._lease_json, pending.id, on_output)
         following = asyncio.create_task(view.follow(), name=f"output-{pending.id}")
         ending = asyncio.create_task(self._result_of(client, pending, tool, arguments), name=f"result-{pending.id}")
         try:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.config import NomadSettings
+from agentenv.containers.connection import open_session
 from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 from agentenv.farm.nomad import NomadFarm, OperatorApi, owned

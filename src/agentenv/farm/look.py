@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import aiohttp
 
 from agentenv.config import state_dir
+from agentenv.containers.connection import open_session
 from agentenv.containers.control import ContainerControl
-from agentenv.containers.http import open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 from agentenv.farm.view import Census, ContainerView, FarmView, OperatorAccess, Place, PoolView

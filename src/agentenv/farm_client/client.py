@@ -15,7 +15,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv.config import NomadSettings
-from agentenv.containers.http import error_reply, open_session
+from agentenv.containers.connection import error_reply, open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,

@@ -21,8 +21,8 @@ import aiohttp
 
 from agentenv.background import TaskSet, finish, unless_lost
 from agentenv.config import PoolSettings
+from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import (
     AgentEnvError,

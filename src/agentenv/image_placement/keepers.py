@@ -16,8 +16,8 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv.backoff import Backoff
+from agentenv.containers.connection import error_reply, open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import error_reply, open_session
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConnectionLostError, ImageUnavailableError, ProtocolError, from_wire
 from agentenv.image_placement.placement import rendezvous

@@ -24,7 +24,7 @@ from agentenv.builder.machine import BaseImage, ImageConfig, Machine, Seen, Star
 from agentenv.builder.plan import Options
 from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, named_registries
 from agentenv.containers.layers import image_above
-from agentenv.containers.tars import get_tar, put_tar
+from agentenv.containers.transfer import get_tar, put_tar
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError
 from agentenv.executor.tool_executor import ToolExecutor

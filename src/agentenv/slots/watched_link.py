@@ -15,7 +15,6 @@ import aiohttp
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.tail import tail
 from agentenv.containers.watch import watch
 from agentenv.errors import AgentEnvError, ConnectionLostError, FencedError
 from agentenv.slots.commands import Reclaim
@@ -50,7 +49,6 @@ class WatchedLink(ContainerLink):
         super().__init__(handle, session, settings, limits, clock, generation=generation)
         self._generation = generation
         self._fenced = fenced
-        self._session = session
         self._reports: dict[int, SlotReport] = {}
         self._reported: dict[int, asyncio.Event] = {}
         self._why: dict[tuple[int, int], AgentEnvError] = {}
@@ -139,9 +137,8 @@ class WatchedLink(ContainerLink):
         reported(report)
 
     def tail(self, slot: int, epoch: int) -> AsyncGenerator[bytes, None]:
-        """See :func:`agentenv.containers.tail.tail`."""
-        assert self._session is not None
-        return tail(self._session, self.handle, slot, epoch)
+        """See :meth:`agentenv.containers.control.ContainerControl.tail`."""
+        return self.control.tail(slot, epoch)
 
     # -- ending leases ---------------------------------------------------------------------------
 

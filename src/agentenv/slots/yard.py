@@ -19,8 +19,8 @@ import aiohttp
 
 from agentenv.background import TaskSet, report_failure
 from agentenv.config import PoolSettings
+from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
     BadImageError,

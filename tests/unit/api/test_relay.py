@@ -20,8 +20,8 @@ from multidict import CIMultiDict
 
 from agentenv.api.farm_server.relay import FarmContainers, Known, close_code, container_and_path, passed_on, serve_relay
 from agentenv.containers.attachments import Attachments
+from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import refusal
 from agentenv.errors import ConnectionLostError, ProtocolError
 from agentenv.farm_client.client import FarmClient
 from agentenv.wire.farm import ContainerList, ContainerSeen
@@ -364,19 +364,17 @@ async def test_the_list_of_a_farm_is_followed() -> None:
 
 
 def test_a_proxy_that_does_not_reach_the_container_is_no_answer_of_it() -> None:
-    handle = ContainerHandle("c", 0, "http://c", "t" * 16, slots=1)
+    connection = ContainerConnection(ContainerHandle("c", 0, "http://c", "t" * 16, slots=1))
     for status in (502, 503, 504):
-        assert isinstance(refusal(handle, status, b"<html>"), ConnectionLostError)
+        assert isinstance(connection.refusal(status, b"<html>"), ConnectionLostError)
     for status in (404, 500):
-        assert isinstance(refusal(handle, status, b"<html>"), ProtocolError)
+        assert isinstance(connection.refusal(status, b"<html>"), ProtocolError)
 
 
 async def test_attachments_wait_for_a_relay_that_does_not_reach_its_container(stub: Stub) -> None:
     await stub.relay("http://127.0.0.1:9")
     handle = ContainerHandle("c1", 0, stub.url, "t" * 16, slots=1)
-    attachments = Attachments(handle, silence_s=0.5)
-    try:
-        with pytest.raises(ConnectionLostError, match="did not get through"):
+    async with ContainerConnection(handle) as connection:
+        attachments = Attachments(connection, silence_s=0.5)
+        with pytest.raises(ConnectionLostError):
             await attachments.put(b"{}", "call", {"content": b"x" * 300_000})
-    finally:
-        await attachments.aclose()

@@ -166,7 +166,7 @@ async def test_a_slot_that_lets_a_transfer_trickle_holds_nobody(
 async def test_a_slot_that_is_lost_meanwhile_cuts_the_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(transfer, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(transfer, "_FIRST_PAUSE_S", 0.0)
     async with served(monkeypatch, lambda: Run(BEGUN, LeaseLostError("lost"))) as (lease, runs):
         with pytest.raises(ConnectionLostError):
             await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)

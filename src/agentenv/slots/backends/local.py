@@ -12,8 +12,8 @@ import aiohttp
 
 from agentenv.background import finish
 from agentenv.config import ContainerSettings, isolation_here, state_dir
+from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import SandboxUnavailableError
 from agentenv.run_files import RunFile, remove_if_dead

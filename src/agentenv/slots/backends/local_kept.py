@@ -14,8 +14,8 @@ import aiohttp
 
 from agentenv.background import TaskSet, finish, unless_lost
 from agentenv.config import ContainerSettings, isolation_here, state_dir
+from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.acceptance import local_handle, shake_hands

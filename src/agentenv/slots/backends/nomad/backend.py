@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from agentenv.background import finish
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import open_session
 from agentenv.deadlines import START_TIMEOUT_S, scaled
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
