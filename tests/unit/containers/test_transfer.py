@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler
 from agentenv.containers import transfer
 from agentenv.containers.transfer import download, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
+from agentenv.sandbox.server import bodies
 from agentenv.sandbox.server.access import BEARER, Bearer
 from agentenv.sandbox.server.tools import transfer_routes
 from agentenv.sandbox.slot_paths import USUAL_PATHS
@@ -91,7 +92,7 @@ async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> As
         made.append(make())
         return made[-1]
 
-    monkeypatch.setattr(transfer_routes, "_IDLE_S", 0.2)
+    monkeypatch.setattr(bodies, "IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application(middlewares=[_by_control_token])
     slot = SimpleNamespace(beside=lambda _: SimpleNamespace(paths=USUAL_PATHS))

@@ -17,6 +17,7 @@ from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUna
 from agentenv.sandbox.loop_watch import LoopWatch, Stalls
 from agentenv.sandbox.server import access, metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
+from agentenv.sandbox.server.bodies import lease_key, message_body, number
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
@@ -26,10 +27,9 @@ from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.tools.connect_route import ConnectRoute
 from agentenv.sandbox.server.tools.program_route import ProgramRoute
-from agentenv.sandbox.server.tools.tar_routes import TarRoutes
-from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes, lease_key
+from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
-from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.base import MAX_COUNT, MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import LIVE_WAIT_S, Accepted, Batch, Cancel, Failure, LiveOutput, client_message
 from agentenv.wire.leases import (
     ActionRequest,
@@ -43,7 +43,7 @@ from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 
 _HEARTBEAT_S = scaled(30.0)
 _MAX_SHOWN = 500
-_LARGE_BYTES = 64 * 1024
+_SLOW_MESSAGE_BYTES = 64 * 1024
 """A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten: a
 client that sends one after the other has no more than half of the loop."""
 _MAX_OUTPUT_BYTES = 128 * 1024
@@ -98,7 +98,6 @@ class SandboxApp:
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         ProgramRoute(self.container).add_to(router)
-        TarRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)
         WatchRoute(self.container, self.watchers).add_to(router)
@@ -190,7 +189,7 @@ class SandboxApp:
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
-                if len(message.data) > _LARGE_BYTES:
+                if len(message.data) > _SLOW_MESSAGE_BYTES:
                     # The next one may be here already, and others have waited meanwhile.
                     await asyncio.sleep(loop.time() - began_s)
                 if outlet.clogged:
@@ -210,7 +209,7 @@ class SandboxApp:
         """
         holder = holder_of(request, self.container)
         key, call_id = lease_key(request), request.match_info["call"]
-        stdout, stderr = _offset(request, "stdout"), _offset(request, "stderr")
+        stdout, stderr = (number(name, request.query.get(name, "0"), MAX_COUNT) for name in ("stdout", "stderr"))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LIVE_WAIT_S
         while True:
@@ -257,11 +256,11 @@ class SandboxApp:
             code = "refused" if error.status == 413 else "protocol"
             return _error(error.status, ErrorReply(error=code, message=error.text or error.reason))
         except ProtocolError as error:
-            return _error(400, _body(error))
+            return _error(400, ErrorReply.of(error))
         except SandboxUnavailableError as error:
-            return _error(503, _body(error))
+            return _error(503, ErrorReply.of(error))
         except AgentEnvError as error:
-            return _error(409, _body(error))
+            return _error(409, ErrorReply.of(error))
 
     def _fence(self, request: web.Request) -> None:
         given = access.generation_of(request.headers.get(GENERATION_HEADER))
@@ -270,13 +269,8 @@ class SandboxApp:
 
 
 async def _read(request: web.Request, model: TypeAdapter[Body]) -> Body:
-    if (request.content_length or 0) > MAX_MESSAGE_BYTES:
-        raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, request.content_length or 0)
-    body = await request.read()
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, len(body))
     try:
-        return model.validate_json(body)
+        return model.validate_json(await message_body(request))
     except ValidationError as error:
         raise ProtocolError(_problem(error)) from error
 
@@ -308,19 +302,8 @@ def _output_of(asked: CallInFlight, stdout: int, stderr: int) -> LiveOutput:
     return LiveOutput(stdout=out, stdout_from=stdout, stderr=err, stderr_from=stderr)
 
 
-def _offset(request: web.Request, stream: str) -> int:
-    text = request.query.get(stream, "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ProtocolError(f"{stream}: must be a number of bytes")
-    return int(text)
-
-
 def _reply(model: WireModel) -> web.Response:
     return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
-
-
-def _body(error: AgentEnvError) -> ErrorReply:
-    return ErrorReply.of(error)
 
 
 def _error(status: int, body: ErrorReply) -> web.Response:

@@ -13,14 +13,13 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, StaleLeaseError
+from agentenv.sandbox.server.bodies import PIECE_BYTES, in_time, lease_key, number, pieces, streamed
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.replies import Raw, size_of
-from agentenv.sandbox.server.tools.transfer_routes import body_piece, in_time, lease_key
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import Attachment
 
-_PIECE_BYTES = 256 * 1024
 _MAX_CALL_ID = 128
 
 
@@ -38,15 +37,11 @@ class AttachmentRoutes:
     async def _put(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
         inbox = holder_of(request, self._container).inbox(lease_key(request), call_id)
-        at = _skipped(request, MAX_FILE_BYTES)
+        at = _begin(request, MAX_FILE_BYTES)
         attached = inbox.receive(call_id, field, at)
         turn = 0 if attached is None else attached.begin(at)
         refused: AgentEnvError | None = None
-        seen_bytes = 0
-        while piece := await _piece_of(request):
-            seen_bytes += len(piece)
-            if seen_bytes > 2 * MAX_FILE_BYTES:
-                raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, seen_bytes)
+        async for piece in pieces(request, 2 * MAX_FILE_BYTES):
             if attached is None or refused is not None:
                 continue  # read to its end: the client gets the answer when it has sent everything
             try:
@@ -65,28 +60,13 @@ class AttachmentRoutes:
         key = lease_key(request)
         holder = holder_of(request, self._container)
         raw = holder.fetched(key, call_id, field)
-        skip = _skipped(request, size_of(raw))
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        response.content_length = size_of(raw) - skip
-        await response.prepare(request)
-        for piece in _pieces(raw, skip):
-            try:
+        begin = _begin(request, size_of(raw))
+        async with streamed(request, "application/octet-stream", size_bytes=size_of(raw) - begin) as response:
+            for piece in _pieces(raw, begin):
                 await in_time(response.write(piece))
                 await asyncio.sleep(0)  # a client that reads as fast as we write would monopolise the loop
                 holder.fetched(key, call_id, field)  # the lease may have ended
-            except (TimeoutError, AgentEnvError):
-                if request.transport is not None:
-                    request.transport.abort()
-                return response
-        await response.write_eof()
         return response
-
-
-async def _piece_of(request: web.Request) -> bytes:
-    try:
-        return await body_piece(request)
-    except ConnectionResetError as error:
-        raise ProtocolError("the connection was cut") from error
 
 
 def _named(request: web.Request) -> tuple[str, str]:
@@ -99,21 +79,15 @@ def _named(request: web.Request) -> tuple[str, str]:
         raise ProtocolError("an attachment has no such name") from error
 
 
-def _skipped(request: web.Request, size_bytes: int) -> int:
-    """The offset requested by the client."""
-    try:
-        skip = int(request.query.get("from", "0"))
-    except ValueError:
-        skip = -1
-    if not 0 <= skip <= size_bytes:
-        raise ProtocolError(f"from: must be 0 to {size_bytes}")
-    return skip
+def _begin(request: web.Request, size_bytes: int) -> int:
+    """The offset from which the client sends or wants the content."""
+    return number("from", request.query.get("from", "0"), size_bytes)
 
 
-def _pieces(raw: Raw, skip: int) -> Iterator[memoryview]:
+def _pieces(raw: Raw, begin: int) -> Iterator[memoryview]:
     for part in raw:
-        view = memoryview(part)[skip:]
-        skip = max(0, skip - len(part))
+        view = memoryview(part)[begin:]
+        begin = max(0, begin - len(part))
         while view:
-            yield view[:_PIECE_BYTES]
-            view = view[_PIECE_BYTES:]
+            yield view[:PIECE_BYTES]
+            view = view[PIECE_BYTES:]

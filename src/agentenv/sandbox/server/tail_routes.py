@@ -14,20 +14,20 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from agentenv.deadlines import scaled
-from agentenv.errors import ProtocolError, StaleLeaseError
+from agentenv.errors import StaleLeaseError
+from agentenv.sandbox.server.bodies import number, streamed, write_lines
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.past_calls import PastCall, Printed, about
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.watch import Watchers
+from agentenv.wire.base import MAX_COUNT
 from agentenv.wire.tails import TAIL_BEAT_S, TailBeat, TailCall, TailEnd, TailLine, TailOutput, TailOver
 from agentenv.wire.tools import BashArguments
 
 _LOOK_S: Final = 0.2
 _MAX_BYTES: Final = 32 * 1024
 """Of each stream of a running call in one look: 160 KiB/s."""
-_UNREAD_S: Final = scaled(10.0)
 Stream = Literal["stdout", "stderr"]
 _STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr")
 
@@ -126,19 +126,12 @@ class TailRoute:
         router.add_get("/v1/slots/{slot}/tail", self._get, allow_head=False)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        slot = self._container.slot(_number(request.match_info["slot"], "slot"))
-        epoch = _number(request.query.get("epoch", ""), "epoch")
+        slot = self._container.slot(number("slot", request.match_info["slot"], MAX_COUNT))
+        epoch = number("epoch", request.query.get("epoch", ""), MAX_COUNT)
         if slot.lease is None or slot.epoch != epoch:
             raise StaleLeaseError(f"slot {slot.index} has no lease of epoch {epoch}")
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        try:
+        async with streamed(request, "application/x-ndjson") as response:
             await self._follow(slot, epoch, response)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:  # the reader has gone
-            pass
         return response
 
     async def _follow(self, slot: Slot, epoch: int, response: web.StreamResponse) -> None:
@@ -150,18 +143,7 @@ class TailRoute:
             await self._poller.going.wait()
             lines = list(tail.lines(loop.time()))
             if lines or loop.time() >= beat_at_s:
-                await _write(response, lines or [TailBeat()])
+                await write_lines(response, lines or [TailBeat()])
                 beat_at_s = loop.time() + TAIL_BEAT_S
             await asyncio.sleep(_LOOK_S)
-        await _write(response, [TailOver()])
-
-
-async def _write(response: web.StreamResponse, lines: list[TailLine]) -> None:
-    async with asyncio.timeout(_UNREAD_S):
-        await response.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
-
-
-def _number(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ProtocolError(f"{name}: must be a number")
-    return int(text)
+        await write_lines(response, [TailOver()])

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
-from agentenv.deadlines import scaled
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.server.access import generation_of
+from agentenv.sandbox.server.bodies import UNREAD_S, streamed, write_lines
 from agentenv.sandbox.server.container import Container
 from agentenv.wire.watch import (
     BEAT_S,
@@ -29,9 +29,6 @@ from agentenv.wire.watch import (
     WatchLine,
     WatchList,
 )
-
-_UNREAD_S = scaled(10.0)
-"""How long a watcher may leave unread what was sent, and its machine leave it unacknowledged."""
 
 
 class Watcher:
@@ -108,24 +105,17 @@ class WatchRoute:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         beat_s = _beat_s(request.query.get("beat_s"))
         self._container.obey(generation_of(request.headers.get(GENERATION_HEADER)) or 0)
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        _give_up_on_the_unreachable(request.transport)
-        try:
+        async with streamed(request, "application/x-ndjson") as response:
+            _give_up_on_the_unreachable(request.transport)
             with self._watchers.watching() as watcher:
                 await self._follow(watcher, response, beat_s)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:  # the watcher has gone
-            pass
         return response
 
     async def _follow(self, watcher: Watcher, response: web.StreamResponse, beat_s: float) -> None:
         """Write lines until the server ends. Raises TimeoutError when the watcher does not read, ConnectionError when
         it has gone."""
         loop = self._poller.loop
-        await _write(response, [self._list()])
+        await write_lines(response, [self._list()])
         beat_at_s = loop.time()
         while True:
             await self._poller.going.wait()
@@ -135,7 +125,7 @@ class WatchRoute:
                 lines.append(self._beat())
                 beat_at_s = loop.time() + beat_s
             if lines:
-                await _write(response, lines)
+                await write_lines(response, lines)
             if beats:
                 self._container.heard()
             if ended:
@@ -171,14 +161,9 @@ def _beat_s(given: str | None) -> float:
     return beat_s
 
 
-async def _write(response: web.StreamResponse, lines: list[WatchLine]) -> None:
-    async with asyncio.timeout(_UNREAD_S):
-        await response.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
-
-
 def _give_up_on_the_unreachable(transport: asyncio.Transport | None) -> None:
     """A watcher whose machine is gone, or who reads nothing, counts as heard only as long as that may be a pause: the
     kernel's own patience with a connection is a quarter of an hour, and its buffers take beats for longer."""
     raw = transport.get_extra_info("socket") if transport is not None else None
     if raw is not None:
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_UNREAD_S * 1000))
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))

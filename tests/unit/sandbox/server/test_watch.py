@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.server import watch
+from agentenv.sandbox.server import bodies, watch
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.metrics import Statistics
@@ -160,7 +160,7 @@ async def test_what_is_no_change_sends_nothing() -> None:
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_UNREAD_S", 0.01)
+    monkeypatch.setattr(bodies, "UNREAD_S", 0.01)
     container, watchers = _container()
     request: Any = MagicMock(headers={})
 

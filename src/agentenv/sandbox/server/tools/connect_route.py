@@ -14,12 +14,12 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
-from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.bodies import number, slot_key
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
-from agentenv.sandbox.server.tools.transfer_routes import slot_key
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
 from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
@@ -39,7 +39,8 @@ class ConnectRoute:
         router.add_get("/v1/slots/{slot}/connect", self._get, allow_head=False)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        key, port = _key_and_port(request)
+        key = slot_key(request)
+        port = number("port", request.query.get("port", ""), 2**16 - 1, least=1)
         run = self._dialled(holder_of(request, self._container), key, port)
         self._open[key.slot] += 1
         try:
@@ -107,12 +108,3 @@ async def _send(socket: web.WebSocketResponse, run: TransferRun, piece: bytes) -
     except LeaseLostError as error:
         with suppress(ConnectionError):
             await socket.send_str(ConnectionReply(lost=error.message).model_dump_json())
-
-
-def _key_and_port(request: web.Request) -> tuple[LeaseKey, int]:
-    """Raises ProtocolError."""
-    key = slot_key(request)
-    text = request.query.get("port", "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 2**16):
-        raise ProtocolError("port: must be a number from 1 to 65535")
-    return key, int(text)

@@ -27,11 +27,11 @@ from agentenv.errors import (
     SandboxUnavailableError,
 )
 from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.bodies import slot_key
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.slot_sessions import SlotHost
-from agentenv.sandbox.server.tools.transfer_routes import slot_key
 from agentenv.sessions.background import Order
 from agentenv.sessions.streamed import Streamed
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel

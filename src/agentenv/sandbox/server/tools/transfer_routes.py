@@ -1,45 +1,49 @@
-"""``/v1/slots/{slot}/transfer``: files and directories of any size, concurrently with calls.
+"""``/v1/slots/{slot}/transfer``: files and directories of any size. ``/v1/slots/{slot}/tar``: tars with owners, modes
+and times, of image slots. Both run concurrently with calls.
 
-The server passes bytes between a connection and slotfiles. It holds a few pipe buffers per transfer, handles one
-piece per iteration of its loop, and does not interpret the content (:mod:`agentenv.wire.transfers`).
+The server passes bytes between a connection and a program in the slot: slotfiles, or slottar as the slot's root. It
+holds a few pipe buffers per transfer, handles one piece per iteration of its loop, and does not interpret the content
+(:mod:`agentenv.wire.transfers`).
+
+``PUT …/tar?path=/DIRECTORY&uid=0&gid=0&mode=493`` unpacks the body below a directory, which is made with its missing
+parents, of that owner and mode. ``GET …/tar?path=/PATH`` is the tar of a directory's content, or of one file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
-from pydantic import ValidationError
 
-from agentenv.deadlines import scaled
-from agentenv.errors import LeaseLostError, ProtocolError
+from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.file_names import readable_name
+from agentenv.sandbox.server import bodies
+from agentenv.sandbox.server.bodies import in_time, number, path_in_slot, pieces, slot_key, streamed
 from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.holder import holder_of
+from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
-from agentenv.wire.environment import MAX_PATH_CHARS
-from agentenv.wire.leases import LeaseKey
-from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
+from agentenv.wire.transfers import MAX_ENTRIES, Entry, TransferReply
 
-_IDLE_S = scaled(60.0)
-"""A transfer without progress for this long is ended."""
 _LEAST_BYTES_PER_S = 64 * 1024
-"""A run that is slower than this by more than :data:`_IDLE_S` counts as stopped."""
-_AT_ONCE = 2
+"""A run that is slower than this by more than :data:`bodies.IDLE_S` counts as stopped."""
+_AT_ONCE: Final = 2
 """Concurrent transfers of one slot; more wait."""
-_MAX_REPLY_BYTES = 16 * 1024
+_MAX_REPLY_BYTES: Final = 16 * 1024
+_MOST: Final[Mapping[str, int]] = {"uid": 65_535, "gid": 65_535, "mode": 0o7777}
 
 T = TypeVar("T")
 
 
 class TransferRoutes:
-    """The two routes, over one container."""
+    """The four routes, over one container."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -49,73 +53,103 @@ class TransferRoutes:
         """Register the routes."""
         router.add_put("/v1/slots/{slot}/transfer", self._put)
         router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
+        router.add_put("/v1/slots/{slot}/tar", self._put_tar)
+        router.add_get("/v1/slots/{slot}/tar", self._get_tar, allow_head=False)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        key, path = key_and_path(request)
-        async with self._turn(key):
-            run = _started(holder_of(request, self._container), key, "receive", path)
-            with closing(run):
-                waited = Waited(run)
-                await feed(request, waited)
-                printed = await collect(waited)
-                reply = _reply(await waited.ended(), printed)
-        return web.json_response(text=reply.model_dump_json())
+        path = path_in_slot(request)
+        return await self._receive(request, lambda io: io.paths.slotfiles("receive", path), _reply)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        key, path = key_and_path(request)
-        async with self._turn(key):
-            run = _started(holder_of(request, self._container), key, "send", path)
-            with closing(run):
+        path = path_in_slot(request)
+
+        def failed(code: int) -> bytes:
+            return Entry("x", size=code).encode() if 0 < code <= 128 else b""  # an errno: it could not be started
+
+        return await self._send(
+            request,
+            lambda io: io.paths.slotfiles("send", path, str(MAX_ENTRIES)),
+            "application/x-agentenv-transfer",
+            failed,
+        )
+
+    async def _put_tar(self, request: web.Request) -> web.StreamResponse:
+        path = path_in_slot(request)
+        numbers = [str(number(name, request.query.get(name, "0"), most)) for name, most in _MOST.items()]
+
+        def reply(code: int, printed: bytes) -> TransferReply:
+            where = readable_name(printed) if printed else path
+            why = "" if not code else f"{os.strerror(code)}\n" if code < 128 else "it was ended\n"
+            return TransferReply(exit_code=code, stderr=why, path=where)
+
+        return await self._receive(request, lambda io: _tar(io, "unpack", path, *numbers), reply)
+
+    async def _get_tar(self, request: web.Request) -> web.StreamResponse:
+        path = path_in_slot(request)
+
+        def failed(code: int) -> bytes:
+            raise ProtocolError(f"{path}: cannot be read (slottar ended with {code})")
+
+        return await self._send(request, lambda io: _tar(io, "pack", path), "application/x-tar", failed)
+
+    async def _receive(
+        self,
+        request: web.Request,
+        argv: Callable[[SlotIo], list[str]],
+        reply: Callable[[int, bytes], TransferReply],
+    ) -> web.StreamResponse:
+        """Give the request's body to a program; the reply is made of its exit code and what it printed."""
+        async with self._turn(request):
+            with closing(self._started(request, argv, feeds=True)) as run:
+                waited, takes = Waited(run), True
+                async for piece in pieces(request):
+                    # What a failed run does not take is dropped: the client reads no answer before it sent all.
+                    takes = takes and await waited.write(piece)
+                run.end_input()
+                printed = bytearray()
+                while piece := await waited.read():
+                    printed += piece
+                    if len(printed) > _MAX_REPLY_BYTES:
+                        raise ProtocolError("the program printed more than requested")
+                replied = reply(await waited.ended(), bytes(printed))
+        return web.json_response(text=replied.model_dump_json())
+
+    async def _send(
+        self,
+        request: web.Request,
+        argv: Callable[[SlotIo], list[str]],
+        content_type: str,
+        failed: Callable[[int], bytes],
+    ) -> web.StreamResponse:
+        """Send what a program prints, or ``failed(exit code)`` when it printed nothing. A body that ends normally, but
+        without the end of its format, means that something in the slot ended or stopped the run."""
+        async with self._turn(request):
+            with closing(self._started(request, argv, feeds=False)) as run:
                 waited = Waited(run)
-                first = await waited.read()
-                if not first and 0 < (code := await waited.ended()) <= 128:
-                    first = Entry("x", size=code).encode()  # it could not be started
-                response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
-                await response.prepare(request)
-                await pass_on(request, response, waited, first)
+                piece = await waited.read() or failed(await waited.ended())
+                async with streamed(request, content_type) as response:
+                    while piece:
+                        await in_time(response.write(piece))
+                        piece = await waited.read()
+                    await waited.ended()
         return response
 
-    def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
-        return self._turns.setdefault(key.slot, asyncio.Semaphore(_AT_ONCE))
+    def _started(self, request: web.Request, argv: Callable[[SlotIo], list[str]], *, feeds: bool) -> TransferRun:
+        io, env = holder_of(request, self._container).beside(slot_key(request))
+        run = TransferRun(io)
+        run.start(argv(io), env, feeds=feeds)
+        return run
+
+    def _turn(self, request: web.Request) -> asyncio.Semaphore:
+        return self._turns.setdefault(slot_key(request).slot, asyncio.Semaphore(_AT_ONCE))
 
 
-def _started(holder: Holder, key: LeaseKey, operation: str, path: str) -> TransferRun:
-    io, env = holder.beside(key)
-    run = TransferRun(io)
-    rest = [str(MAX_ENTRIES)] if operation == "send" else []
-    run.start(io.paths.slotfiles(operation, path, *rest), env, feeds=operation == "receive")
-    return run
-
-
-def lease_key(request: web.Request) -> LeaseKey:
-    """The key in the header. Raises ProtocolError when it is missing."""
-    try:
-        return LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
-    except ValidationError as error:
-        raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
-
-
-def slot_key(request: web.Request) -> LeaseKey:
-    """The key in the header, of the slot that the path names. Raises ProtocolError."""
-    key = lease_key(request)
-    if str(key.slot) != request.match_info["slot"]:
-        raise ProtocolError("the lease key is for another slot")
-    return key
-
-
-def key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
-    """Raises ProtocolError when the request cannot be passed to slotfiles."""
-    key = slot_key(request)
-    path = request.query.get("path", "")
-    if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
-        raise ProtocolError(f"path: 1 to {MAX_PATH_CHARS} characters, none of them NUL")
-    return key, path
-
-
-async def in_time(step: Awaitable[T]) -> T:
-    """Await ``step``. Raises LeaseLostError and whatever it raises; TimeoutError when it takes too long."""
-    async with asyncio.timeout(_IDLE_S):
-        return await step
+def _tar(io: SlotIo, operation: str, path: str, *numbers: str) -> list[str]:
+    if not io.paths.own_root:
+        raise SandboxUnavailableError("plain slots take no tars with owners", next_step="lease one with an image")
+    if not path.startswith("/"):
+        raise ProtocolError("path: must be absolute")
+    return [io.paths.tar, operation, path, *numbers]
 
 
 class Waited:
@@ -126,7 +160,7 @@ class Waited:
     def __init__(self, run: TransferRun) -> None:
         self._run = run
         self._loop = asyncio.get_running_loop()
-        self._left_s = _IDLE_S
+        self._left_s = bodies.IDLE_S
 
     async def read(self) -> bytes:
         """Its next output; empty at the end."""
@@ -139,10 +173,6 @@ class Waited:
         takes = await self._within(self._run.write(data), False)
         self._earn(len(data))
         return takes
-
-    def end_input(self) -> None:
-        """Close its input."""
-        self._run.end_input()
 
     async def ended(self) -> int:
         """Wait for its exit code."""
@@ -160,50 +190,7 @@ class Waited:
             self._left_s -= self._loop.time() - began_s
 
     def _earn(self, moved_bytes: int) -> None:
-        self._left_s = min(_IDLE_S, self._left_s + moved_bytes / _LEAST_BYTES_PER_S)
-
-
-async def feed(request: web.Request, run: Waited) -> None:
-    """Send the request's body to the run's input. If the run has failed, the rest is read and dropped: the client
-    gets the answer when it has sent everything."""
-    takes = True
-    while data := await body_piece(request):
-        takes = takes and await run.write(data)
-    run.end_input()
-
-
-async def body_piece(request: web.Request) -> bytes:
-    """The next piece of the request's body; empty at its end. Raises ProtocolError when nothing came in time."""
-    try:
-        return await in_time(request.content.readany())
-    except TimeoutError as error:
-        raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
-
-
-async def collect(run: Waited) -> bytes:
-    """The final report of a run that received data."""
-    printed = bytearray()
-    while piece := await run.read():
-        printed += piece
-        if len(printed) > _MAX_REPLY_BYTES:
-            raise ProtocolError("slotfiles printed more than requested")
-    return bytes(printed)
-
-
-async def pass_on(request: web.Request, response: web.StreamResponse, run: Waited, piece: bytes) -> None:
-    """Send the run's output as the response's body. The connection is cut only when the slot is lost or the client
-    takes nothing. A body that ends normally, but without its end record, means that something in the slot ended or
-    stopped the run."""
-    try:
-        while piece:
-            await in_time(response.write(piece))
-            piece = await run.read()
-        await run.ended()
-    except (TimeoutError, LeaseLostError):
-        if request.transport is not None:
-            request.transport.abort()
-        return
-    await response.write_eof()
+        self._left_s = min(bodies.IDLE_S, self._left_s + moved_bytes / _LEAST_BYTES_PER_S)
 
 
 def _reply(exit_code: int, printed: bytes) -> TransferReply:
