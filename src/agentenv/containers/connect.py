@@ -14,7 +14,8 @@ import aiohttp
 from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import LeaseLostError
-from agentenv.wire.connections import LINGER_S, MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.base import MAX_PIECE_BYTES
+from agentenv.wire.connections import LINGER_S, OVER, ConnectionReply
 
 _READ_BYTES = 64 * 1024
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 import aiohttp
 from pydantic import ValidationError
 
-from agentenv.backoff import Backoff
+from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ConnectionLostError, PoolClosedError, ProtocolError, from_wire
@@ -238,7 +238,8 @@ class Retries:
         within_s: float = math.inf,
         since_s: float | None = None,
     ) -> None:
-        self._backoff = Backoff(first_pause_s, _LONGEST_PAUSE_S)
+        self._first_pause_s = first_pause_s
+        self._failures = 0
         self._attempts_left = attempts
         self._within_s = within_s
         self._since_s = since_s
@@ -246,17 +247,19 @@ class Retries:
     def progressed(self) -> None:
         """What was requested goes on."""
         self._since_s = None
-        self._backoff.reset()
+        self._failures = 0
 
     async def after(self, lost: AgentEnvError) -> None:
         """Wait before the next attempt. Raises ``lost`` when there is none."""
         now = asyncio.get_running_loop().time()
         self._since_s = now if self._since_s is None else self._since_s
         self._attempts_left -= 1
-        pause_s = self._backoff.next_s() * random.uniform(1.0, 1.2)  # noqa: S311 (many clients, at the same time)
+        self._failures += 1
         if self._attempts_left <= 0 or now - self._since_s >= self._within_s:
             raise lost
-        await asyncio.sleep(min(pause_s, max(0.0, self._since_s + self._within_s - now)))
+        longest_s = pause_s(self._first_pause_s, _LONGEST_PAUSE_S, self._failures)
+        wait_s = longest_s * random.uniform(1.0, 1.2)  # noqa: S311 (not all clients at once)
+        await asyncio.sleep(min(wait_s, self._since_s + self._within_s - now))
 
 
 def error_reply(body: bytes) -> ErrorReply | None:

@@ -24,9 +24,8 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.tools.schema import unencodable
-from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.base import MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, WireModel
 from agentenv.wire.programs import (
-    MAX_PIECE_BYTES,
     NUMBERS,
     WINDOW_BYTES,
     EndOfInput,

@@ -42,8 +42,10 @@ class Stream:
 
     async def send(self, text: bytes) -> None:
         """Send one message; waits while the other side does not read. Raises ConnectionLostError."""
-        with self._connection.failures("the stream"):
+        try:
             await self._socket.send_frame(text, aiohttp.WSMsgType.TEXT)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise self._connection.lost(f"the stream: {error!r}") from error
 
     async def receive(self) -> str:
         """The next message.

@@ -56,7 +56,6 @@ _SLACK_S: Final = scaled(15.0)
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _FAREWELL_S: Final = scaled(5.0)
-_LARGE_BYTES: Final = 512 * 1024
 _MOST_CONNECTIONS: Final = 1_000
 _GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 
@@ -225,7 +224,7 @@ class ToolServerClient:
             raise PoolClosedError("the tool server's client is closed")
         raw = b"" if body is None else body.model_dump_json().encode()
         # A file is read in a thread: worth the hop only where reading would block everybody else.
-        content = io.BytesIO(raw) if len(raw) > _LARGE_BYTES else raw or None
+        content = io.BytesIO(raw) if raw else None
         headers = {"Content-Type": "application/json"} if raw else {}
         async with (
             asyncio.timeout(limit_s),

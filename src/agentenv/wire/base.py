@@ -31,6 +31,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Largest stream message, and largest JSON body."""
 LARGE_BYTES = 256 * 1024
 """Content larger than this travels as an attachment instead of in the message (:mod:`agentenv.wire.calls`)."""
+MAX_PIECE_BYTES = 256 * 1024
+"""Largest piece of a stream of bytes: a container handles so much at once, and a WebSocket message carries no more."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest file one file operation can carry."""
 MAX_COMMAND_BYTES = 8 * 1024 * 1024

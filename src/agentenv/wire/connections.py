@@ -3,9 +3,9 @@ header :data:`agentenv.wire.transfers.LEASE_HEADER`.
 
 The first message, a text, is a :class:`ConnectionReply`: whether something listens at that port of the slot's loopback
 interface. From then on binary messages carry the bytes of both directions, in pieces of any length up to
-:data:`MAX_PIECE_BYTES`; the text :data:`OVER` says that its sender will send no more, as a half-closed socket does. A
-connection ends when either side closes it; one whose lease has ended, with another :class:`ConnectionReply` before
-that.
+:data:`agentenv.wire.base.MAX_PIECE_BYTES`; the text :data:`OVER` says that its sender will send no more, as a
+half-closed socket does. A connection ends when either side closes it; one whose lease has ended, with another
+:class:`ConnectionReply` before that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from agentenv.wire.base import WireModel
 
 MAX_CONNECTIONS: Final = 64
 """Open at once in one slot."""
-MAX_PIECE_BYTES: Final = 256 * 1024
 OVER: Final = "over"
 LINGER_S: Final = 2.0
 """How long what was sent before the close of a connection may still take to be read."""

@@ -23,7 +23,6 @@ from agentenv.wire.tools import Argv, CommandText, Environment, UserName
 
 MAX_PROGRAMS: Final = 64
 """Connected at once in one slot."""
-MAX_PIECE_BYTES: Final = 256 * 1024
 WINDOW_BYTES: Final = 1024 * 1024
 StreamName = Literal["stdout", "stderr"]
 NUMBERS: Final[dict[StreamName, int]] = {"stdout": 1, "stderr": 2}

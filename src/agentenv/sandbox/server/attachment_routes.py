@@ -13,11 +13,11 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, StaleLeaseError
-from agentenv.sandbox.server.bodies import PIECE_BYTES, in_time, lease_key, number, pieces, streamed
+from agentenv.sandbox.server.bodies import in_time, lease_key, number, pieces, streamed
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.replies import Raw, size_of
-from agentenv.wire.base import MAX_FILE_BYTES
+from agentenv.wire.base import MAX_FILE_BYTES, MAX_PIECE_BYTES
 from agentenv.wire.calls import Attachment
 
 _MAX_CALL_ID = 128
@@ -89,5 +89,5 @@ def _pieces(raw: Raw, begin: int) -> Iterator[memoryview]:
         view = memoryview(part)[begin:]
         begin = max(0, begin - len(part))
         while view:
-            yield view[:PIECE_BYTES]
-            view = view[PIECE_BYTES:]
+            yield view[:MAX_PIECE_BYTES]
+            view = view[MAX_PIECE_BYTES:]

@@ -19,8 +19,6 @@ from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER
 
-PIECE_BYTES: Final = 256 * 1024
-"""How much of something large is handled at once on this side: each piece takes the loop for itself."""
 IDLE_S: Final = scaled(60.0)
 """A body that makes no progress for this long is given up."""
 UNREAD_S: Final = scaled(10.0)

@@ -16,8 +16,9 @@ from aiohttp import web
 from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError
 from agentenv.sandbox.control_protocol import Exported
-from agentenv.sandbox.server.bodies import PIECE_BYTES, in_time, streamed
+from agentenv.sandbox.server.bodies import in_time, streamed
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorLink
+from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.leases import LAYERS_HEADER
 
 _PATIENCE_S: Final = scaled(30.0)
@@ -68,14 +69,14 @@ class LayerRoutes:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         pipe, layers = await self._exports.open(request.match_info["checkpoint"], int(request.match_info["layer"]))
-        reader = asyncio.StreamReader(limit=PIECE_BYTES)
+        reader = asyncio.StreamReader(limit=MAX_PIECE_BYTES)
         with os.fdopen(pipe, "rb", buffering=0) as file:
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(reader), file
             )
             with contextlib.closing(transport):
                 async with streamed(request, "application/x-tar", headers={LAYERS_HEADER: str(layers)}) as response:
-                    while piece := await reader.read(PIECE_BYTES):
+                    while piece := await reader.read(MAX_PIECE_BYTES):
                         await in_time(response.write(piece))
         return response
 

@@ -17,10 +17,9 @@ from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths, as_user, is_root
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_text
 from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.head_tail import HeadTail
+from agentenv.wire.base import MAX_PIECE_BYTES
 
 _SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
-_READ_BYTES = 256 * 1024
-"""More than the capacity of the agent's socket."""
 _FLOOD_BYTES_PER_S = 64 * 1024 * 1024
 _FLOOD_BURST_BYTES = 4 * 1024 * 1024
 """Beyond this burst, the rate at which an output is read whose bytes are dropped: a flood slows down itself, and what
@@ -126,7 +125,7 @@ class OutputReader:
     def _read(self) -> int | None:
         """One read: number of bytes; 0 at the end (now closed); None if nothing is available now."""
         try:
-            chunk = os.read(self._fd, _READ_BYTES)
+            chunk = os.read(self._fd, MAX_PIECE_BYTES)
         except BlockingIOError:
             return None
         except OSError:

@@ -21,7 +21,8 @@ from agentenv.sandbox.server.bodies import number, slot_key
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
-from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, MAX_PIECE_BYTES, OVER, ConnectionReply
+from agentenv.wire.base import MAX_PIECE_BYTES
+from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
 
 _CANNOT_DIAL: Final = errno.EMFILE

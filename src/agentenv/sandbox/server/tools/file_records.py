@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from agentenv.errors import ProtocolError
+from agentenv.wire.transfers import CHUNK_BYTES
 
 _HEADER = struct.Struct("<BBHIIIQq")
 _CHUNK = struct.Struct("<I")
 _MAX_NAME_BYTES = 8192
-_MAX_CHUNK_BYTES = 65536
 _KINDS = b"fndlohpwxe"
 
 
@@ -77,7 +77,7 @@ class RecordReader:
         parts: list[memoryview] = []
         while True:
             (count,) = _CHUNK.unpack(self._take(_CHUNK.size))
-            if count > _MAX_CHUNK_BYTES:
+            if count > CHUNK_BYTES:
                 raise ProtocolError("slotfiles printed a malformed chunk")
             if not count:
                 return tuple(parts)

@@ -57,8 +57,6 @@ _MAX_PATCH_PARTS = 500
 _MAX_WHY_BYTES = 64 * 1024
 _OVERHEAD_BYTES = 32 * 1024 * 1024
 """Room for names and records in addition to the content of an archive, and for a listing."""
-_INLINE_BYTES = 256 * 1024
-"""Larger content is processed in a thread: the server's loop has other slots to serve."""
 
 T = TypeVar("T")
 
@@ -345,7 +343,8 @@ def _entry(record: FileRecord) -> FileEntry:
 
 
 async def _worked(size_bytes: int, work: Callable[[], T]) -> T:
-    return work() if size_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
+    # What is large is processed in a thread: the server's loop has other slots to serve.
+    return work() if size_bytes <= LARGE_BYTES else await asyncio.to_thread(work)
 
 
 def _patch_text(asked: PatchArguments) -> bytes:

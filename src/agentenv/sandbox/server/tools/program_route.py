@@ -34,10 +34,9 @@ from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sessions.background import Order
 from agentenv.sessions.streamed import Streamed
-from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.base import MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, WireModel
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.programs import (
-    MAX_PIECE_BYTES,
     MAX_PROGRAMS,
     NUMBERS,
     WINDOW_BYTES,

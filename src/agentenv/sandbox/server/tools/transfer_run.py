@@ -8,10 +8,10 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from agentenv.errors import LeaseLostError
-from agentenv.sandbox.server.bodies import PIECE_BYTES
 from agentenv.sandbox.server.process import Command, SlotIo
 from agentenv.sandbox.slotagent.protocol import STDIN, SpawnStep, Usage
 from agentenv.sessions.ends import ReadEnd, Watcher, WriteEnd
+from agentenv.wire.base import MAX_PIECE_BYTES
 
 
 class TransferRun:
@@ -57,7 +57,7 @@ class TransferRun:
     async def read(self) -> bytes:
         """Its next output; empty at the end. Raises LeaseLostError when the slot was lost."""
         await self._begun.wait()
-        piece = b"" if self._stdout is None else await self._stdout.read(PIECE_BYTES)
+        piece = b"" if self._stdout is None else await self._stdout.read(MAX_PIECE_BYTES)
         if not piece:
             self._check()
         return piece
