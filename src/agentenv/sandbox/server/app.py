@@ -19,15 +19,15 @@ from agentenv.sandbox.server import access, metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.bodies import lease_key, message_body, number
 from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.connect_route import ConnectRoute
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.program_route import ProgramRoute
 from agentenv.sandbox.server.tail_routes import TailRoute
-from agentenv.sandbox.server.tools.connect_route import ConnectRoute
-from agentenv.sandbox.server.tools.program_route import ProgramRoute
-from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
+from agentenv.sandbox.server.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_COUNT, MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import LIVE_WAIT_S, Accepted, Batch, Cancel, Failure, LiveOutput, client_message

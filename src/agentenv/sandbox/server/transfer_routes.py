@@ -29,7 +29,7 @@ from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
-from agentenv.sandbox.server.tools.transfer_run import TransferRun
+from agentenv.sandbox.server.transfer_run import TransferRun
 from agentenv.wire.transfers import MAX_ENTRIES, Entry, TransferReply
 
 _LEAST_BYTES_PER_S = 64 * 1024

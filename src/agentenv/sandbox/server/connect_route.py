@@ -20,7 +20,7 @@ from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.bodies import number, slot_key
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
-from agentenv.sandbox.server.tools.transfer_run import TransferRun
+from agentenv.sandbox.server.transfer_run import TransferRun
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
