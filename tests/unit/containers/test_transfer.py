@@ -19,9 +19,8 @@ from aiohttp.typedefs import Handler
 from agentenv.containers import transfer
 from agentenv.containers.transfer import download, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
-from agentenv.sandbox.server import bodies
+from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
-from agentenv.sandbox.server.tools import transfer_routes
 from agentenv.sandbox.slot_paths import USUAL_PATHS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
