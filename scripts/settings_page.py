@@ -12,14 +12,18 @@ from typing import Any, Final
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from agentenv.config import PoolSettings
 from agentenv.env.config import AgentFields
 from agentenv.env.environment import AgentEnvConfig
+from agentenv.env.farm_fields import CONTAINER, LIMITS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs/settings.md"
 SECTIONS: Final[Mapping[str, str]] = {
-    "farm_url": "A farm that several runs share",
     "tool_pool_mode": "Where tools run",
+    "slot_processes": "Containers and their slots",
+    "min_containers": "How many containers, and how slots are leased",
+    "farm_url": "A farm that several runs share",
     "nomad_address": "A farm on Nomad",
     "tool_batch_window_ms": "Tools and their calls",
     "metrics_port": "Metrics",
@@ -28,7 +32,13 @@ SECTIONS: Final[Mapping[str, str]] = {
     "dataset_name": "Items and records",
     "max_agent_turns": "Other names",
 }
-"""Titles, by the first field of each section."""
+"""Titles, by the first field of each section, in the order of the page."""
+ELSEWHERE: Final = """\
+## In other places
+
+What containers and the pool are like is set under these names in the file of a farm service ([farm.md](farm.md)).
+In Python they are fields of `ContainerSettings`, `SlotLimits` and `PoolSettings`. Sizes are in bytes there.
+Defaults and ranges are those above."""
 INTRO: Final = """\
 # Settings
 
@@ -42,17 +52,16 @@ LONGEST: Final = 60
 
 def page() -> str:
     """The whole page. Raises ValueError naming a field without a description."""
-    parts = [INTRO]
+    sections: dict[str, list[str]] = {}
     rows: list[str] = []
     whole = AgentEnvConfig.model_json_schema()
     kinds = {f"#/$defs/{name}": kind for name, kind in whole["$defs"].items()}
     schema = {name: kinds.get(found.get("$ref"), found) for name, found in whole["properties"].items()}
     for name, field in AgentFields.model_fields.items():
         if name in SECTIONS:
-            parts += ["\n".join(rows)] * bool(rows)
-            rows = [f"## {SECTIONS[name]}", "", *_HEAD]
+            rows = sections[name] = [f"## {SECTIONS[name]}", "", *_HEAD]
         rows.append(row(name, field, schema[name]))
-    parts.append("\n".join(rows))
+    parts = [INTRO, *("\n".join(sections[name]) for name in SECTIONS), ELSEWHERE, "\n".join(elsewhere())]
     fields = AgentEnvConfig.model_fields.items()
     rows = [row(name, field, schema[name]) for name, field in fields if name not in AgentFields.model_fields]
     parts += ["## Of atropos", "Inherited from atropos' `BaseEnvConfig`, in its words.", "\n".join([*_HEAD, *rows])]
@@ -60,6 +69,14 @@ def page() -> str:
 
 
 _HEAD: Final = ["| setting | default | allowed | |", "|---|---|---|---|"]
+
+
+def elsewhere() -> Iterator[str]:
+    """The table of names in other places."""
+    yield from ("| environment | farm's file |", "|---|---|")
+    pool = {name: name for name in PoolSettings.model_fields}
+    for section, names in {"containers": CONTAINER, "containers.limits": LIMITS, "pool": pool}.items():
+        yield from (f"| `{here}` | `{section}.{there}` |" for here, there in names.items())
 
 
 def row(name: str, field: FieldInfo, schema: Mapping[str, Any]) -> str:

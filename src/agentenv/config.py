@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
@@ -30,10 +31,16 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _bounds(setting: str) -> Any:
-    """The range that :class:`ContainerSpec` states for a number, for pydantic."""
-    stated = ContainerSpec.__dataclass_fields__[setting].metadata
-    return Field(ge=stated["least"], le=stated["most"])
+def stated(kind: type, name: str, unit: int = 1) -> Any:
+    """The pydantic field of a setting that a dataclass states (:func:`agentenv.wire.spec.means`): its default, range
+    and meaning; in units of ``unit`` bytes."""
+    one = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    made = {"default_factory": one.default_factory} if one.default is MISSING else {"default": one.default}
+    bounds = {"ge": one.metadata["least"], "le": one.metadata["most"]}
+    if unit != 1:
+        made = {"default": one.default // unit}
+        bounds = {key: bound and -(-bound // unit) for key, bound in bounds.items()}
+    return Field(**made, **bounds, description=one.metadata["about"])
 
 
 def parse_bind(given: Any) -> Any:
@@ -69,23 +76,24 @@ class ContainerSettings(Settings):
     """Settings of every container of a farm (see :class:`agentenv.wire.spec.ContainerSpec` for their meaning), and
     how strictly containers are checked."""
 
-    slots_per_container: Annotated[int, _bounds("slots")] = ContainerSpec.slots
-    isolation: Isolation = ContainerSpec.isolation
-    require_sandbox: bool = True
-    """True: refuse to start where per-slot isolation is weaker than ``full`` promises, unless ``isolation="user"``
-    asked for less by name. False: fall back to ``user`` where ``full`` is not possible."""
-    allow_network: bool = ContainerSpec.allow_network
-    closed_networks: tuple[str, ...] = ContainerSpec.closed_networks
-    limits: SlotLimits = ContainerSpec.limits
-    binds: tuple[Annotated[Bind, BeforeValidator(parse_bind)], ...] = ContainerSpec.binds
-    """Read-only binds; ``"/source:/target"`` is accepted for each."""
-    env: dict[str, str] = Field(default_factory=dict)
-    output_bytes: Annotated[int, _bounds("output_bytes")] = ContainerSpec.output_bytes
-    spare_shells: bool = ContainerSpec.spare_shells
-    image_format: ImageFormat = ContainerSpec.image_format
-    checkpoint_bytes: Annotated[int, _bounds("checkpoint_bytes")] = ContainerSpec.checkpoint_bytes
-    allowed_capabilities: tuple[Capability, ...] = ContainerSpec.allowed_capabilities
-    allow_nested_namespaces: bool = ContainerSpec.allow_nested_namespaces
+    slots_per_container: int = stated(ContainerSpec, "slots")
+    isolation: Isolation = stated(ContainerSpec, "isolation")
+    require_sandbox: bool = Field(
+        default=True,
+        description="Refuse to start where isolation is weaker than full promises, unless isolation=user asked for "
+        "less by name. False: fall back to user where full is not possible",
+    )
+    allow_network: bool = stated(ContainerSpec, "allow_network")
+    closed_networks: tuple[str, ...] = stated(ContainerSpec, "closed_networks")
+    limits: SlotLimits = stated(ContainerSpec, "limits")
+    binds: tuple[Annotated[Bind, BeforeValidator(parse_bind)], ...] = stated(ContainerSpec, "binds")
+    env: dict[str, str] = stated(ContainerSpec, "env")
+    output_bytes: int = stated(ContainerSpec, "output_bytes")
+    spare_shells: bool = stated(ContainerSpec, "spare_shells")
+    image_format: ImageFormat = stated(ContainerSpec, "image_format")
+    checkpoint_bytes: int = stated(ContainerSpec, "checkpoint_bytes")
+    allowed_capabilities: tuple[Capability, ...] = stated(ContainerSpec, "allowed_capabilities")
+    allow_nested_namespaces: bool = stated(ContainerSpec, "allow_nested_namespaces")
 
     @model_validator(mode="after")
     def _possible(self) -> ContainerSettings:
@@ -115,38 +123,54 @@ _SETTINGS_CURE = "give its fields as arguments instead, such as isolation='user'
 class PoolSettings(Settings):
     """Number of containers, and how slots are leased."""
 
-    min_containers: Annotated[int, Field(ge=0, le=10_000)] = 1
-    max_containers: Annotated[int, Field(ge=1, le=10_000)] = 10
-    acquire_timeout_s: Seconds = ACQUIRE_TIMEOUT_S
-    lease_ttl_s: Seconds = scaled(30.0)
-    """A lease without a heartbeat for this long is ended by its container, so that a farm recovers by itself after
-    its trainer was killed."""
-    idle_containers_after_s: Seconds = 60.0
-    """A container without a lease for this long may be removed, down to ``min_containers``."""
-    suspect_after_s: Seconds = scaled(5.0)
-    """A container that has not responded for this long takes no new leases."""
-    gone_after_s: Seconds = scaled(12.0)
-    """A container that has not responded for this long is given up and its leases end with a typed error. Detection
-    is up to half of ``suspect_after_s`` late: with 12 s every lease behind a cut connection ends within 15 s."""
-    reset_timeout_s: Seconds = scaled(30.0)
-    """A released lease waits at most this long for its slot's reset. A container in which a reset takes longer, or
-    whose supervisor has not answered for as long, takes no new leases and is replaced when its last lease has
-    ended."""
-    start_timeout_s: Seconds = START_TIMEOUT_S
-    target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Spare slots kept free beyond the current demand, so that a burst finds them ready."""
-    scale_cooldown_s: Seconds = 5.0
-    """After the number of containers changed, it is not reduced for this long (or for half of
-    ``idle_containers_after_s``, if that is less)."""
+    min_containers: int = Field(default=1, ge=0, le=10_000, description="Containers kept running without demand")
+    max_containers: int = Field(default=10, ge=1, le=10_000, description="Most containers, whatever the demand")
+    acquire_timeout_s: Seconds = Field(default=ACQUIRE_TIMEOUT_S, description="Maximum wait for a slot of the pool")
+    lease_ttl_s: Seconds = Field(
+        default=scaled(30.0),
+        description="A lease without a heartbeat for this long is ended by its container, so that a farm recovers by "
+        "itself after its trainer was killed",
+    )
+    idle_containers_after_s: Seconds = Field(
+        default=60.0,
+        description="A container without a lease for this long may be removed, down to min_containers",
+    )
+    suspect_after_s: Seconds = Field(
+        default=scaled(5.0), description="A container that has not responded for this long takes no new leases"
+    )
+    gone_after_s: Seconds = Field(
+        default=scaled(12.0),
+        description="A container that has not responded for this long is given up and its leases end with a typed "
+        "error. Detection is up to half of suspect_after_s late: with 12 s every lease behind a cut connection ends "
+        "within 15 s",
+    )
+    reset_timeout_s: Seconds = Field(
+        default=scaled(30.0),
+        description="A released lease waits at most this long for its slot's reset. A container in which a reset takes "
+        "longer, or whose supervisor has not answered for as long, takes no new leases and is replaced when its last "
+        "lease has ended",
+    )
+    start_timeout_s: Seconds = Field(default=START_TIMEOUT_S, description="Maximum time for a container to start")
+    target_idle_slots: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="Spare slots kept free beyond the current demand, so that a burst finds them ready",
+    )
+    scale_cooldown_s: Seconds = Field(
+        default=5.0,
+        description="After the number of containers changed, it is not reduced for this long (or for half of "
+        "idle_containers_after_s, if that is less)",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> PoolSettings:
         if self.min_containers > self.max_containers:
-            raise ValueError(
-                f"min_containers ({self.min_containers}) must be at most max_containers ({self.max_containers})"
-            )
+            problem = f"{self.min_containers} is more than max_containers={self.max_containers}"
+            raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
         if self.suspect_after_s > self.gone_after_s:
-            raise ValueError("suspect_after_s must be at most gone_after_s")
+            problem = f"{self.suspect_after_s:g} is more than gone_after_s={self.gone_after_s:g}"
+            raise ConfigError("suspect_after_s", problem, next_step="lower it, or raise gone_after_s")
         return self
 
 

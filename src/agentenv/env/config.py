@@ -13,13 +13,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -42,14 +41,24 @@ from agentenv.config import (
     no_such_setting,
     parse_bind,
 )
-from agentenv.deadlines import ACQUIRE_TIMEOUT_S, CALL_TIMEOUT_S, START_TIMEOUT_S
-from agentenv.env.farm_fields import FarmFields, refuse_farm_contradictions
+from agentenv.deadlines import CALL_TIMEOUT_S
+from agentenv.env.farm_fields import (
+    CONTAINER,
+    LIMITS,
+    ContainerFields,
+    FarmFields,
+    JsonObject,
+    Names,
+    TextObject,
+    refuse_farm_contradictions,
+    taken_from,
+)
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.tools.schema import closest
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
-from agentenv.wire.spec import MIB, ContainerSpec, Isolation, SlotLimits
+from agentenv.wire.spec import SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -73,29 +82,10 @@ SECRETS = frozenset({"tool_server_token", "farm_token"})
 _PLACES_OF_RESULTS = frozenset({"rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals"})
 
 
-def _split(value: object) -> object:
-    """Split comma-separated text, the form in which atropos' CLI passes lists."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _parse_object(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"must be a JSON object: {error}") from error
-
-
-Names = Annotated[list[str], BeforeValidator(_split)]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
-TextObject = Annotated[dict[str, str], BeforeValidator(_parse_object)]
-
-
-class AgentFields(FarmFields):
+class AgentFields(ContainerFields, FarmFields, PoolSettings):
     """Settings of an agent environment. Raises ConfigError naming the field of the first contradiction."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(frozen=False)
     temperature_there: ClassVar[float] = 0.7
     """The default of ``agent_temperature`` in the harness of which this is the config."""
     last_turn_scored_there: ClassVar[bool] = False
@@ -106,7 +96,6 @@ class AgentFields(FarmFields):
         default="local",
         description="local: processes here; nomad: a cluster's; farm: a farm service's; fake: no isolation, for tests",
     )
-    allow_network: bool = Field(default=False, description="Give slots network access")
     require_sandbox: bool | None = Field(
         default=None,
         description="Refuse to run if isolation is weaker than promised; by default true, except with fake",
@@ -114,38 +103,7 @@ class AgentFields(FarmFields):
     require_stateful_sandbox: bool = Field(
         default=False, description="Refuse to run if the processes of sessions are not isolated (fake)"
     )
-    isolation: Isolation = Field(
-        default="auto",
-        description="Isolation mode of the slots; auto: what AGENTENV_ISOLATION says, otherwise full or a refusal",
-    )
-    slots_per_container: int = Field(default=10, ge=1, le=1000, description="Slots of each container")
-    min_containers: int = Field(default=1, ge=0, le=10_000, description="Containers kept running without demand")
-    max_containers: int = Field(default=10, ge=1, le=10_000, description="Most containers, whatever the demand")
-    target_idle_slots: int = Field(
-        default=0, ge=0, le=100_000, description="Spare slots kept free beyond the current demand"
-    )
-    scale_cooldown_s: float = Field(
-        default=5.0, gt=0, description="Minimum time between scaling and the next scale-down"
-    )
     hook_slots: int = Field(default=0, ge=0, description="Slots reserved for agents that hooks run (run_agent)")
-    acquire_timeout_s: float = Field(default=ACQUIRE_TIMEOUT_S, gt=0, description="Maximum wait for a slot of the pool")
-    lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease expires after this long without a heartbeat")
-    start_timeout_s: float = Field(default=START_TIMEOUT_S, gt=0, description="Maximum time for a container to start")
-    slot_processes: int = Field(default=400, ge=1, description="Most processes and threads of a slot")
-    slot_memory_mib: int = Field(default=2048, ge=1, description="Memory of a slot, its files included")
-    slot_workspace_mib: int = Field(default=1024, ge=1, description="Size of a workspace; it is in memory")
-    checkpoint_mib: int = Field(
-        default=4096, ge=0, description="Memory for checkpoints of a container, beside its slots' own"
-    )
-    allowed_capabilities: Names = Field(
-        default_factory=lambda: [str(name) for name in ContainerSpec.allowed_capabilities],
-        description="Capabilities that slots with images may ask for: net_raw, net_admin, sys_ptrace, ...",
-    )
-    allow_nested_namespaces: bool = Field(
-        default=False, description="Slots with images may ask for user namespaces of their own"
-    )
-    sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
-    sandbox_binds: Names = Field(default_factory=list, description="Host paths mounted read-only: source:target,...")
     # With tool_pool_mode="nomad"; token, namespace, region and TLS come from Nomad's own NOMAD_* variables
     nomad_address: str | None = Field(default=None, description="http(s)://host:port; NOMAD_ADDR by default")
     sandbox_job_id: str = Field(default="agentenv-sandbox", description="Nomad job of the farm; one farm per job")
@@ -311,50 +269,35 @@ class AgentFields(FarmFields):
 
     def container_settings(self) -> ContainerSettings:
         """Settings of every container."""
-        limits = self._slot_limits()
-        return _built(
-            ContainerSettings,
-            slots_per_container=self.slots_per_container,
-            isolation=self.isolation,
-            require_sandbox=self.require_sandbox is not False,
-            allow_network=self.allow_network,
-            limits=limits,
-            binds=tuple(_bind(text) for text in self.sandbox_binds),
-            checkpoint_bytes=self.checkpoint_mib * MIB,
-            allowed_capabilities=tuple(self.allowed_capabilities),
-            allow_nested_namespaces=self.allow_nested_namespaces,
-            env=self.sandbox_env,
-        )
+        given = taken_from(self, CONTAINER)
+        given["binds"] = tuple(_bind(text) for text in given["binds"])
+        with _named_here(CONTAINER):
+            return _built(
+                ContainerSettings,
+                **given,
+                limits=self._slot_limits(),
+                require_sandbox=self.require_sandbox is not False,
+            )
 
     def _slot_limits(self) -> SlotLimits:
         try:
-            return SlotLimits(
-                processes=self.slot_processes,
-                memory_bytes=self.slot_memory_mib * MIB,
-                workspace_bytes=self.slot_workspace_mib * MIB,
-            )
+            return SlotLimits(**taken_from(self, LIMITS))
         except ConfigError as error:
             raise ConfigError(
-                "slot_memory_mib", error.message, next_step="raise it, or lower slot_workspace_mib"
+                "slot_memory_mib",
+                error.message,
+                next_step="raise it, or lower slot_workspace_mib, slot_tmp_mib or slot_shm_mib",
             ) from error
 
     def pool_settings(self) -> PoolSettings:
         """Number of containers, and how slots are leased."""
-        names = (
-            "min_containers", "max_containers", "target_idle_slots", "scale_cooldown_s",
-            "acquire_timeout_s", "lease_ttl_s", "start_timeout_s",
-        )  # fmt: skip
-        return _built(PoolSettings, **{name: getattr(self, name) for name in names})
+        return _built(PoolSettings, **{name: getattr(self, name) for name in PoolSettings.model_fields})
 
     def nomad_settings(self) -> NomadSettings:
         """The Nomad cluster and the farm's job. Raises ConfigError naming the field."""
-        try:
-            named = {name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
+        named = {name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
+        with _named_here(_NOMAD_NAMES):
             return NomadSettings.from_environment(**named, run_name=getattr(self, "wandb_name", None))
-        except ConfigError as error:
-            field = {name: field for field, name in _NOMAD_NAMES.items()}.get(error.field, error.field)
-            problem = error.message.removeprefix(f"{error.field}: ")
-            raise ConfigError(field, problem, next_step=error.next_step) from error
 
     def executor_settings(self) -> ExecutorSettings:
         """How calls are batched and bounded."""
@@ -467,6 +410,17 @@ def _built(kind: type[S], **values: Any) -> S:
         raise explain(error) from error
 
 
+@contextmanager
+def _named_here(names: Mapping[str, str]) -> Iterator[None]:
+    """ConfigErrors name the field here. ``names``: fields here → fields of the settings that are built."""
+    try:
+        yield
+    except ConfigError as error:
+        there = error.field.partition(".")[0]
+        name = {there: here for here, there in names.items()}.get(there, error.field)
+        raise ConfigError(name, error.message.removeprefix(f"{error.field}: "), next_step=error.next_step) from error
+
+
 def _bind(text: str) -> Any:
     try:
         return parse_bind(text)
@@ -492,9 +446,6 @@ def _refuse_tool_contradictions(config: AgentFields) -> None:
 
 
 def _refuse_contradictions(config: AgentFields) -> None:
-    if config.min_containers > config.max_containers:
-        problem = f"{config.min_containers} is more than max_containers={config.max_containers}"
-        raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
     slots = config.max_containers * config.slots_per_container
     if config.hook_slots >= slots:
         problem = f"{config.hook_slots} of {slots} slots leaves none for rollouts"

@@ -62,7 +62,7 @@ class EnvModels:
             self._tokenizer,
             self._renderer,
             timeout_s=config.model_timeout_s,
-            max_tokens=config.agent_max_tokens or config.max_token_length,  # type: ignore[attr-defined]
+            max_tokens=config.agent_max_tokens or config.max_token_length,
             context_tokens=self._context_tokens(),
             constant=constant,
         )

@@ -37,23 +37,38 @@ class Bind:
     target: str
 
 
+def means(about: str = "", least: int | None = None, most: int | None = None) -> Mapping[str, Any]:
+    """Metadata of a field that is a setting: its meaning, and the range of its number.
+
+    A setting of a container states them here and nowhere else: :func:`agentenv.config.stated` takes them, and the
+    default, for every other way to set it.
+    """
+    return MappingProxyType({"about": about, "least": least, "most": most})
+
+
+def _check_ranges(settings: Any, where: str = "") -> None:
+    for one in dataclasses.fields(settings):
+        value, least, most = getattr(settings, one.name), one.metadata.get("least"), one.metadata.get("most")
+        if (least is not None and value < least) or (most is not None and value > most):
+            allowed = f"at least {least}" if most is None else f"{least} to {most}"
+            raise ConfigError(where + one.name, f"got {value!r}", next_step=f"allowed: {allowed}")
+
+
 @dataclass(frozen=True)
 class SlotLimits:
     """Limits of each slot. All are enforced by the kernel, none by the server."""
 
-    processes: int = 400
-    memory_bytes: int = 2048 * MIB
-    workspace_bytes: int = 1024 * MIB
-    workspace_inodes: int = 120_000
-    tmp_bytes: int = 256 * MIB
-    shm_bytes: int = 64 * MIB
-    open_files: int = 4096
-    cpu_weight: int = 100
+    processes: int = field(default=400, metadata=means("Most processes and threads of a slot", 1))
+    memory_bytes: int = field(default=2048 * MIB, metadata=means("Memory of a slot, its files included", 1))
+    workspace_bytes: int = field(default=1024 * MIB, metadata=means("Size of a workspace; it is in memory", 1))
+    workspace_inodes: int = field(default=120_000, metadata=means("Most files and directories of a workspace", 1))
+    tmp_bytes: int = field(default=256 * MIB, metadata=means("Size of a slot's /tmp; it is in memory", 1))
+    shm_bytes: int = field(default=64 * MIB, metadata=means("Size of a slot's /dev/shm; it is in memory", 1))
+    open_files: int = field(default=4096, metadata=means("Most open files of a process", 1))
+    cpu_weight: int = field(default=100, metadata=means("Share of contested CPU time, relative to other slots", 1))
 
     def __post_init__(self) -> None:
-        for limit in dataclasses.fields(self):
-            if getattr(self, limit.name) < 1:
-                raise ConfigError(f"limits.{limit.name}", "must be at least 1")
+        _check_ranges(self, "limits.")
         files_bytes = self.workspace_bytes + self.tmp_bytes + self.shm_bytes
         if self.memory_bytes < files_bytes + MEMORY_HEADROOM_BYTES:
             # All three are tmpfs: full ones count as memory, and no OOM kill could free them again.
@@ -65,57 +80,64 @@ class SlotLimits:
             )
 
 
-def _within(least: int, most: int) -> Mapping[str, int]:
-    """Field metadata: the allowed range of its number."""
-    return MappingProxyType({"least": least, "most": most})
-
-
 @dataclass(frozen=True)
 class ContainerSpec:
     """Settings of a container, whoever starts it: its slots, their mounts and limits.
 
-    The only definition of these settings, with their defaults and ranges.
+    The only definition of these settings, with their defaults, ranges and meaning.
     :class:`agentenv.config.ContainerSettings` is the same for users, a Nomad job has it as one JSON variable, and
-    :class:`SandboxSpec` adds the parameters of a launch. A new setting is a field here and one in
-    ContainerSettings.
+    :class:`SandboxSpec` adds the parameters of a launch.
     """
 
-    slots: int = field(default=10, metadata=_within(1, 1000))
-    isolation: Isolation = "auto"
-    """``auto``: ``full`` when started by root, otherwise ``user``. When named explicitly, the container refuses to
-    start as anything else."""
-    allow_network: bool = False
-    """Slots have network access, but never to their machine's loopback."""
-    closed_networks: tuple[str, ...] = ()
-    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) that no slot may reach, in addition to the container's
-    own addresses and 169.254.0.0/16, which are always closed. ``attached``: the networks the container is attached
-    to (under Docker: its host's bridge, with the other containers)."""
-    limits: SlotLimits = SlotLimits()
-    """Limits of each slot."""
-    binds: tuple[Bind, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    """Additional environment variables of every command in a slot."""
-    output_bytes: int = field(default=MIB, metadata=_within(1024, 64 * MIB))
-    """Cap on each of stdout and stderr returned per call (head + tail kept)."""
-    spare_shells: bool = True
-    """Each slot keeps a bash ready for its next command."""
-    image_format: ImageFormat = "auto"
-    """How images are shown to slots. ``auto``: as the machine can do it best. When one is named, and not possible,
-    slots of images are refused."""
-    checkpoint_bytes: int = field(default=4096 * MIB, metadata=_within(0, 2**50))
-    """Memory that all checkpoints of the container may take together, beside that of the slots. 0: there are none.
-    Those of slots that write to a disk take theirs there instead."""
-    allowed_capabilities: tuple[Capability, ...] = ("sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod")
-    """What a lease with an image may ask for. Not by default: ``net_admin`` and ``net_raw``, with which programs reach
-    parts of the kernel that have often been flawed (packet filters, packet sockets)."""
-    allow_nested_namespaces: bool = False
-    """Leases with an image may ask for ``nested_namespaces``: its programs reach most of the kernel then."""
+    slots: int = field(default=10, metadata=means("Slots of each container", 1, 1000))
+    isolation: Isolation = field(
+        default="auto",
+        metadata=means("Isolation of the slots. auto: what AGENTENV_ISOLATION says, otherwise full or a refusal"),
+    )
+    """For the container itself ``auto`` is ``full`` when started by root, otherwise ``user``. When named explicitly,
+    the container refuses to start as anything else."""
+    allow_network: bool = field(
+        default=False, metadata=means("Give slots network access, but never to their machine's loopback")
+    )
+    closed_networks: tuple[str, ...] = field(
+        default=(),
+        metadata=means("With allow_network: IPv4 networks that no slot may reach (10.0.0.0/8), or attached"),
+    )
+    """In addition to the container's own addresses and 169.254.0.0/16, which are always closed. ``attached``: the
+    networks the container is attached to (under Docker: its host's bridge, with the other containers)."""
+    limits: SlotLimits = field(default=SlotLimits(), metadata=means("Limits of each slot"))
+    binds: tuple[Bind, ...] = field(
+        default=(), metadata=means("Host paths mounted read-only in slots: /source:/target")
+    )
+    env: dict[str, str] = field(
+        default_factory=dict, metadata=means("Environment variables of every command in a slot")
+    )
+    output_bytes: int = field(
+        default=MIB, metadata=means("Most bytes of each of stdout and stderr that a call returns", 1024, 64 * MIB)
+    )
+    """Head and tail are kept."""
+    spare_shells: bool = field(default=True, metadata=means("Each slot keeps a bash ready for its next command"))
+    image_format: ImageFormat = field(
+        default="auto", metadata=means("How images are shown to slots. auto: as the machine can do it best")
+    )
+    """When one is named, and not possible, slots of images are refused."""
+    checkpoint_bytes: int = field(
+        default=4096 * MIB, metadata=means("Memory for checkpoints of a container, beside its slots' own", 0, 2**50)
+    )
+    """0: there are none. Those of slots that write to a disk take theirs there instead."""
+    allowed_capabilities: tuple[Capability, ...] = field(
+        default=("sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"),
+        metadata=means("Capabilities that slots with images may ask for: net_raw, net_admin, sys_ptrace, ..."),
+    )
+    """Not by default: ``net_admin`` and ``net_raw``, with which programs reach parts of the kernel that have often been
+    flawed (packet filters, packet sockets)."""
+    allow_nested_namespaces: bool = field(
+        default=False, metadata=means("Slots with images may ask for user namespaces of their own")
+    )
+    """Leases ask for them as ``nested_namespaces``: their programs reach most of the kernel then."""
 
     def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            if bounds := setting.metadata:
-                least, most = bounds["least"], bounds["most"]
-                self._check(setting.name, least <= getattr(self, setting.name) <= most, f"{least} to {most}")
+        _check_ranges(self)
         self._check("isolation", self.isolation in get_args(Isolation), ", ".join(get_args(Isolation)))
         self._check("image_format", self.image_format in get_args(ImageFormat), ", ".join(get_args(ImageFormat)))
         unknown = set(self.allowed_capabilities) - set(get_args(Capability))
@@ -152,10 +174,10 @@ class SandboxSpec(ContainerSpec):
     token_file: str
     data_dir: str
     host: str = "127.0.0.1"
-    port: int = field(default=0, metadata=_within(0, 65535))
-    reply_memory: int = field(default=1024, metadata=_within(1, 100_000))
+    port: int = field(default=0, metadata=means(least=0, most=65535))
+    reply_memory: int = field(default=1024, metadata=means(least=1, most=100_000))
     """Number of finished replies remembered per lease, for clients that resubmit calls."""
-    uid_block: int = field(default=-1, metadata=_within(-1, 2_000_000))
+    uid_block: int = field(default=-1, metadata=means(least=-1, most=2_000_000))
     """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
     machine, which requires a network namespace shared by all containers of the machine; where each container has
     its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
@@ -164,7 +186,7 @@ class SandboxSpec(ContainerSpec):
     disk_dir: str = ""
     """A directory on ext4 or xfs: layers of image slots that are on a disk reserve their space there. Empty:
     ``data_dir``."""
-    unattended_after_s: int = field(default=0, metadata=_within(0, 31_536_000))
+    unattended_after_s: int = field(default=0, metadata=means(least=0, most=31_536_000))
     """The container ends itself after so long without an authenticated request or a lease. 0: never."""
 
     def __post_init__(self) -> None:

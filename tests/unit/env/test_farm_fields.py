@@ -11,12 +11,11 @@ from agentenv.env.farm_fields import OF_THE_FARM
 from agentenv.errors import ConfigError
 
 OTHERS: dict[str, Any] = {
-    "isolation": "user", "sandbox_binds": ["/a:/b"], "sandbox_env": {"A": "b"}, "nomad_address": "http://nomad:4646",
-    "sandbox_job_id": "another", "sandbox_image": "another", "driver": "raw_exec", "scale_cooldown_s": 1.0,
-    "target_idle_slots": 1, "min_containers": 2, "max_containers": 9, "slots_per_container": 9, "slot_processes": 99,
-    "slot_memory_mib": 4096, "slot_workspace_mib": 512, "checkpoint_mib": 1,
-    "allowed_capabilities": ["net_raw"], "allow_nested_namespaces": True,
+    "isolation": "user", "sandbox_binds": ["/a:/b"], "sandbox_env": {"A": "b"}, "closed_networks": ["10.0.0.0/8"],
+    "image_format": "tree", "spare_shells": False, "allowed_capabilities": ["net_raw"], "allow_nested_namespaces": True,
+    "nomad_address": "http://nomad:4646", "sandbox_job_id": "another", "sandbox_image": "another", "driver": "raw_exec",
 }  # fmt: skip
+"""Other values than the default; of a number it is one more."""
 
 
 def test_settings_that_are_given_as_they_are_by_default_contradict_nothing() -> None:
@@ -27,8 +26,9 @@ def test_settings_that_are_given_as_they_are_by_default_contradict_nothing() -> 
 
 @pytest.mark.parametrize("field", OF_THE_FARM)
 def test_what_is_the_farm_s_to_say_is_refused(field: str) -> None:
+    other = OTHERS[field] if field in OTHERS else AgentEnvConfig.model_fields[field].get_default() + 1
     with pytest.raises(ConfigError, match=f"{field}: is the farm's to say"):
-        AgentEnvConfig(**{"tool_pool_mode": "farm", field: OTHERS[field]})
+        AgentEnvConfig(**{"tool_pool_mode": "farm", field: other})
 
 
 @pytest.mark.parametrize("field", ["farm_url", "farm_token", "farm_run"])

@@ -75,7 +75,7 @@ def test_a_number_out_of_range_is_refused_wherever_it_is_given(least_most: tuple
         ({"slot": 1}, "unknown field 'slot' .allowed: slots, "),
         ({"slots": "1"}, "spec.slots: must be int, got str"),
         ({"closed_networks": ["ten"]}, "closed_networks: got"),
-        ({"limits": {"processes": 0}}, "limits.processes: must be at least 1"),
+        ({"limits": {"processes": 0}}, "limits.processes: got 0"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:

@@ -114,13 +114,17 @@ class ImageSettings(Settings):
     have it are full."""
 
 
-def _naming_section(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _naming(section: str) -> WrapValidator:
     """Its own checks name a field without its section, and ``limits`` is another section as well."""
-    try:
-        return validate(given)
-    except ConfigError as error:
-        message = error.message.removeprefix(f"{error.field}: ")
-        raise ConfigError(f"containers.{error.field}", message, next_step=error.next_step) from None
+
+    def named(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(given)
+        except ConfigError as error:
+            message = error.message.removeprefix(f"{error.field}: ")
+            raise ConfigError(f"{section}.{error.field}", message, next_step=error.next_step) from None
+
+    return WrapValidator(named)
 
 
 class FarmSettings(Settings):
@@ -132,9 +136,9 @@ class FarmSettings(Settings):
     backend: BackendName = "local"
     """``local``: containers are processes of this machine. ``nomad``: allocations of a job. ``fake``: in this process,
     without isolation, for tests."""
-    pool: PoolSettings = PoolSettings()
+    pool: Annotated[PoolSettings, _naming("pool")] = PoolSettings()
     """Number of containers, and how slots are leased."""
-    containers: Annotated[ContainerSettings, WrapValidator(_naming_section)] = ContainerSettings()
+    containers: Annotated[ContainerSettings, _naming("containers")] = ContainerSettings()
     """Slots, isolation, network and limits of every container."""
     nomad: NomadSettings = NomadSettings(purge_job_on_shutdown=False)
     """With the backend ``nomad``: the cluster and the job. What is not given comes from Nomad's own ``NOMAD_*``

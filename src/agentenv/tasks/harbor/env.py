@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, AsyncFarm, ImageRoot, ToolContext
-from agentenv.env.config import Names
+from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.directories import read_tasks

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, Field, TypeAdapter
 
 from agentenv import ToolContext
-from agentenv.env.config import Names
+from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.tasks.harbor.env import HarborConfig, HarborEnv
 from agentenv.tasks.harbor.rewards import NoRewardError

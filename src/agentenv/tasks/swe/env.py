@@ -20,8 +20,8 @@ from pydantic import Field
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
 from agentenv.agent.datasets import load_items
 from agentenv.config import cache_dir
-from agentenv.env.config import Names
 from agentenv.env.farm import expect_in_slots
+from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend

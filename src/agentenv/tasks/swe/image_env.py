@@ -18,7 +18,7 @@ from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, ImageRoot, ToolContext
 from agentenv.agent.datasets import load_items
-from agentenv.env.config import Names
+from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError
 from agentenv.tasks.swe.fresh_root import Beginning, begun, check_names, tried
 from agentenv.tasks.swe.kinds import normalised
