@@ -37,7 +37,8 @@ ELSEWHERE: Final = """\
 ## In other places
 
 What containers and the pool are like is set under these names in the file of a farm service ([farm.md](farm.md)).
-In Python they are fields of `ContainerSettings`, `SlotLimits` and `PoolSettings`. Sizes are in bytes there.
+`agentenv up --set NAME=VALUE` takes the same names without `containers.` and `pool.`, `exec` and `shell` those of
+containers. In Python they are fields of `ContainerSettings`, `SlotLimits` and `PoolSettings`. Sizes are in bytes there.
 Defaults and ranges are those above."""
 INTRO: Final = """\
 # Settings

@@ -18,7 +18,6 @@ APART: Final[Mapping[str, str]] = {
     "agentenv.api.tool_server.inprocess": "its imports are in [farm]: imported when it is used",
     "agentenv.cli.nomad_up": "its imports are in [nomad]: imported when it is used",
     "agentenv.env.blocking": "greenlets, which are no subject of what uses them",
-    "agentenv.env.farm_fields": "config.py, which uses it, has 500 lines",
     "agentenv.env.images": "environment.py, which uses it, has 600 lines",
     "agentenv.farm.gc_leases": "a farm's leases, not a command's options; imported when it is used",
     "agentenv.sandbox.supervisor.layer_export": "supervisor.py, which uses it, has 500 lines",

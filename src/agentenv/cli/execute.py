@@ -46,6 +46,7 @@ from agentenv.cli.options import (
     JsonOption,
     NetworkOption,
     OwnOption,
+    SetOption,
     TimeoutOption,
     UploadOption,
     WaitOption,
@@ -96,6 +97,7 @@ def execute(
     network: NetworkOption = False,
     allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
+    settings: SetOption = None,
     backend: BackendOption = None,
     job: JobOption = None,
     own: OwnOption = False,
@@ -113,8 +115,8 @@ def execute(
     anything; nothing of it stays. Without, it sees this machine's programs, read-only, and an empty workspace.
 
     If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
-    --own, --image, --dockerfile, --memory, --storage, --network or --isolation, from a container that lives as long as
-    the command.
+    --own, --image, --dockerfile, --memory, --storage, --network, --isolation or --set, from a container that lives as
+    long as the command.
 
     Options come before the command: from its first word on, everything is the command's. It is given no standard
     input unless --stdin is.
@@ -143,8 +145,9 @@ def execute(
     """
 
     asked = Asked(
-        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ())
-    )
+        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ()),
+        tuple(settings or ()),
+    )  # fmt: skip
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     opened = asked.farm(chosen, isolation, own=own, job=job, service=farm, guest=guest, wait_s=wait_s)

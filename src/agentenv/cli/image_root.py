@@ -98,6 +98,7 @@ class Asked:
     writable: Place = Place.memory
     network: bool = False
     allow: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def has_image(self) -> bool:
@@ -107,6 +108,8 @@ class Asked:
     def takes_container(self, *, farm: bool) -> bool:
         """Whether it takes a container of its own: a running one has its own limits and network. A farm service has
         images."""
+        if self.settings:
+            return True
         if self.has_image:
             return not farm
         return self.network or self.memory_mib is not None or self.storage_mib is not None
@@ -183,7 +186,10 @@ class Asked:
         from agentenv.farm import open
         from agentenv.sdk.roots import RootFields, container_for, plain_container_for
 
-        settings = open.container_settings(slots_per_container=1, **fields)
+        given, of_pool = open.named_settings(self.settings)
+        if of_pool:
+            raise ConfigError(next(iter(of_pool)), "is not of a container", next_step="give it to `agentenv up`")
+        settings = open.container_settings(**{"slots_per_container": 1, **fields, **given})
         root = self.root()
         if root is not None:
             return container_for(root, settings)

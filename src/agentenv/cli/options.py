@@ -107,6 +107,15 @@ UploadOption = Annotated[
     list[Path] | None,
     typer.Option("--upload", exists=True, readable=True, help="Copy this file or directory into the workspace first."),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting of the containers, as in a farm's file: limits.open_files=1024, spare_shells=false "
+        "(docs/settings.md); repeatable, and stronger than the other options.",
+    ),
+]
 OwnOption = Annotated[
     bool, typer.Option("--own", help="Use a separate container even if a farm is running. Not with nomad.")
 ]

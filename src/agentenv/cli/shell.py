@@ -42,6 +42,7 @@ from agentenv.cli.options import (
     JobOption,
     NetworkOption,
     OwnOption,
+    SetOption,
     TimeoutOption,
     UploadOption,
     WaitOption,
@@ -82,6 +83,7 @@ def shell(
     network: NetworkOption = False,
     allow: AllowOption = None,
     isolation: IsolationOption = Isolation.auto,
+    settings: SetOption = None,
     backend: BackendOption = None,
     job: JobOption = None,
     own: OwnOption = False,
@@ -99,8 +101,8 @@ def shell(
     With --image or --dockerfile the slot's root is an image, in which the shell is root.
 
     If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
-    --own, --image, --dockerfile, --memory, --storage, --network or --isolation, from a container that lives as long as
-    the shell.
+    --own, --image, --dockerfile, --memory, --storage, --network, --isolation or --set, from a container that lives as
+    long as the shell.
 
     The exit code is that of the last command.
 
@@ -121,8 +123,9 @@ def shell(
     from agentenv.farm import open
 
     asked = Asked(
-        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ())
-    )
+        image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ()),
+        tuple(settings or ()),
+    )  # fmt: skip
     chosen = backend_of(backend)
     asked.check(chosen, farm=farm)
     opened = asked.farm(chosen, isolation, own=own, job=job, service=farm, guest=guest, wait_s=wait_s)

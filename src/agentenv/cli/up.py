@@ -15,6 +15,7 @@ from agentenv.cli.options import (
     JobOption,
     JsonOption,
     NetworkOption,
+    SetOption,
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, escape, print_json, run_to_end, verb
@@ -24,7 +25,7 @@ from agentenv.slots.backends.registry import Backend
 from agentenv.wire.spec import MIB
 
 if TYPE_CHECKING:
-    from agentenv.config import ContainerSettings
+    from agentenv.config import ContainerSettings, PoolSettings
     from agentenv.farm.local import FarmNotice
     from agentenv.metrics.readings import Reading
     from agentenv.slots.backends.base import ContainerEvent
@@ -43,6 +44,7 @@ def up(
     workspace_mib: Annotated[
         int | None, typer.Option("--workspace", metavar="MIB", help="Size limit of each slot's workspace.")
     ] = None,
+    named: SetOption = None,
     port: Annotated[
         int,
         typer.Option(
@@ -97,13 +99,14 @@ def up(
     from agentenv.farm import open
 
     chosen = backend_of(backend)
-    limits = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
-    settings = open.container_settings(
-        slots_per_container=slots,
-        isolation=isolation.value,
-        allow_network=network,
-        limits={name: mib * MIB for name, mib in limits.items() if mib is not None},
-    )
+    sizes = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
+    limits = {name: mib * MIB for name, mib in sizes.items() if mib is not None}
+    given, of_pool = open.named_settings(named or ())
+    asked = {"slots_per_container": slots, "isolation": isolation.value, "allow_network": network, **given}
+    settings = open.container_settings(**{**asked, "limits": {**limits, **given.get("limits", {})}})
+    count = of_pool.get("min_containers", containers)
+    bounds = {"min_containers": count, "max_containers": count, "start_timeout_s": timeout_s}
+    pool = open.pool_settings(**{**bounds, **of_pool})
     if chosen is Backend.nomad:
         from agentenv.cli.nomad_up import bring_up  # late: needs python-nomad
 
@@ -113,12 +116,16 @@ def up(
                 "up does not keep running with nomad",
                 next_step="`agentenv metrics --backend nomad` serves them",
             )
+        if of_pool:
+            raise ConfigError(
+                next(iter(of_pool)), "is not of a job", next_step="set it where slots of the job are leased"
+            )
         try:
-            named = {
+            of_job = {
                 "job_id": job, "image": image, "memory_mib": memory_mib, "variables": _named(variables or ()),
                 "memory_oversubscription": oversubscribe,
             }  # fmt: skip
-            told = run_to_end(bring_up(settings, containers, timeout_s, named))
+            told = run_to_end(bring_up(settings, containers, timeout_s, of_job))
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]: the Nomad job keeps running; `agentenv down` ends it")
             raise typer.Exit(128 + ended.number) from None
@@ -131,7 +138,7 @@ def up(
             next_step="add --backend nomad",
         )
     try:
-        run_to_end(_keep(chosen, settings, containers, timeout_s, port, metrics_port, metrics_host, as_json))
+        run_to_end(_keep(chosen, settings, pool, timeout_s, port, metrics_port, metrics_host, as_json))
     except InterruptedBySignalError as ended:
         stay = "containers and leases stay for the next `agentenv up`; `agentenv down` ends them"
         err().print(f"interrupted by {ended}; {stay if chosen is Backend.local else 'every container is stopped'}")
@@ -151,7 +158,7 @@ def _named(variables: Iterable[str]) -> dict[str, str]:
 async def _keep(
     backend: Backend,
     settings: ContainerSettings,
-    count: int,
+    pool: PoolSettings,
     timeout_s: float,
     port: int,
     metrics_port: int | None,
@@ -161,14 +168,14 @@ async def _keep(
     """Run the farm until cancelled, or until another process has taken it."""
     from agentenv.api.farm_server.service import Listening, farm_service
     from agentenv.api.farm_server.settings import FarmSettings
-    from agentenv.config import PoolSettings, state_dir
+    from agentenv.config import state_dir
     from agentenv.farm.local import NAME, LocalFarm, Watched, log_file, noticed
     from agentenv.farm.log import logging_to
     from agentenv.farm.look import look
     from agentenv.farm.view import as_json as sight_as_json
 
-    fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
-    asked = FarmSettings(name=NAME, backend=backend.value, pool=fixed, containers=settings).below(state_dir())
+    count = pool.min_containers
+    asked = FarmSettings(name=NAME, backend=backend.value, pool=pool, containers=settings).below(state_dir())
     with logging_to(log_file(backend)), noticed(backend, count) as notice:
         async with AsyncExitStack() as stack:
             with Arrival(count, "containers") as arrival:

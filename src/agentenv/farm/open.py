@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+import tomllib
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from agentenv.config import ContainerSettings, PoolSettings, explain
+from agentenv.config import ContainerSettings, PoolSettings, explain, no_such_setting
 from agentenv.containers.control import ContainerControl
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
@@ -25,19 +27,56 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import Tags
 from agentenv.wire.server import ServerInfo
+from agentenv.wire.spec import SlotLimits
 from agentenv.wire.states import SlotState
 
-_OF_CONTAINER = "--own, --network, --isolation, --memory, --storage"
+S = TypeVar("S", bound=BaseModel)
+
+_OF_CONTAINER = "--own, --network, --isolation, --memory, --storage, --set"
 _ATTACHED_MOST = 4
 """Maximum number of a farm's containers that one command uses: enough for one slot, whatever fails."""
 
 
 def container_settings(**fields: object) -> ContainerSettings:
     """ContainerSettings from command line options. Raises ConfigError naming the first invalid one."""
+    return _valid(ContainerSettings, fields)
+
+
+def pool_settings(**fields: object) -> PoolSettings:
+    """PoolSettings from command line options. Raises ConfigError naming the first invalid one."""
+    return _valid(PoolSettings, fields)
+
+
+def _valid(kind: type[S], fields: Mapping[str, object]) -> S:
     try:
-        return ContainerSettings.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise explain(error) from None
+
+
+def named_settings(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of ContainerSettings and of PoolSettings from what ``--set`` was given: ``NAME=VALUE`` with a TOML value,
+    where quotes of text may be left out; ``limits.NAME`` is a limit. Raises ConfigError."""
+    limits = [f"limits.{limit.name}" for limit in dataclasses.fields(SlotLimits)]
+    container: dict[str, Any] = {}
+    pool: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError("--set", f"got {assignment!r}", next_step="allowed: NAME=VALUE")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        if name in PoolSettings.model_fields:
+            pool[name] = value
+        elif name in limits:
+            container.setdefault("limits", {})[name.removeprefix("limits.")] = value
+        elif name in ContainerSettings.model_fields and name != "limits":
+            container[name] = value
+        else:
+            raise no_such_setting(name, [*limits, *ContainerSettings.model_fields, *PoolSettings.model_fields])
+    return container, pool
 
 
 @asynccontextmanager
