@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,26 @@ print(json.dumps({
 @pytest.mark.parametrize(("text", "factor"), [(None, 1), ("", 1), ("1", 1), ("10", 10), ("2.5", 2.5), ("100", 100)])
 def test_a_factor(text: str | None, factor: float) -> None:
     assert deadlines.time_factor(text) == factor
+
+
+@pytest.mark.parametrize("wait", deadlines.ORDERED)
+def test_whoever_is_nearer_to_the_cause_gives_up_first(wait: str) -> None:
+    """In every process that waits: else a client sees a lost connection, and tries again."""
+    inner = deadlines.ORDERED[wait]
+    assert list(inner) == sorted(set(inner))
+    assert len(inner) > 1
+
+
+def test_every_deadline_that_is_ordered_is_in_use_as_it_stands_there() -> None:
+    """None is stated again in its process."""
+    sources = Path(deadlines.__file__).parent.rglob("*.py")
+    texts = {path: path.read_text() for path in sources if path != Path(deadlines.__file__)}
+    values = {value for wait in deadlines.ORDERED.values() for value in wait}
+    names = [name for name, value in vars(deadlines).items() if name.endswith("_S") and value in values]
+    for name in names:
+        importers = [text for text in texts.values() if re.search(rf"deadlines import [^\n]*\b{name}\b", text)]
+        assert importers, name
+        assert not [path for path, text in texts.items() if re.search(rf"^_?{name}\b[^=\n]*= ", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("text", ["0", "0.99", "-3", "101", "nan", "inf", "ten", "10s", "1,5"])

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 
 from agentenv.containers.connection import ContainerConnection, Reply, Retries
-from agentenv.deadlines import scaled
+from agentenv.deadlines import SLOT_REMADE_S, scaled
 from agentenv.errors import ConnectionLostError
 from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
@@ -32,9 +32,6 @@ from agentenv.wire.server import ServerInfo, SlotsReply
 from agentenv.wire.tails import TAIL_BEAT_S
 
 _DEFAULT_TIMEOUT_S = scaled(10.0)
-SLOT_REMADE_S = scaled(75.0)
-"""For what makes a slot anew, an action or a lease with a root: longer than the sandbox server itself waits (its
-``SEAL_S`` and ``REROOT_S``), so that its answer arrives before this side gives up the connection."""
 _FIRST_PAUSE_S = 0.02
 
 

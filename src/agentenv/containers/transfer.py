@@ -22,7 +22,7 @@ from agentenv.background import unless_lost
 from agentenv.containers.connection import PIECE_BYTES, ContainerConnection, Params, Retries
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
-from agentenv.deadlines import scaled
+from agentenv.deadlines import LAYER_SILENCE_S, scaled
 from agentenv.tar_headers import is_ended
 from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
@@ -37,7 +37,6 @@ _ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _SILENCE_S: Final = scaled(300.0)
 """The container reports sooner that its slot is too slow, also for data still in the buffers of an upload."""
-_LAYER_SILENCE_S: Final = scaled(60.0)
 
 _REFUSALS: Final = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError, errors.SlotDestroyedError)
 T = TypeVar("T")
@@ -176,7 +175,7 @@ async def download_layers(
         while (number := first + len(paths)) < count:
             paths.append(directory / f"{number}.tar")
             route = f"/v1/checkpoints/{checkpoint}/layers/{number}"
-            async with connection.stream("GET", route, errors.CheckpointError, silence_s=_LAYER_SILENCE_S) as response:
+            async with connection.stream("GET", route, errors.CheckpointError, silence_s=LAYER_SILENCE_S) as response:
                 with paths[-1].open("wb") as file:
                     await _received(response, file.write)
                 count = int(response.headers.get(LAYERS_HEADER, "1"))

@@ -12,9 +12,9 @@ import aiohttp
 
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
-from agentenv.containers.control import SLOT_REMADE_S, ContainerControl
+from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
-from agentenv.deadlines import scaled
+from agentenv.deadlines import RELEASE_TIMEOUT_S, SLOT_REMADE_S
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
@@ -87,8 +87,6 @@ _AT_ONCE = 256
 _PLAIN_AT_ONCE = 2
 """Leases of plain slots, per container: it grants one after the other, each in a fraction of a millisecond, and every
 connection that a burst of leases opens stays open for half a minute."""
-_RELEASE_TIMEOUT_S = scaled(30.0)
-"""A reset that kills a fork bomb may take seconds; dead containers are found by the heartbeat, not by this."""
 
 
 class RequestLimits:
@@ -248,7 +246,7 @@ class ContainerLink:
 
     async def _release(self, slot: int, key: LeaseKey | None) -> SlotState:
         if key is not None:
-            return (await self.control.release(key, timeout_s=_RELEASE_TIMEOUT_S)).state
+            return (await self.control.release(key, timeout_s=RELEASE_TIMEOUT_S)).state
         reports = {report.slot: report.state for report in (await self.control.slots()).slots}
         return reports.get(slot, SlotState.quarantined)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentenv.deadlines import scaled
+from agentenv.deadlines import LAYER_PART_S
 from agentenv.errors import CheckpointError
 from agentenv.sandbox.control_protocol import Exported
 from agentenv.sandbox.server.bodies import in_time, streamed
@@ -21,7 +21,6 @@ from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorL
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.leases import LAYERS_HEADER
 
-_PATIENCE_S: Final = scaled(30.0)
 
 
 class LayerExports:
@@ -37,10 +36,10 @@ class LayerExports:
         self._waiting.setdefault((checkpoint, layer), deque()).append(waiter)
         self._supervisor.export(checkpoint, layer)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(LAYER_PART_S):
                 return await waiter
         except TimeoutError:
-            raise CheckpointError(f"checkpoint {checkpoint}: nothing was heard of it for {_PATIENCE_S:g} s") from None
+            raise CheckpointError(f"checkpoint {checkpoint}: nothing was heard of it for {LAYER_PART_S:g} s") from None
 
     def answered(self, said: Exported, pipe: int = -1) -> None:
         """The supervisor has answered; ``pipe`` is owned from now on."""

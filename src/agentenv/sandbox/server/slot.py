@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agentenv.deadlines import scaled
+from agentenv.deadlines import RELEASE_S, REROOT_S, SEAL_S, scaled
 from agentenv.errors import (
     AgentEnvError,
     BadImageError,
@@ -39,13 +39,6 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 
-RELEASE_S = scaled(20.0)
-"""How long a release waits for the supervisor before it returns without an answer."""
-SEAL_S = scaled(60.0)
-"""How long a seal waits for the supervisor: killing (10 s), verifying (5 s), waiting until a start is possible (15
-s), and starting (10 s, and 10 s more for a network)."""
-REROOT_S = scaled(60.0)
-"""How long a lease with a root waits for the supervisor: as a seal, and the same again for another attempt."""
 _OF_ITS_ROOT = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
 """Errors of a refused root that its holder gets as they are: they are of what was asked for."""
 _ENDED_REQUESTS = 64

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agentenv.deadlines import scaled
+from agentenv.deadlines import COPY_S, KILL_DEADLINE_S
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
@@ -25,8 +25,6 @@ from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotS
 from agentenv.sandbox.supervisor.user_namespace import OneId
 from agentenv.sandbox.supervisor.workspace_layers import UPPER, LayeredWorkspace
 
-_COPY_S: Final = scaled(40.0)
-"""Less than a server waits for a checkpoint (``SEAL_S``): 2 GiB take about 2 s."""
 _STDIN, _STDOUT = 0, 1
 _WORDS_BYTES: Final = 4096
 
@@ -219,12 +217,12 @@ async def _slottar(
         finally:
             os.close(said)
         try:
-            async with asyncio.timeout(_COPY_S):
+            async with asyncio.timeout(COPY_S):
                 status = await asyncio.shield(exited)
         except BaseException as error:
             slot_process.kill_family(pid)
             if isinstance(error, TimeoutError):  # cancelled, the container ends, and nobody tells of exits any more
-                await asyncio.wait((exited,), timeout=slot_process.KILL_DEADLINE_S)
+                await asyncio.wait((exited,), timeout=KILL_DEADLINE_S)
             raise
         if status:
             raise WorkspaceCopyError(os.WEXITSTATUS(status), _copy_reason(status, os.read(words, _WORDS_BYTES)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.deadlines import scaled
+from agentenv.deadlines import KILL_DEADLINE_S, scaled
 from agentenv.errors import CheckpointError, ConfigError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slotagent import protocol
@@ -31,7 +31,6 @@ from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec, SlotLimits
 
 HELLO_DEADLINE_S = scaled(10.0)
-KILL_DEADLINE_S = scaled(10.0)
 _KILL_AGAIN_S = 0.05
 """A process created while the others were being listed is killed in the next round."""
 INFO_FD = 4

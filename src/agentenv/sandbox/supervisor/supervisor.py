@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentenv.background import TaskSet
 from agentenv.backoff import pause_s
-from agentenv.deadlines import scaled
+from agentenv.deadlines import SERVING_DEADLINE_S, scaled
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
     Connect,
@@ -73,7 +73,6 @@ from agentenv.wire.states import SlotPhase
 
 log = logging.getLogger(__name__)
 
-SERVING_DEADLINE_S = scaled(30.0)
 _SETTLE_DEADLINE_S = scaled(30.0)
 _LATE = f"it was not ready within {SERVING_DEADLINE_S:.0f} s"
 _CRASHES = 5
