@@ -11,7 +11,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypedDict, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -29,6 +29,14 @@ class Settings(BaseModel):
     """Base of every settings model: frozen, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def made_of(cls, fields: Mapping[str, Any]) -> Self:
+        """Settings with these fields. Raises ConfigError naming the first that is wrong."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise explain(error) from error
 
 
 def stated(kind: type, name: str, unit: int = 1) -> Any:
@@ -105,10 +113,7 @@ class ContainerSettings(Settings):
         """``base`` with these fields changed. Raises ConfigError naming the field."""
         if base is not None and not isinstance(base, ContainerSettings):
             raise ConfigError("settings", f"must be ContainerSettings (got {base!r})", next_step=_SETTINGS_CURE)
-        try:
-            return cls.model_validate({**dict(base or {}), **fields})
-        except ValidationError as error:
-            raise explain(error) from None
+        return cls.made_of({**dict(base or {}), **fields})
 
     def spec(self) -> ContainerSpec:
         """The same as a plain dataclass. Raises ConfigError naming the field."""
@@ -227,10 +232,7 @@ class NomadSettings(Settings):
         Raises ConfigError naming the field.
         """
         found = {field: os.environ[name] for name, field in _NOMAD_VARIABLES.items() if os.environ.get(name)}
-        try:
-            return cls.model_validate({**found, **{name: value for name, value in given.items() if value is not None}})
-        except ValidationError as error:
-            raise explain(error) from error
+        return cls.made_of({**found, **{name: value for name, value in given.items() if value is not None}})
 
 
 _NOMAD_VARIABLES = {

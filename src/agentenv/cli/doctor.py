@@ -76,10 +76,11 @@ def try_container(facts: Facts) -> tuple[list[Finding], tuple[Proof, ...]]:
 
 
 async def _probe(isolation: str) -> tuple[list[Finding], tuple[Proof, ...]]:
+    from agentenv.config import ContainerSettings
     from agentenv.doctor.rules import Finding, Level, image_slots, workspaces
     from agentenv.farm import open
 
-    settings = open.container_settings(slots_per_container=1, isolation=isolation)
+    settings = ContainerSettings.made_of({"slots_per_container": 1, "isolation": isolation})
     async with open.open_executor(settings) as executor, executor.open("agentenv-doctor") as session:
         result = await session.call("bash", {"command": "echo $((6 * 7))"}, timeout_s=20)
         described = await open.describe(session)

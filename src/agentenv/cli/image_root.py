@@ -183,13 +183,14 @@ class Asked:
 
     def container(self, **fields: Any) -> ContainerSettings:
         """The settings of a container of its own. Raises ConfigError."""
+        from agentenv.config import ContainerSettings
         from agentenv.farm import open
         from agentenv.sdk.roots import RootFields, container_for, plain_container_for
 
         given, of_pool = open.named_settings(self.settings)
         if of_pool:
             raise ConfigError(next(iter(of_pool)), "is not of a container", next_step="give it to `agentenv up`")
-        settings = open.container_settings(**{"slots_per_container": 1, **fields, **given})
+        settings = ContainerSettings.made_of({"slots_per_container": 1, **fields, **given})
         root = self.root()
         if root is not None:
             return container_for(root, settings)

@@ -112,8 +112,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any setting of the containers, as in a farm's file: limits.open_files=1024, spare_shells=false "
-        "(docs/settings.md); repeatable, and stronger than the other options.",
+        help="Any setting of the containers (of up: and of the pool), as in a farm's file: limits.open_files=1024, "
+        "spare_shells=false (docs/settings.md); repeatable, and stronger than the other options.",
     ),
 ]
 OwnOption = Annotated[

@@ -22,7 +22,7 @@ from agentenv.cli.output import InterruptedBySignalError, err, escape, print_jso
 from agentenv.cli.progress import Arrival
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
-from agentenv.wire.spec import MIB
+from agentenv.wire.spec import MIB, ContainerSpec
 
 if TYPE_CHECKING:
     from agentenv.config import ContainerSettings, PoolSettings
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def up(
     backend: BackendOption = None,
     containers: Annotated[int, typer.Option("--containers", "-n", min=1, max=10_000, help="Number of containers.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots per container.")] = 10,
+    slots: Annotated[int, typer.Option(min=1, help="Slots per container.")] = ContainerSpec.slots,
     isolation: IsolationOption = Isolation.auto,
     network: NetworkOption = False,
     slot_memory_mib: Annotated[
@@ -96,6 +96,7 @@ def up(
       agentenv up --backend nomad --containers 10 --job my-farm
       agentenv up --backend nomad --var 'runtime="runsc"'
     """
+    from agentenv.config import ContainerSettings, PoolSettings
     from agentenv.farm import open
 
     chosen = backend_of(backend)
@@ -103,10 +104,10 @@ def up(
     limits = {name: mib * MIB for name, mib in sizes.items() if mib is not None}
     given, of_pool = open.named_settings(named or ())
     asked = {"slots_per_container": slots, "isolation": isolation.value, "allow_network": network, **given}
-    settings = open.container_settings(**{**asked, "limits": {**limits, **given.get("limits", {})}})
+    settings = ContainerSettings.made_of({**asked, "limits": {**limits, **given.get("limits", {})}})
     count = of_pool.get("min_containers", containers)
     bounds = {"min_containers": count, "max_containers": count, "start_timeout_s": timeout_s}
-    pool = open.pool_settings(**{**bounds, **of_pool})
+    pool = PoolSettings.made_of({**bounds, **of_pool})
     if chosen is Backend.nomad:
         from agentenv.cli.nomad_up import bring_up  # late: needs python-nomad
 

@@ -13,12 +13,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -59,8 +58,6 @@ from agentenv.tools.distributions import distribution
 from agentenv.tools.schema import closest
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
 from agentenv.wire.spec import SlotLimits
-
-S = TypeVar("S", bound=BaseModel)
 
 TOOL_CALL_PARSERS = tuple(PARSERS)
 
@@ -272,12 +269,8 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
         given = taken_from(self, CONTAINER)
         given["binds"] = tuple(_bind(text) for text in given["binds"])
         with _named_here(CONTAINER):
-            return _built(
-                ContainerSettings,
-                **given,
-                limits=self._slot_limits(),
-                require_sandbox=self.require_sandbox is not False,
-            )
+            checked = self.require_sandbox is not False
+            return ContainerSettings.made_of({**given, "limits": self._slot_limits(), "require_sandbox": checked})
 
     def _slot_limits(self) -> SlotLimits:
         try:
@@ -291,7 +284,7 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
 
     def pool_settings(self) -> PoolSettings:
         """Number of containers, and how slots are leased."""
-        return _built(PoolSettings, **{name: getattr(self, name) for name in PoolSettings.model_fields})
+        return PoolSettings.made_of({name: getattr(self, name) for name in PoolSettings.model_fields})
 
     def nomad_settings(self) -> NomadSettings:
         """The Nomad cluster and the farm's job. Raises ConfigError naming the field."""
@@ -301,12 +294,9 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
 
     def executor_settings(self) -> ExecutorSettings:
         """How calls are batched and bounded."""
-        return _built(
-            ExecutorSettings,
-            tool_batch_window_ms=self.tool_batch_window_ms,
-            tool_max_batch_size=self.tool_max_batch_size,
-            default_timeout_s=self.tool_timeout_s,
-        )
+        names = ("tool_batch_window_ms", "tool_max_batch_size")
+        given = {name: getattr(self, name) for name in names}
+        return ExecutorSettings.made_of({**given, "default_timeout_s": self.tool_timeout_s})
 
     def agent_settings(self) -> AgentSettings:
         """Limits and sampling of the agent."""
@@ -401,13 +391,6 @@ def explained(env: object, config: AgentFields) -> Iterator[None]:
             "is not set",
             next_step="pass --openai.api_key, or set OPENAI_API_KEY; any value if the server checks none",
         ) from error
-
-
-def _built(kind: type[S], **values: Any) -> S:
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise explain(error) from error
 
 
 @contextmanager

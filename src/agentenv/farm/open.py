@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from agentenv.config import ContainerSettings, PoolSettings, explain, no_such_setting
+from agentenv.config import ContainerSettings, PoolSettings, no_such_setting
 from agentenv.containers.control import ContainerControl
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
@@ -30,28 +28,9 @@ from agentenv.wire.server import ServerInfo
 from agentenv.wire.spec import SlotLimits
 from agentenv.wire.states import SlotState
 
-S = TypeVar("S", bound=BaseModel)
-
 _OF_CONTAINER = "--own, --network, --isolation, --memory, --storage, --set"
 _ATTACHED_MOST = 4
 """Maximum number of a farm's containers that one command uses: enough for one slot, whatever fails."""
-
-
-def container_settings(**fields: object) -> ContainerSettings:
-    """ContainerSettings from command line options. Raises ConfigError naming the first invalid one."""
-    return _valid(ContainerSettings, fields)
-
-
-def pool_settings(**fields: object) -> PoolSettings:
-    """PoolSettings from command line options. Raises ConfigError naming the first invalid one."""
-    return _valid(PoolSettings, fields)
-
-
-def _valid(kind: type[S], fields: Mapping[str, object]) -> S:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise explain(error) from None
 
 
 def named_settings(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
