@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from typing import Final
 
 from aiohttp import web
 
@@ -20,7 +19,6 @@ from agentenv.sandbox.server.bodies import in_time, streamed
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorLink
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.leases import LAYERS_HEADER
-
 
 
 class LayerExports:
