@@ -8,7 +8,7 @@ from agentenv.cli.output import err, escape, print_json, run_to_end, verb
 
 @verb
 def down(backend: BackendOption = None, job: JobOption = None, as_json: JsonOption = False) -> None:
-    """End the farm, with everything that runs in it. Does nothing if there is none.
+    """End the farm and everything that runs in it. Does nothing if there is none.
 
     local, fake: ends the `agentenv up` (or `farm serve`) that runs it, and its containers, also if that was killed.
 

@@ -118,8 +118,7 @@ def execute(
     --own, --image, --dockerfile, --memory, --storage, --network, --isolation or --set, from a container that lives as
     long as the command.
 
-    Options come before the command: from its first word on, everything is the command's. It is given no standard
-    input unless --stdin is.
+    Put options before the command. Standard input is passed only with --stdin.
 
     Output is passed on byte for byte, as it comes and as fast as it is read; the command waits meanwhile. At a
     terminal, bytes that are no UTF-8 are replaced. With --json it is in the result, 1 MiB of each stream (head and

@@ -39,7 +39,7 @@ _DAY_S = 86_400
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Its TOML file: containers, shares, keys (docs/farm.md)."),
+    typer.Option("--config", "-c", help="Configuration file (TOML): containers, shares, keys (docs/farm.md)."),
 ]
 
 
@@ -49,9 +49,9 @@ def serve(
     config: ConfigOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8700,
-    url: Annotated[str, typer.Option(help="Its address for others, if that is not where it listens.")] = "",
+    url: Annotated[str, typer.Option(help="Public URL, if it differs from the listen address.")] = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): speak TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the farm until Ctrl-C.
@@ -209,7 +209,7 @@ def _announce(service: Service, config: Path | None, as_json: bool) -> None:
         return
     # A log would keep the token.
     address = page_url(service.url, service.page_token()) if err().is_terminal else "agentenv farm page"
-    err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)
+    err().print(f"page: {address}", soft_wrap=True, markup=False, highlight=False)
     given = "" if config is None else f" --config {shlex.quote(str(config.absolute()))}"
     made = f"(umask 077; agentenv farm token{given} --run NAME > NAME.token)"
     err().print(f"a token for a run: {made}", soft_wrap=True, markup=False, highlight=False)

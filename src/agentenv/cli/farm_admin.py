@@ -41,7 +41,7 @@ def runs(
 def leases(
     run: RunOption = "",
     tag: TagOption = None,
-    end: Annotated[bool, typer.Option("--end", help="End them; whoever holds them is told.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the leases; their holders get a lease_lost error.")] = False,
     url: FarmUrlOption = None,
     bearer: FarmTokenOption = None,
     as_json: JsonOption = False,
@@ -61,7 +61,9 @@ def leases(
 
 @verb
 def drain(
-    container: Annotated[str, typer.Argument(metavar="CONTAINER", help="Its id, as `agentenv farm leases` shows it.")],
+    container: Annotated[
+        str, typer.Argument(metavar="CONTAINER", help="The container's id, as `agentenv farm leases` shows it.")
+    ],
     url: FarmUrlOption = None,
     bearer: FarmTokenOption = None,
     as_json: JsonOption = False,
@@ -82,7 +84,7 @@ def drain(
 def revoke(
     jti: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as `agentenv farm token` printed it.")],
     end_leases: Annotated[
-        bool, typer.Option("--end-leases", help="End its leases now, not when they would have to be renewed.")
+        bool, typer.Option("--end-leases", help="End the token's leases now, not at their next renewal.")
     ] = False,
     url: FarmUrlOption = None,
     bearer: FarmTokenOption = None,
@@ -169,9 +171,11 @@ async def _revoke(jti: str, end_leases: bool, url: str | None, bearer: str | Non
         print_json(revoked.model_dump())
         return
     leases = f"{revoked.leases} leases {'ended' if revoked.ended else 'are not renewed'}"
-    err().print(f"revoked: {revoked.streams} streams ended, {revoked.asks} asks withdrawn, {leases}")
+    err().print(f"revoked: {revoked.streams} streams ended, {revoked.asks} requests withdrawn, {leases}")
     if not revoked.kept:
-        err().print(f"the farm cannot keep it: add {jti} to tokens.denied in its settings", highlight=False)
+        err().print(
+            f"the farm cannot store the revocation: add {jti} to tokens.denied in its settings", highlight=False
+        )
 
 
 @verb

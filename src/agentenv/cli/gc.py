@@ -41,7 +41,9 @@ def gc(
     ] = UNATTENDED_AFTER_S,
     kept: Annotated[
         str | None,
-        typer.Option(metavar="FARM", help="End the containers of this kept farm of this machine, if nobody runs it."),
+        typer.Option(
+            metavar="FARM", help="End the containers of this kept farm of this machine, if no process runs it."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

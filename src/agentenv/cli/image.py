@@ -17,7 +17,7 @@ from agentenv.image import IMAGE
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.image import ImageStatus
 
-image = group("The image that the containers of a Nomad farm run.")
+image = group("Manage the image that containers of a Nomad farm run.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository and tag.")]
 
@@ -65,9 +65,13 @@ def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
 @image.command()
 @verb
 def machine(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files are written.")],
-    name: Annotated[str, typer.Option("--image", metavar="NAME", help="The containers' image to make it of.")] = IMAGE,
-    again: Annotated[bool, typer.Option("--again", help="With the newest kernel, even if they are current.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the machine's files.")],
+    name: Annotated[
+        str, typer.Option("--image", metavar="NAME", help="The container image to make the machine from.")
+    ] = IMAGE,
+    again: Annotated[
+        bool, typer.Option("--again", help="Rebuild with the newest kernel, even if the files are current.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make the files of containers that are virtual machines (driver vm), unless they are there and current.

@@ -30,7 +30,7 @@ _WAIT_S: Final = 1.0
 def prefetch(
     references: Annotated[list[str], typer.Argument(metavar="REF...", help="NAME[:TAG][@DIGEST], oci:DIR and so on.")],
     farm: Annotated[
-        str | None, typer.Option("--farm", metavar="URL", help="A farm's address: its nodes fetch them.")
+        str | None, typer.Option("--farm", metavar="URL", help="Address of a farm whose nodes fetch the images.")
     ] = None,
     bearer: FarmTokenOption = None,
     keeper: Annotated[
@@ -54,7 +54,7 @@ def prefetch(
       agentenv images prefetch --keeper http://10.0.0.7:8643 --token-file keeper.token debian:trixie
     """
     if farm and keeper:
-        raise ConfigError("--keeper", "the farm asks its keepers itself", next_step="leave out one of the two")
+        raise ConfigError("--keeper", "the farm service calls its keepers itself", next_step="leave out one of the two")
     if bool(keeper) != bool(token_file):
         raise ConfigError("--token-file", "belongs to --keeper", next_step="give both, or neither")
     if farm or keeper:

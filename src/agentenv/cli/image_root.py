@@ -38,25 +38,26 @@ DockerfileOption = Annotated[
         metavar="DIR",
         exists=True,
         readable=True,
-        help="The same with the image of this directory's Dockerfile (or of this file in its own directory), built "
-        "first without Docker; a step that was built before is not run again.",
+        help="Build this Dockerfile (a file, or a directory that holds one) and use the image; Docker is not needed, "
+        "finished steps are cached.",
     ),
 ]
 UserOption = Annotated[
-    str | None, typer.Option("--user", metavar="NAME[:GROUP]", help="With an image: run as this user of it.")
+    str | None, typer.Option("--user", metavar="NAME[:GROUP]", help="With an image: run as this user of the image.")
 ]
 WorkdirOption = Annotated[
-    str | None, typer.Option("--workdir", metavar="DIR", help="With an image: start here, instead of where it says.")
+    str | None,
+    typer.Option("--workdir", metavar="DIR", help="With an image: working directory, instead of the image's."),
 ]
 CpusOption = Annotated[
-    float | None, typer.Option("--cpus", min=0.01, metavar="CORES", help="With an image: at most so many cores.")
+    float | None, typer.Option("--cpus", min=0.01, metavar="CORES", help="With an image: limit of CPU cores.")
 ]
 MemoryOption = Annotated[
     int | None, typer.Option("--memory", min=64, metavar="MIB", help="The slot's memory; 2048 by default.")
 ]
 StorageOption = Annotated[
     int | None,
-    typer.Option("--storage", min=1, metavar="MIB", help="What it may write; 1024 by default."),
+    typer.Option("--storage", min=1, metavar="MIB", help="Limit of the slot's files; 1024 by default."),
 ]
 
 
@@ -70,7 +71,7 @@ class Place(StrEnum):
 WritableOption = Annotated[
     Place,
     typer.Option(
-        "--writable", help="With an image: where what it writes is kept: in the slot's memory, or reserved on the disk."
+        "--writable", help="With an image: store written files in the slot's memory, or in reserved disk space."
     ),
 ]
 AllowOption = Annotated[
@@ -78,8 +79,8 @@ AllowOption = Annotated[
     typer.Option(
         "--allow",
         metavar="HOST",
-        help="With an image: let it reach only this host (example.org, *.example.org, 10.0.0.0/8; :PORT after it), "
-        "through a proxy; repeatable.",
+        help="With an image: allow connections only to this host (example.org, *.example.org, 10.0.0.0/8; "
+        ":PORT after it), through a proxy; repeatable.",
     ),
 ]
 
@@ -117,9 +118,11 @@ class Asked:
     def check(self, backend: Backend, *, farm: bool) -> None:
         """Raise ConfigError for what does not go together."""
         if self.image is not None and self.dockerfile is not None:
-            raise ConfigError("--image, --dockerfile", "are two roots", next_step="give one of them")
+            raise ConfigError(
+                "--image, --dockerfile", "exclude each other", next_step="use either --image or --dockerfile"
+            )
         if self.network and self.allow:
-            raise ConfigError("--network, --allow", "are two answers", next_step="give one of them")
+            raise ConfigError("--network, --allow", "exclude each other", next_step="use either --network or --allow")
         if not self.has_image:
             for option, given in (
                 ("--user", self.user), ("--workdir", self.workdir), ("--cpus", self.cpus), ("--allow", self.allow),
@@ -134,12 +137,12 @@ class Asked:
                 next_step="leave out --backend, or take a slot of a farm service that has images (--farm)",
             )
         if self.dockerfile is not None and self.dockerfile.is_dir() and not (self.dockerfile / "Dockerfile").is_file():
-            raise ConfigError("--dockerfile", f"{self.dockerfile} has no Dockerfile", next_step="name the file itself")
+            raise ConfigError("--dockerfile", f"{self.dockerfile} has no Dockerfile", next_step="give the file itself")
         if farm and self.dockerfile is not None:
             raise ConfigError(
                 "--dockerfile",
-                "is built on this machine, and the farm's slots are elsewhere",
-                next_step="leave out --farm, or push the image to a registry that the farm asks, and give --image",
+                "is built on this machine, but the farm's slots are on other machines",
+                next_step="leave out --farm, or push the image to a registry that the farm may use, and give --image",
             )
 
     def root(self) -> ImageRoot | None:

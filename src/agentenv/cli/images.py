@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentenv.api.image_keeper.keeper import KeeperSettings
     from agentenv.store import Store, StoredImage
 
-images = group("Images that slots have as their root: this machine's store of them.")
+images = group("Manage this machine's store of images, which slots use as their root.")
 
 images.command()(prefetch)
 
@@ -154,15 +154,17 @@ def list_images(store: StoreOption = None, as_json: JsonOption = False) -> None:
 def gc(
     budget_gib: Annotated[
         float,
-        typer.Option("--budget", min=0, metavar="GIB", help="What may stay in the store, if it can be chosen."),
+        typer.Option("--budget", min=0, metavar="GIB", help="Target size of the store; images in use stay."),
     ],
     keep_s: Annotated[
         float,
-        typer.Option("--keep", min=0, metavar="SECONDS", help="Keep what was used in this time, whatever the budget."),
+        typer.Option(
+            "--keep", min=0, metavar="SECONDS", help="Keep images used within this time, even beyond the limit."
+        ),
     ] = 3600.0,
     keep_committed_s: Annotated[
         float,
-        typer.Option("--keep-committed", min=0, metavar="SECONDS", help="The same for what `commit` has named."),
+        typer.Option("--keep-committed", min=0, metavar="SECONDS", help="The same for images that `commit` has named."),
     ] = 7 * 86_400.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     store: StoreOption = None,

@@ -25,7 +25,7 @@ _TEST_NEEDS = ("atroposlib", "pytest", "pytest_asyncio")
 @verb
 def new(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="Created; its name becomes the environment's.")
+        Path, typer.Argument(metavar="DIRECTORY", help="Directory to create; the environment gets its name.")
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +43,7 @@ def new(
     if importable(_module(name), besides=directory):
         raise ConfigError(
             "DIRECTORY",
-            f"there is a module named {_module(name)!r} already, which the environment's would hide",
+            f"the environment's module would hide the module {_module(name)!r}, which exists already",
             next_step="choose another name",
         )
     try:
@@ -84,8 +84,8 @@ def project(name: str) -> dict[str, str]:
     if not module.isidentifier() or not module.isascii() or keyword.iskeyword(module):
         raise ConfigError(
             "DIRECTORY",
-            f"no module can be named {module!r}",
-            next_step="use letters, digits and _, beginning with a letter, and no word of Python's own",
+            f"{module!r} is not a valid module name",
+            next_step="use letters, digits and _, begin with a letter, and avoid Python keywords",
         )
     spelt = {
         _MODULE: module,

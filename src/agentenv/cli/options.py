@@ -79,9 +79,7 @@ FarmOption = Annotated[
 ]
 GuestOption = Annotated[
     bool,
-    typer.Option(
-        "--guest", help="Take a slot of a job that a service or a trainer controls beside it, past its queue."
-    ),
+    typer.Option("--guest", help="Take a slot of a job that a service or a trainer controls, past its queue."),
 ]
 TimeoutOption = Annotated[
     float,
@@ -94,13 +92,15 @@ WaitOption = Annotated[
         min=0.001,
         max=LONGEST_TIMEOUT_S,
         metavar="SECONDS",
-        help="How long to wait for a slot: for its container to start, or for a free one of a farm; 30 by default.",
+        help="How long to wait for a container to start, or for a free slot of a farm; 30 by default.",
     ),
 ]
 DownloadOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--download", metavar="PATH[:LOCAL]", help="Copy this path (relative to the workspace) here afterwards."
+        "--download",
+        metavar="PATH[:LOCAL]",
+        help="Copy this path (relative to the workspace) to this machine afterwards.",
     ),
 ]
 UploadOption = Annotated[

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentenv.agent.transcript import GroupRecord
 
 RolloutsArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What --env.rollouts_path named: a group of rollouts per line.")
+    Path, typer.Argument(metavar="FILE", help="File of rollouts (--env.rollouts_path): a group per line.")
 ]
 TitleOption = Annotated[str | None, typer.Option("--title", help="The page's title; by default the file's name.")]
 
@@ -26,7 +26,7 @@ def report(
     file: RolloutsArgument,
     page: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="PAGE", help="Where to write it; by default beside FILE, as .html."),
+        typer.Option("--out", "-o", metavar="PAGE", help="Output file; by default FILE with the suffix .html."),
     ] = None,
     title: TitleOption = None,
     run: Annotated[
@@ -50,7 +50,7 @@ def report(
     from agentenv.report.summary import runs_of
 
     if not file.is_file():
-        raise ConfigError("FILE", f"{file} is not a file", next_step="name what --env.rollouts_path named")
+        raise ConfigError("FILE", f"{file} is not a file", next_step="give the file of --env.rollouts_path")
     cut: list[int] = []
     try:
         groups = list(read_records(file, on_cut=cut.append))
@@ -59,7 +59,7 @@ def report(
         written = write_report(groups, page or file.with_suffix(".html"), title=title or file.name)
     except RecordError as error:
         raise ConfigError(
-            "FILE", str(error).splitlines()[0], next_step="name what --env.rollouts_path named"
+            "FILE", str(error).splitlines()[0], next_step="give the file of --env.rollouts_path"
         ) from error
     except OSError as error:
         raise ConfigError("--out", str(error), next_step="name a file in a directory you can write to") from error
@@ -83,7 +83,7 @@ def _of_run(groups: list[GroupRecord], name: str) -> list[GroupRecord]:
     chosen = [run for run in found if run.id == name] or (found[-1:] if name == "last" else [])
     if not chosen:
         known = ", ".join(run.id for run in found) or "none; these records name no run"
-        raise ConfigError("--run", f"there is no run {name}", next_step=f"allowed: last, {known}")
+        raise ConfigError("--run", f"no run is named {name}", next_step=f"allowed: last, {known}")
     return chosen[0].groups
 
 
@@ -91,7 +91,9 @@ def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: l
     console = err()
     console.print(f"{rollouts} rollouts in {groups} groups", soft_wrap=True)
     if len(runs) > 1:
-        console.print(f"[yellow]note[/] they are of {len(runs)} runs; --run ID (or last) chooses one:", soft_wrap=True)
+        console.print(
+            f"[yellow]note[/] the records are of {len(runs)} runs; --run ID (or last) chooses one:", soft_wrap=True
+        )
         for run in runs:
             mean = "no score" if run["mean"] is None else f"mean {run['mean']:.3f}"
             about = f"{run['environment']}, model {run['model'] or '?'}" if run["id"] else "records that name no run"

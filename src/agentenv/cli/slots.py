@@ -25,10 +25,12 @@ def slots(
     backend: BackendOption = None,
     job: JobOption = None,
     state: Annotated[list[SlotState] | None, typer.Option(help="Only slots in this state. May be repeated.")] = None,
-    trajectory: Annotated[str, typer.Option(metavar="TEXT", help="Only leases whose trajectory contains this.")] = "",
+    trajectory: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only leases with this text in their trajectory.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List every slot: its state and for how long, its lease and when that expires, and what is running.
+    """List every slot: its state and age, its lease and expiry, and the running command.
 
     A lease lasts as long as its owner renews it, several times per lease duration. If its remaining time only
     decreases, its owner is gone and it will expire (`agentenv gc --end-leases` ends it at once). Exit

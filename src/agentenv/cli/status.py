@@ -185,7 +185,7 @@ def _calls(counted: Samples) -> str:
 
 def _queue(pools: Sequence[PoolView]) -> list[RenderableType]:
     if not pools:
-        return ["", "[dim]queue: no process here serves metrics (--env.metrics_port, or --scrape URL)[/]"]
+        return ["", "[dim]queue: no process on this machine serves metrics (--env.metrics_port, or --scrape URL)[/]"]
     table = Table(
         "process", "waiting", "sessions", "calls", "leases lost", "faults by code", box=None, pad_edge=False,
         header_style="bold",

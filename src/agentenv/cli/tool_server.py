@@ -20,14 +20,15 @@ if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the ver
 @verb
 def tool_server(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Its TOML file: secrets, allow list, search, cassettes.")
+        Path | None,
+        typer.Option("--config", "-c", help="Configuration file (TOML): secrets, allow list, search, cassettes."),
     ] = None,
     token_file: Annotated[
         Path, typer.Option(help="File of the bearer token; created, readable only by you, if it does not exist.")
     ] = Path("tool-server.token"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8790,
-    check: Annotated[bool, typer.Option("--check", help="Read the config, list its tools and exit.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read the configuration, list the tools and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run external tools (web search, web pages, a browser, your own) outside the sandbox.

@@ -48,7 +48,7 @@ def up(
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Port of its service, which trainers ask for slots; 0: any. Not with nomad."
+            min=0, max=65535, help="Port of the farm service, where trainers get slots; 0: any. Not with nomad."
         ),
     ] = 8700,
     metrics_port: Annotated[

@@ -23,7 +23,7 @@ def view(
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the page of a rollouts file on this machine, up to date while its run goes on, until Ctrl-C.
+    """Serve the page of a rollouts file on this machine until Ctrl-C; it follows a running run.
 
     The page loads itself again when groups were added, and keeps its filters and what is expanded. FILE may be
     missing until the first group has finished. Only this machine can connect (ssh -L forwards the port elsewhere).
@@ -34,7 +34,7 @@ def view(
       agentenv view out/rollouts.jsonl --port 8080
     """
     if file.is_dir():
-        raise ConfigError("FILE", f"{file} is a directory", next_step="name what --env.rollouts_path named")
+        raise ConfigError("FILE", f"{file} is a directory", next_step="give the file of --env.rollouts_path")
     try:
         run_to_end(_serve(file, title or file.name, port, browse=browse, as_json=as_json))
     except InterruptedBySignalError:

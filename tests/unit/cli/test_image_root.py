@@ -20,8 +20,8 @@ LOCAL = Backend.local
 @pytest.mark.parametrize(
     ("asked", "farm", "named"),
     [
-        (Asked(image="a", dockerfile=Path("/")), False, "are two roots"),
-        (Asked(image="a", network=True, allow=("b.example",)), False, "are two answers"),
+        (Asked(image="a", dockerfile=Path("/")), False, "exclude each other"),
+        (Asked(image="a", network=True, allow=("b.example",)), False, "exclude each other"),
         (Asked(user="app"), False, "--user"),
         (Asked(workdir="/x"), False, "--workdir"),
         (Asked(cpus=1.0), True, "--cpus"),

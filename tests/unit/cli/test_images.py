@@ -132,7 +132,10 @@ def test_prefetched_by_a_keeper(tmp_path: Path, command: Command, reference: str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--farm", "http://127.0.0.1:9", "--keeper", "http://127.0.0.1:9"], "the farm asks its keepers itself"),
+        (
+            ["--farm", "http://127.0.0.1:9", "--keeper", "http://127.0.0.1:9"],
+            "the farm service calls its keepers itself",
+        ),
         (["--keeper", "http://127.0.0.1:9"], "give both"),
         (["--farm", "http://127.0.0.1:9", "--token", "x"], "the nodes of this farm fetch their images"),
     ],

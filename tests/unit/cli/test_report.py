@@ -46,7 +46,7 @@ def test_runs_in_one_file_are_listed_and_one_can_be_chosen(tmp_path: Path) -> No
     file.write_text(of_run(1, first) + of_run(2, second) + of_run(1, third) + first.model_dump_json() + "\n")
     every = CliRunner().invoke(app, ["report", str(file)], env={"COLUMNS": "200"})
     assert every.exit_code == 0
-    assert "they are of 3 runs" in every.stderr
+    assert "the records are of 3 runs" in every.stderr
     assert "run-1  e, model m<1>: 2 groups, mean 0.430" in every.stderr
     assert "–  records that name no run: 1 groups" in every.stderr
     page = file.with_suffix(".html").read_text()
@@ -59,7 +59,7 @@ def test_runs_in_one_file_are_listed_and_one_can_be_chosen(tmp_path: Path) -> No
     assert "<dt>Run</dt><dd>run-2</dd>" in file.with_suffix(".html").read_text()
     unknown = CliRunner().invoke(app, ["report", str(file), "--run", "run-3"], env={"COLUMNS": "200"})
     assert unknown.exit_code == 2
-    assert "there is no run run-3" in unknown.stderr
+    assert "no run is named run-3" in unknown.stderr
     assert "last, run-1, run-2" in unknown.stderr
 
 
