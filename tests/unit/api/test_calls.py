@@ -100,7 +100,7 @@ def test_what_cannot_be_a_tool_is_refused() -> None:
         (silent, "no description"),
         (greedy, "cannot be given by name"),
         (plain, "not an async function"),
-        (odd, "makes no schema"),
+        (odd, "does not translate to a schema"),
     ):
         with pytest.raises(ConfigError, match=said):
             tool()(function)  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ async def test_what_an_earlier_server_may_have_run_is_lost_unless_twice_does_no_
         assert first.stateful
         assert (await server.call(request(server, "page", state_boot=server.boot))).result is not None
         other = member(5)
-        with pytest.raises(CallLostError, match="is gone"):
+        with pytest.raises(CallLostError, match="is lost"):
             await server.call(request(server, "page", scope=other, state_boot="earlier"))
     with pytest.raises(PoolClosedError):
         await server.call(request(server))

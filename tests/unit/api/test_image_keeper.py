@@ -254,7 +254,7 @@ async def test_a_committed_name_that_no_node_knows_or_whose_image_is_gone_is_tol
     second = await nodes.start("b", first.url)
     unknown = await _named(second, name)
     assert unknown.error is not None
-    assert "no node that could be reached has an image named committed:prepared:1" in unknown.error.message
+    assert "no reachable node has an image named committed:prepared:1" in unknown.error.message
     image = first.keeper.store.ensure(f"oci:{layout.directory}")
     first.keeper.store.name(name, image)
     first.keeper.store.layout.manifest(image.digest).unlink()

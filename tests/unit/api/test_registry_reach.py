@@ -93,7 +93,7 @@ async def test_what_is_not_public_is_not_asked(
         await ensured(store, parse(name), Reach())
     assert listener.hits == []
     assert said in (
-        {("forbidden", "none of the registries that are asked here")},
+        {("forbidden", "not on this machine's allow list")},
         {("config", "")},  # what some software reads as an address is no host
     )
 

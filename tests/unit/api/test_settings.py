@@ -64,7 +64,7 @@ def test_a_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("[secrets]\nkey = {}", "secrets.key", "either file or env"),
         ('[search]\nprovider = "brave"', "search", "needs a key"),
         ('[search]\nprovider = "searxng"', "search", "give its url"),
-        ('[search]\nprovider = "custom"', "search", "needs it"),
+        ('[search]\nprovider = "custom"', "search", "dialect is required"),
         ('[search]\nprovider = "bing"', "search.provider", "'searxng'"),
         ('[cassettes]\nmode = "record"', "cassettes", "needs a directory"),
         ("max_result_bytes = 1", "max_result_bytes", "1024"),

@@ -149,7 +149,7 @@ class Access:
     def _check_malformed(self, right: Right) -> None:
         if (retry_after_s := self._malformed.full(right.jti)) is not None:
             raise TooManyRequestsError(
-                "the token has sent too many bodies that are not as /openapi.json describes them",
+                "the token has sent too many bodies that do not match /openapi.json",
                 retry_after_s=retry_after_s,
             )
 
@@ -189,7 +189,7 @@ class Access:
         run = named or right.only_run
         if not run:
             raise ForbiddenError(
-                "farm_run", f"the token is for {right.run!r}: several runs", next_step="say which (farm_run)"
+                "farm_run", f"the token is for {right.run!r}: several runs", next_step="name the run (farm_run)"
             )
         if not right.covers(run):
             raise ForbiddenError("farm_run", f"the token is for {right.run!r}, not for {run!r}")
@@ -200,7 +200,7 @@ class Access:
         if not right.covers(request.run):
             raise ForbiddenError("run", f"the token is for {right.run!r}, not for {request.run!r}")
         if right.cap is not None and (request.cap is None or request.cap > right.cap):
-            raise ForbiddenError("cap", f"the token has a cap of {right.cap}", next_step="give one that is not larger")
+            raise ForbiddenError("cap", f"the token has a cap of {right.cap}", next_step="use a smaller token")
         if len(right.tokens) >= MAX_TOKENS:
             raise ForbiddenError(
                 "farm_token",
@@ -224,7 +224,7 @@ class Access:
         """Count so many asks of a token. Raises TooManyRequestsError."""
         if (retry_after_s := self.limiter.hit(right.jti, cost)) is not None:
             raise TooManyRequestsError(
-                f"the token has asked for more than its rate allows; try again in {retry_after_s:.1f} s",
+                f"the token exceeds its request rate; retry in {retry_after_s:.1f} s",
                 retry_after_s=retry_after_s,
             )
 

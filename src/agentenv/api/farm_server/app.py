@@ -113,7 +113,7 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
     async def end_many(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.EndedLeases:  # noqa: B006
         """End the leases of a run, or those with these tags."""
         if not run and not tag:
-            raise ConfigError("run", "is missing", next_step="name the run, or a tag, whose leases are to end")
+            raise ConfigError("run", "is missing", next_step="give the run or a tag of the leases to end")
         return _end(farm, right, _chosen(right, run, tag))
 
 

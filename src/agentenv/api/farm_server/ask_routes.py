@@ -57,7 +57,7 @@ class AskRoutes:
         """What has become of an ask; reading it keeps it alive."""
         opened = self._farm.desk.find(request_id, self._access.run_of(right, run))
         if opened is None:
-            raise HTTPException(404, f"there is no ask {request_id!r} of this run (any more)")
+            raise HTTPException(404, f"this run has no request {request_id!r} (any more)")
         return self._farm.desk.state_of(opened)
 
     async def cancel(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.Cancelled:

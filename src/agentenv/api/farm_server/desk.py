@@ -54,7 +54,7 @@ MAX_CANCELLED = MAX_WAITING_SLOTS
 """Cancelled asks of one run that are remembered."""
 _OUTLOOK_S = 0.5
 _FULL_RETRY_S = 5.0
-_CANCELLED = "the ask was cancelled"
+_CANCELLED = "the request was cancelled"
 _REVOKED = "the token by which it was leased was revoked"
 
 
@@ -129,11 +129,11 @@ class Desk:
         """See :class:`agentenv.wire.farm.AsksRequest`. ``tokens``: the token that asks, and those that it was made by;
         the slots count to the caps of all of them. ``until_unix_s``: when it expires, and its asks are withdrawn.
 
-        Raises ProtocolError when a ``request_id`` was used for another ask, TooManyRequestsError when the run waits
+        Raises ProtocolError when a ``request_id`` was used for another request, TooManyRequestsError when the run waits
         for too many slots, PoolClosedError when closing.
         """
         if self.closed:
-            raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+            raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
         self._check_room(request.asks, run)
         mine = [await self._opened(ask, run, request.client, tokens, until_unix_s) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
@@ -151,7 +151,7 @@ class Desk:
         if more and waiting + more > MAX_WAITING_SLOTS:
             raise TooManyRequestsError(
                 f"run {run!r} waits for {waiting:,} slots; at most {MAX_WAITING_SLOTS:,} may be waited for",
-                next_step="ask again when some have been granted",
+                next_step="retry when some have been granted",
                 retry_after_s=_FULL_RETRY_S,
             )
 
@@ -163,7 +163,8 @@ class Desk:
         if known is not None:
             if known.ask != ask:
                 raise ProtocolError(
-                    f"request_id {ask.request_id!r} was used for another ask", next_step="use a new one for each ask"
+                    f"request_id {ask.request_id!r} was used for another request",
+                    next_step="use a new one for each request",
                 )
             known.heard, known.client = now, client or known.client
             known.tokens, known.until_unix_s = tokens, until_unix_s
@@ -190,8 +191,8 @@ class Desk:
         if cap is not None and slots > cap:
             return QuotaError(
                 "farm_run",
-                f"{slots} slots were asked for at once, and run {opened.run!r} may have {cap} by this token",
-                next_step="ask for fewer at once, or have the run's cap raised, or the token's",
+                f"{slots} slots were requested at once, but this token limits run {opened.run!r} to {cap}",
+                next_step="request fewer at once, or raise the cap of the run or of the token",
             )
         try:
             check_group(opened.ask.trajectories, self.max_slots)
@@ -200,8 +201,8 @@ class Desk:
         if slots > self.max_group:
             return QuotaError(
                 "farm",
-                f"a group of {slots} was asked for, and this farm gives at most {self.max_group} slots at once",
-                next_step="ask for smaller groups, or raise leases.max_group_share of the farm",
+                f"a group of {slots} was requested, but this farm grants at most {self.max_group} slots at once",
+                next_step="request smaller groups, or raise leases.max_group_share of the farm",
             )
         return None
 
@@ -558,7 +559,7 @@ class Desk:
         self._forget_cancelled(now)
         self.deny(self.denied)  # tokens may have expired since, and containers have told of leases
         for ticket in self.line.too_large(self.max_slots):
-            error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
+            error = QuotaError("farm_run", "the run's cap was lowered below the number of slots requested at once")
             self.fail(ticket, error)
             self.yard.perform(self.yard.ledger.withdraw(ticket, now))
         if reclaim_after_s is not None:

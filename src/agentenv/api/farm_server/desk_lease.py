@@ -88,7 +88,7 @@ async def granted(desk: Desk, ask: wire.Ask, run: str, right: Right, *, timeout_
     if opened.error is not None:
         raise opened.error.copy()
     if not opened.granted:
-        raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+        raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
     return DeskLease(desk, opened) if opened.held else None
 
 

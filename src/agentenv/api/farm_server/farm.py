@@ -177,7 +177,7 @@ class Farm:
 
     def _lost(self, error: FencedError) -> None:
         if self.fenced is None:
-            logger.error("this farm no longer controls its containers and ends: %s", error)
+            logger.error("the farm service ends: it no longer controls its containers: %s", error)
             self.fenced, self.leads = error, False
             self.ended.set()
 

@@ -70,7 +70,10 @@ class Front:
             return reply(503, elsewhere(self._farm))
         # As it came, not decoded: a decoded path could end the header.
         path, query = scope["raw_path"].partition(b"?")[0], scope["query_string"]
-        response = reply(307, PoolClosedError("the farm service stands by", next_step="ask the leader (Location)"))
+        standby = PoolClosedError(
+            "this farm service is a standby", next_step="send the request to the leader (Location)"
+        )
+        response = reply(307, standby)
         location = (path if path.startswith(b"/") else b"/") + (b"?" + query if query else b"")
         response.headers["Location"] = self._farm.leader_url + location.decode("latin-1")
         return response
@@ -97,7 +100,7 @@ class _Body:
             async with asyncio.timeout_at(self._until_s):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {self._within_s:g} s", _CLOSE) from None
+            raise HTTPException(408, f"the body did not arrive within {self._within_s:g} s", _CLOSE) from None
         self._bytes += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         if self._bytes > MAX_REQUEST_BYTES:
@@ -121,5 +124,5 @@ def request_id(given: str | None) -> str:
 def elsewhere(farm: Farm) -> PoolClosedError:
     """The error of a farm that does not lead."""
     if farm.ended.is_set():
-        return PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
-    return PoolClosedError("the farm service is not open yet, or stands by", next_step="ask again")
+        return PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
+    return PoolClosedError("the farm service is starting, or is a standby", next_step="retry")

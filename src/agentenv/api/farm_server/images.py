@@ -40,7 +40,7 @@ class FarmImages:
         link = self._yard.links.get(request.container)
         try:
             if link is None:
-                raise CheckpointError(f"the checkpoint is in container {request.container}, which is gone")
+                raise CheckpointError(f"the checkpoint is in container {request.container}, which has ended")
             state = await keepers.commit(link.handle, request, make_pass(link.handle.token, run))
         except AgentEnvError as error:
             return wire.ImageState(wanted=request.checkpoint, state="failed", error=ErrorReply.of(error))
@@ -53,7 +53,7 @@ class FarmImages:
             raise ConfigError(
                 "images",
                 "are not fetched by this farm",
-                next_step="name its keepers' token file (images.keeper_token_file)",
+                next_step="set images.keeper_token_file to the token file of its keepers",
             )
         return self._keepers
 

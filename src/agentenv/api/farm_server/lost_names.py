@@ -13,7 +13,7 @@ from agentenv.slots.records import LeaseRecord
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.wire.leases import BY_NAME, LOST_KEPT, LOST_KEPT_S, EndRequest, LostLease
 
-_RELEASE: Final = "release it to begin anew"
+_RELEASE: Final = "release it to start over"
 
 
 @dataclass(frozen=True)

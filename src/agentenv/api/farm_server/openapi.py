@@ -30,15 +30,15 @@ _TOKENS: Final[Mapping[Needs, str]] = {
     "operate": "A token of scope `admin` for `*`.",
 }
 _REFUSALS: Final[Mapping[int, tuple[str, str]]] = {
-    307: ("Elsewhere", "This service stands by: ask the same of the leader, at `Location`."),
+    307: ("Elsewhere", "This service is a standby: send the request to the leader, at `Location`."),
     400: ("Malformed", "The request is not as described here."),
     401: ("Unauthorized", "The token is missing, garbled, expired or revoked."),
     403: ("Forbidden", "The token does not allow this, or not for this run."),
-    404: ("NotFound", "There is nothing of that name (any more)."),
+    404: ("NotFound", "Nothing of that name exists (any more)."),
     408: ("TooSlow", f"The body did not come within {BODY_S:g} s."),
     413: ("TooLarge", f"The body is larger than {MAX_REQUEST_BYTES} bytes."),
-    429: ("TooMany", "The token asks too often; after `retry_after_s` it may again."),
-    503: ("Unavailable", "The service is starting or ending, or stands by and does not know the leader."),
+    429: ("TooMany", "The token exceeds its request rate; retry after `retry_after_s`."),
+    503: ("Unavailable", "The service is starting or shutting down, or is a standby that does not know the leader."),
 }
 """Status: its name among the components, and what it means. The body is always an ErrorReply."""
 _HEADERS: Final[Mapping[int, Json]] = {
@@ -47,9 +47,7 @@ _HEADERS: Final[Mapping[int, Json]] = {
     429: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
 }
-_NAMED: Final[Json] = {
-    REQUEST_ID: {"schema": {"type": "string"}, "description": "As the request named itself, or a new name."}
-}
+_NAMED: Final[Json] = {REQUEST_ID: {"schema": {"type": "string"}, "description": "The request's id, or a new one."}}
 _ERRORS: Final[Mapping[int, ErrorReply]] = {
     401: ErrorReply.of(UnauthorizedError("farm_token", "the token has expired")),
     403: ErrorReply.of(ForbiddenError("farm_run", "the token is for 'exp7', not for 'exp8'")),

@@ -75,7 +75,7 @@ class _Disconnecting:
         try:
             await self._app(scope, receive, send)
         except UnreadError:
-            logger.warning("a viewer of %s that did not read is disconnected", scope["path"])
+            logger.warning("disconnected a viewer of %s that stopped reading", scope["path"])
 
 
 class LineStream(StreamingResponse):

@@ -20,9 +20,9 @@ from agentenv.wire.server import ErrorReply
 _REFUSALS = {
     409: "call_id is in use for another call",
     413: "the request is too large",
-    429: "too much at once; Retry-After says when to ask again",
-    502: "the slot was lost, or the call; the trajectory has to be released",
-    503: "no slot became free in time, or the farm is starting or ending; ask again after Retry-After",
+    429: "too many requests; retry after Retry-After",
+    502: "the slot or the call was lost; release the trajectory",
+    503: "no slot became free in time, or the farm is starting or shutting down; retry after Retry-After",
     504: "the slot's container cannot be reached now",
 }
 _NO_SLOT = {404: "the trajectory has no slot"}

@@ -187,7 +187,7 @@ class PlainSessions:
 
     def _of(self, run: str) -> PlainRun:
         if self._desk.closed:
-            raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+            raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
         if run not in self._runs:
             make = partial(Trajectory, self._desk, self._before, run, settings=self._settings, clock=self._clock)
             self._runs[run] = PlainRun(self._catalog, make)

@@ -92,8 +92,8 @@ class Trajectory:
         expired = self._renewed_at is not None and self._clock() - self._renewed_at >= idle_s
         if expired and isinstance(lost, StaleLeaseError):
             return StaleLeaseError(
-                f"trajectory {self.name!r} made no call for {idle_s:g} s, and its slot was released",
-                next_step="release it to begin anew, or have plain.idle_s raised",
+                f"trajectory {self.name!r} made no call for {idle_s:g} s, so its slot was released",
+                next_step="release it to start over, or raise plain.idle_s of the farm",
             )
         return lost
 
@@ -276,7 +276,7 @@ def _digest(*parts: str) -> str:
 def _outcome(task: asyncio.Task[Result]) -> Result:
     """The result of a task that several wait for; each gets an exception of its own."""
     if task.cancelled():
-        raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+        raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
     if isinstance(error := task.exception(), AgentEnvError):
         raise error.copy()
     return task.result()

@@ -129,7 +129,7 @@ class Relay:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         if (asked := container_and_path(request.raw_path)) is None:
-            return _refusal(404, "there is nothing here", "ask for /c/CONTAINER/PATH", ProtocolError.code)
+            return _refusal(404, "there is nothing here", "request /c/CONTAINER/PATH", ProtocolError.code)
         if self._leaving.is_set():
             return _refusal(503, "the relay is shutting down")
         container, path = asked

@@ -48,7 +48,7 @@ class Revocations:
             try:
                 self._file.add(jti)
             except OSError as error:
-                logger.error("the revocation of %s is not kept: %s", jti, error)
+                logger.error("the revocation of %s cannot be stored: %s", jti, error)
                 kept = False
         self._revoked |= {jti}
         streams = self._access.streams(jti)

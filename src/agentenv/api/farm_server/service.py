@@ -255,4 +255,4 @@ def _report(reloaded: Reloaded) -> None:
     if reloaded.changed:
         logger.info("settings changed: %s", ", ".join(reloaded.changed))
     if reloaded.needs_restart:
-        logger.warning("settings that apply after a restart: %s", ", ".join(reloaded.needs_restart))
+        logger.warning("changed settings that need a restart: %s", ", ".join(reloaded.needs_restart))

@@ -33,7 +33,7 @@ _LEAST_KEY_CHARACTERS: Final = 32
 _MAX_TOKEN_CHARACTERS: Final = 2_048
 _FIELD: Final = "farm_token"
 """The setting of clients that holds the token: errors name it."""
-_NEW: Final = "ask whoever runs the farm for a new one (agentenv farm token)"
+_NEW: Final = "get a new one from the farm's operators (agentenv farm token)"
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ def _read(path: Path) -> str:
             mode = os.fstat(file.fileno()).st_mode
             key = file.read().strip()
     except FileNotFoundError:
-        cure = "`agentenv farm serve` creates it; give the --config that the farm has, or --url for a farm elsewhere"
-        raise ConfigError("tokens.key_files", f"there is no key in {path}", next_step=cure) from None
+        cure = "`agentenv farm serve` creates it; give the farm's --config, or --url for a remote farm"
+        raise ConfigError("tokens.key_files", f"{path} holds no key", next_step=cure) from None
     except (OSError, ValueError) as error:
         raise ConfigError("tokens.key_files", f"{path} cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:

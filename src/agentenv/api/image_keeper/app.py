@@ -45,12 +45,12 @@ _MAX_BODY_BYTES: Final = 1024 * 1024
 _END_S: Final = scaled(2.0)
 
 IMAGES = Metric("agentenv_keeper_images", "gauge", "Images in the store.")
-FETCHING = Metric("agentenv_keeper_fetching", "gauge", "Images that are being fetched.")
-PULLED = Metric("agentenv_keeper_pulled_total", "counter", "Images fetched, or found in the store when asked for.")
+FETCHING = Metric("agentenv_keeper_fetching", "gauge", "Running fetches of images.")
+PULLED = Metric("agentenv_keeper_pulled_total", "counter", "Images fetched, or found in the store.")
 FAILED = Metric("agentenv_keeper_failed_total", "counter", "Images that could not be fetched.")
-FROM_PEERS = Metric("agentenv_keeper_from_peers_total", "counter", "Images that another node's keeper sent.")
-LIES = Metric("agentenv_keeper_peer_lies_total", "counter", "Times that a peer sent what its digest denies.")
-THROTTLED = Metric("agentenv_keeper_throttled_total", "counter", "Times that a registry had too many requests.")
+FROM_PEERS = Metric("agentenv_keeper_from_peers_total", "counter", "Images received from another node's keeper.")
+LIES = Metric("agentenv_keeper_peer_lies_total", "counter", "Transfers from peers with a wrong digest.")
+THROTTLED = Metric("agentenv_keeper_throttled_total", "counter", "Times a registry limited the request rate.")
 REMOVED = Metric("agentenv_keeper_removed_images_total", "counter", "Images removed to make room.")
 REMOVED_BYTES = Metric("agentenv_keeper_removed_bytes_total", "counter", "Bytes freed by that.")
 

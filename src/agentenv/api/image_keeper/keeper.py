@@ -29,7 +29,7 @@ from agentenv.wire.server import ErrorReply
 
 logger = logging.getLogger(__name__)
 
-_AGAIN: Final = "commit it again; its nodes may be away, or have given it up because nobody used it for a week"
+_AGAIN: Final = "commit it again; its nodes may be unreachable, or have removed it after a week without use"
 
 _REMEMBERED_S: Final = 30.0
 """How long it is remembered that a pull failed: who asks in this time gets the same answer."""
@@ -266,7 +266,7 @@ class Keeper:
         if self.peers is not None:
             known += await self.peers.named(str(wanted))
         if not known:
-            raise ImageUnavailableError(f"no node that could be reached has an image named {wanted}", next_step=_AGAIN)
+            raise ImageUnavailableError(f"no reachable node has an image named {wanted}", next_step=_AGAIN)
         latest = max(known, key=lambda name: name.named_s)
         found = wire.ImageRef(reference=str(wanted), digest=latest.digest)
         try:
@@ -290,7 +290,7 @@ class Keeper:
                     return wanted
         if not named:
             raise ImageUnavailableError(
-                f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
+                f"no reachable node has the image {wanted.digest}", next_step="resolve its reference again"
             )
         reference = self._allowed(named)
         await self._reach.check(reference, self.store)
@@ -311,9 +311,12 @@ class Keeper:
         elif reference.kind in ("oci", "docker-archive"):
             path = Path(reference.name).resolve()
             if not any(path.is_relative_to(allowed.resolve()) for allowed in self._settings.paths):
-                raise ForbiddenError("image", f"{reference.name} is not below a directory that keepers read")
+                raise ForbiddenError("image", f"{reference.name} is outside the directories that keepers read")
         else:
-            raise ForbiddenError("image", f"{reference.kind}: is for the image's own machine", next_step="push it")
+            kind = reference.kind
+            raise ForbiddenError(
+                "image", f"{kind}: images exist only on one machine", next_step="push it to a registry"
+            )
         return reference
 
     async def _by_reference(self, reference: Reference, pull: Pull) -> StoredImage:
@@ -352,7 +355,7 @@ class Keeper:
                 done = await asyncio.to_thread(self.store.gc, budget_bytes=budget_bytes, keep_s=self._settings.keep_s)
                 self.counts["removed_images"] += len(done.images)
                 for name in done.committed:
-                    logger.warning("%s is given up: nobody has used it for long, and the store is full", name)
+                    logger.warning("removed %s: unused for long, and the store is full", name)
                 self.counts["removed_bytes"] += done.freed_bytes
                 await self._look()
             except OSError as error:

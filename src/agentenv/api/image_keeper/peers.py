@@ -57,7 +57,7 @@ class Peers:
             except BadImageError as error:
                 self.lies += 1
                 self._distrusted_until_s[url] = self._clock() + DISTRUST_S
-                logger.warning("peer %s is not asked for a while: %s", url, error)
+                logger.warning("peer %s is skipped for a while: %s", url, error)
             except ImageUnavailableError as error:
                 logger.info("peer %s: %s", url, error)
         return None

@@ -66,7 +66,7 @@ class Reach:
         if not self._is_named(host, port):
             addresses = [each for each in addresses if is_public(ipaddress.ip_address(each.partition("%")[0]))]
         if not addresses:
-            raise PolicyRefusalError(f"{host} is neither public nor a registry that is named here")
+            raise PolicyRefusalError(f"{host} is neither public nor on this machine's allow list")
         return addresses
 
     def _is_named(self, host: str, port: int) -> bool:
@@ -79,8 +79,8 @@ def refused(registry: str) -> ForbiddenError:
     """The one answer about registries that are not asked."""
     return ForbiddenError(
         "image",
-        f"{registry} is none of the registries that are asked here",
-        next_step="name a public one; others are allowed by --registry of agentenv images serve, and by "
+        f"registry {registry} is not on this machine's allow list",
+        next_step="use a public registry; others are allowed by --registry of agentenv images serve, and by "
         "AGENTENV_REGISTRIES where tasks are run",
     )
 

@@ -219,8 +219,8 @@ class ExternalCallRunner:
             result, _ = await self._outcome(earlier, tool.timeout_s)
             if _essence(tool, result) != _essence(tool, recorded):
                 raise InfraError(
-                    f"{call.tool.name} needs the state that {tool.name} {arguments!r} left when it was recorded, and "
-                    "that call now ends otherwise",
+                    f"cannot replay {call.tool.name}: an earlier call ({tool.name} {arguments!r}) no longer returns "
+                    "what was recorded",
                     next_step="the site has changed since: delete the cassette of this item",
                 )
 

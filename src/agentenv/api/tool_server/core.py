@@ -202,7 +202,7 @@ class ToolServer:
             return
         if tool.stateful and request.state_boot is not None and not held.state.stateful:
             raise CallLostError(
-                f"what {request.tool} held for {request.scope.trajectory} is gone: the tool server was restarted, "
+                f"what {request.tool} held for {request.scope.trajectory} is lost: the tool server was restarted, "
                 "or got no request for it for too long"
             )
         if request.boot != self.boot and not tool.repeatable:
@@ -215,7 +215,7 @@ class ToolServer:
             silent_since = asyncio.get_running_loop().time() - idle_s
             for trajectory, held in tuple(self._trajectories.items()):
                 if held.heard_at < silent_since and not held.running:
-                    logger.warning("%s: no request for %g s; its state is closed", trajectory, idle_s)
+                    logger.warning("%s: no request for %g s; closed its state", trajectory, idle_s)
                     await self.ended(trajectory)
 
 

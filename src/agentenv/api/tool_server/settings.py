@@ -94,7 +94,7 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _whole(self) -> SearchSettings:
         if (self.provider == "custom") != (self.dialect is not None):
-            raise ValueError("dialect belongs to provider='custom', and that needs it")
+            raise ValueError("dialect is required with provider='custom', and valid only there")
         if self.provider == "searxng" and self.url is None:
             raise ValueError("searxng is self-hosted: give its url")
         if self.provider in ("brave", "tavily") and self.key is None:

@@ -172,5 +172,5 @@ def _arguments_of(function: Callable[..., Any], called: str) -> tuple[type[BaseM
         model: type[BaseModel] = create_model(f"Arguments_{called}", __config__=strict, **fields)
         parameters_schema(model)
     except (TypeError, ValueError, NameError, PydanticUserError) as error:
-        raise ConfigError(f"tool {called}", f"its signature makes no schema: {error}") from error
+        raise ConfigError(f"tool {called}", f"its signature does not translate to a schema: {error}") from error
     return model, wants_run

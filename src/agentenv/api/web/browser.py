@@ -33,7 +33,7 @@ _SCREENSHOT_BYTES: Final = 128 * 1024
 _QUALITIES: Final = (70, 40, 10, 1)
 _REF: Final = re.compile(r"(?:@|ref=)?((?:f[0-9]{1,9})?e[0-9]{1,9})")
 _HINDRANCES: Final = (  # in Playwright's message or call log → told to the model
-    ("Download is starting", "it is a download, which is not kept"),
+    ("Download is starting", "it is a download, and downloads are discarded"),
     ("intercepts pointer events", "another element covers it"),
     ("element is not enabled", "it is disabled"),
     ("element is not editable", "it is read-only"),
@@ -221,7 +221,7 @@ class BrowserTools:
 
         async def back(_: Page) -> None:
             if not await _gone_back(tabs, self._settings.navigation_timeout_s):
-                raise ToolFailure("there is no page before this one", keep=True)
+                raise ToolFailure("this is the first page of the history", keep=True)
 
         return await self._acted(run, tabs, back, "go back", navigates=True)
 
@@ -326,7 +326,7 @@ class BrowserTools:
             why = _STUCK if await tabs.closed_if_stuck(page) else f"the page cannot be read now: {reason(error)}"
             text, notes = "", [*notes, why]
         if len(text) > _SHOWN_CHARS:
-            notes = [*notes, f"the snapshot goes on: browser_snapshot with offset={_SHOWN_CHARS}"]
+            notes = [*notes, f"the snapshot continues: call browser_snapshot with offset={_SHOWN_CHARS}"]
         return {
             "url": page.url,
             "title": await _title(page),

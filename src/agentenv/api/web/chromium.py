@@ -211,7 +211,7 @@ class Chromium:
         lost = tabs is None or self._lost(tabs) or "crashed" in error.message
         if lost or (tabs and any(word in error.message for word in _GONE) and not await tabs.answers()):
             self._open.pop(trajectory, None)
-            raise CallLostError(f"the browser page of {trajectory} is gone: {reason(error)}") from error
+            raise CallLostError(f"the browser page of {trajectory} is lost: {reason(error)}") from error
 
     def _lost(self, tabs: Tabs) -> bool:
         return tabs.browser is not self._browser or not tabs.browser.is_connected()

@@ -120,10 +120,10 @@ class Watch:
         self._answering.start(dialog.type, quietly(dialog.accept(dialog.default_value)), "answering a dialog")
 
     def _download(self, download: Download) -> None:
-        self._note(f"a download of {download.url} was not kept; http_fetch returns a file that is text")
+        self._note(f"a download of {download.url} was discarded; http_fetch returns text files")
 
     def _file_chooser(self, _: FileChooser) -> None:
-        self._note("the page asked for a file; files cannot be uploaded")
+        self._note("the page opened a file chooser; files cannot be uploaded")
 
     def _tab(self, page: Page) -> None:
         if page is self._tabs.newest:

@@ -135,7 +135,7 @@ class HttpSearch:
                 said = raw[:300].decode("utf-8", "replace")
                 raise InfraError(
                     f"the search provider {self._name} refused the request: HTTP {answer.status}: {said}",
-                    next_step="see its key and url in the tool server's [search]",
+                    next_step="check key and url in the tool server's [search]",
                 )
         return _hits(raw, dialect, self._name)
 
@@ -182,7 +182,7 @@ def _hits(raw: bytes, dialect: SearchDialect, name: str) -> list[SearchResult]:
         for key in dialect.results.split("."):
             found = found.get(key, []) if isinstance(found, dict) else []
         if not isinstance(found, list):
-            raise TypeError(f"{dialect.results} is no list")
+            raise TypeError(f"{dialect.results} is not a list")
         return [_hit(entry, dialect) for entry in found if isinstance(entry, dict) and entry.get(dialect.link)]
     except (ValueError, TypeError, RecursionError) as error:
         raise InfraError(f"the search provider {name} sent an unexpected response: {error}") from error

@@ -154,7 +154,9 @@ async def _read_apart(page: Page) -> Readable:
 
 
 def _unreadable(page: Page) -> ToolFailure:
-    return ToolFailure(f"{page.url} is too large or too tangled to make text of; http_fetch returns its source")
+    return ToolFailure(
+        f"{page.url} is too large or too deeply nested to convert to text; http_fetch returns its source"
+    )
 
 
 def _refuse_failed(page: Page) -> None:
