@@ -357,7 +357,7 @@ def explain(error: ValidationError, fields: Collection[str] = ()) -> ConfigError
 def no_such_setting(name: str, fields: Collection[str]) -> ConfigError:
     """ConfigError for a setting that does not exist, with the one that was probably meant."""
     close = difflib.get_close_matches(name, fields, n=1)
-    return ConfigError(name, "there is no such setting", next_step=f"did you mean {close[0]}?" if close else "")
+    return ConfigError(name, "unknown setting", next_step=f"did you mean {close[0]}?" if close else "")
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:

@@ -196,9 +196,9 @@ async def test_processes_end_and_the_network_address_stays(slots: ImageSlots) ->
 
 async def test_what_is_not_there_cannot_be_restored(slots: ImageSlots) -> None:
     session = await slots.open()
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         await _restore(session, "0" * 32)
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         await slots.open(checkpoint="1" * 32)
 
 

@@ -123,7 +123,7 @@ async def test_an_image_that_no_node_can_have_is_told_and_others_go_on(pool: Far
     waiting = asyncio.create_task(pool.lease("t", root=RootSpec(nowhere)))
     plain = await pool.lease("plain")
     await plain.release()
-    with pytest.raises(ImageUnavailableError, match="no node that could be reached has the image"):
+    with pytest.raises(ImageUnavailableError, match="no reachable node has the image"):
         await waiting
 
 

@@ -70,7 +70,7 @@ async def test_two_runs_train_on_one_farm_and_neither_is_failed_by_the_other(far
 
 
 async def test_what_the_farm_cannot_give_is_refused_at_once(farm: FarmProcess, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="slot_memory_mib: is the farm's to say"):
+    with pytest.raises(ConfigError, match="slot_memory_mib: is set by the farm service"):
         AgentEnvConfig(tool_pool_mode="farm", slot_memory_mib=4096)
     wanting = {**OF_THE_FARM, "allow_network": True}
     with pytest.raises(ConfigError, match="gives its slots no network"):
@@ -84,7 +84,7 @@ async def test_what_the_farm_cannot_give_is_refused_at_once(farm: FarmProcess, t
         async with FarmPool(FarmAccess((farm.url,), token, "large")) as pool:
             await pool.lease("t")
     async with FarmPool(FarmAccess((farm.url,), token)) as pool:
-        with pytest.raises(QuotaError, match="2 slots were asked for at once, and run 'small' may have 1"):
+        with pytest.raises(QuotaError, match="2 slots were requested at once, but this token limits run 'small' to 1"):
             await pool.lease_group(["a", "b"])
 
 

@@ -187,7 +187,7 @@ def test_bubblewrap_that_may_not_make_namespaces(place: Path, fake_programs: Pat
 def test_a_slot_that_says_nothing_sensible_is_a_refusal(place: Path, fake_programs: Path) -> None:
     (fake_programs / "bwrap").symlink_to(shutil.which("true") or "/usr/bin/true")
     with Container(place, env={"PATH": f"{fake_programs}:{os.environ['PATH']}"}) as container:
-        assert "before its agent said HELLO" in failed(container)["message"]
+        assert "before its agent sent HELLO" in failed(container)["message"]
         assert_nothing_left(container)
 
 

@@ -73,7 +73,7 @@ async def test_a_click_shows_the_page_after_it(site: Web) -> None:
         back = await done(await ask(server, "browser_back"))
         assert back["title"] == "Shop"
         first = await ask(server, "browser_back")
-        assert (first.exit_code, first.stderr) == (1, "there is no page before this one")
+        assert (first.exit_code, first.stderr) == (1, "this is the first page of the history")
 
 
 async def test_a_form_is_filled_and_sent(site: Web) -> None:

@@ -211,7 +211,7 @@ async def test_a_restarted_server_loses_what_may_have_run_and_takes_what_is_new(
             with pytest.raises(CallLostError):
                 await lost
             assert (await asked(tools, "new")).fault == "none"
-            with pytest.raises(CallLostError, match="is gone"):
+            with pytest.raises(CallLostError, match="is lost"):
                 await tools.call(SCOPE, "page", {}, 5.0)
             await tools.ended("t-0")
             assert (await tools.call(SCOPE, "page", {}, 5.0)).fault == "none"

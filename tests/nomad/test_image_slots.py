@@ -175,7 +175,7 @@ async def test_what_cannot_be_fetched_is_told(nodes: Nodes) -> None:
     for reference, kind, said in [
         (f"oci:{nodes.directory}/none", ConfigError, "there is no"),
         ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
-        ("127.0.0.1:10/team/app:1", ConfigError, "none of the registries"),
+        ("127.0.0.1:10/team/app:1", ConfigError, "is not on this machine's allow list"),
         ("dockerfile:.", ConfigError, "the nodes of this farm fetch their images"),
     ]:
         with pytest.raises(kind, match=said):

@@ -89,8 +89,8 @@ class AgentSettings:
         if working_dir is not None:
             raise ConfigError(
                 "working_dir",
-                f"{working_dir!r} cannot be had: the working directory of a slot is /workspace",
-                next_step="give a command its own, as cwd (bash) or workdir (terminal)",
+                f"{working_dir!r} is not supported: the working directory of a slot is /workspace",
+                next_step="give a command its own directory: cwd (bash) or workdir (terminal)",
             )
 
     def completed(self, defaults: AgentSettings) -> AgentSettings:

@@ -50,9 +50,9 @@ async def expect_in_slots(sessions: SessionOpener, binds: Sequence[Bind], env: M
     values = ", ".join(f'{name} = "{value}"' for name, value in env.items())
     raise ConfigError(
         "tool_pool_mode",
-        "the slots of this farm lack what the environment needs in them",
-        next_step=f"let [containers] in its file have binds = [{paths}] and env = {{ {values} }}; containers that run "
-        "already stay as they are",
+        "this farm's slots miss binds or variables that the environment needs",
+        next_step=f"set binds = [{paths}] and env = {{ {values} }} in [containers] of its file; running containers "
+        "do not change",
     )
 
 
@@ -62,8 +62,8 @@ def slots_of(info: FarmInfo, config: AgentFields) -> int:
     most = min(cap for cap in caps if cap is not None)
     if most <= config.hook_slots:
         raise SandboxUnavailableError(
-            f"the run may have {most} slots of farm {info.farm!r}, of which hooks have {config.hook_slots}",
-            next_step="have its cap raised, or lower hook_slots",
+            f"hook_slots={config.hook_slots} leaves no slot: the run's cap on farm {info.farm!r} is {most}",
+            next_step="lower hook_slots, or raise the cap",
         )
     return most
 

@@ -98,7 +98,7 @@ class FarmFields(BaseModel):
         "the environment's name",
     )
     farm_max_slots: int | None = Field(
-        default=None, ge=1, description="Most slots to hold at once; by default what the run may have"
+        default=None, ge=1, description="Most slots to hold at once; by default the run's cap"
     )
     farm_route: Literal["auto", "direct", "relay"] = Field(
         default="auto",
@@ -111,11 +111,13 @@ def refuse_farm_contradictions(config: FarmFields, tool_pool_mode: str) -> None:
     if tool_pool_mode != "farm":
         for field in ("farm_url", "farm_token", "farm_run", "farm_max_slots"):
             if getattr(config, field):
-                raise ConfigError(field, "is set without tool_pool_mode='farm'", next_step="set that, or unset this")
+                raise ConfigError(
+                    field, "is set without tool_pool_mode='farm'", next_step="set the mode, or unset this"
+                )
         return
     for field in OF_THE_FARM:  # the command line sets every field, most of them to their defaults
         default = type(config).model_fields[field].get_default(call_default_factory=True)
         if field in config.model_fields_set and getattr(config, field) != default:
             raise ConfigError(
-                field, "is the farm's to say with tool_pool_mode='farm'", next_step="unset it; `GET /v1/farm` shows it"
+                field, "is set by the farm service in this mode", next_step="remove it; `GET /v1/farm` shows the farm's"
             )

@@ -36,7 +36,7 @@ def with_names_of_here(given: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(given)
     for name, (harmless, instead) in REFUSED.items():
         if name in kept and kept.pop(name) not in harmless:
-            raise ConfigError(name, f"{given[name]!r} cannot be had", next_step=instead)
+            raise ConfigError(name, f"{given[name]!r} is not supported", next_step=instead)
     for name in kept:
         for family, instead in _REFUSED_FAMILIES.items():
             if name.startswith(family):

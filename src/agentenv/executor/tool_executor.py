@@ -81,9 +81,7 @@ class ToolExecutor:
     ) -> None:
         outside = [spec.name for spec in catalog.specs if spec.kind == "external"]
         if outside and external is None:
-            raise ConfigError(
-                "catalog", f"nothing runs the external tools {outside}", next_step="configure a tool server"
-            )
+            raise ConfigError("catalog", f"the external tools {outside} need a tool server", next_step="configure one")
         self.catalog = catalog
         self.settings = settings
         self.external = external

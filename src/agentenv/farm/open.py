@@ -78,7 +78,7 @@ async def open_farm(
     """
     if service:
         if own:
-            raise ConfigError(_OF_CONTAINER, "are the farm's to say", next_step="leave out --farm")
+            raise ConfigError(_OF_CONTAINER, "cannot be set with --farm", next_step="leave out --farm")
         async with _of_service(farm_access()) as executor:
             yield executor
         return

@@ -364,7 +364,7 @@ def parse_request(packet: bytes, slots: int) -> Request:
         if isinstance(request, Connect):
             NetworkPolicy.parse(request.network)
     except ConfigError as error:
-        raise ProtocolError(f"the server asked for what cannot be: {error}") from error
+        raise ProtocolError(f"invalid request from the server: {error}") from error
     if isinstance(request, Remember) and len(json.dumps(request.lease)) > MAX_LEASE_BYTES:
         raise ProtocolError(f"a lease must be an object of at most {MAX_LEASE_BYTES} bytes")
     return request

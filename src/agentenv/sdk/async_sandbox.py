@@ -148,7 +148,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         containers = 1
         if backend == "farm":
             if settings is not None or fields:
-                raise ConfigError("settings", "are the farm's to say", next_step="leave them out with backend='farm'")
+                raise ConfigError("settings", "are set by the farm service", next_step="omit them with backend='farm'")
             self._backend = farm or farm_access()
         elif farm is not None:
             raise ConfigError("farm", "is for backend='farm'", next_step="set that, or leave it out")
@@ -159,7 +159,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
             self._backend = _backend(backend, chosen, start_timeout_s)
             containers = -(-slots // chosen.slots_per_container)
         elif settings is not None or fields:
-            raise ConfigError("settings", "a backend object has its own", next_step="give them to the backend")
+            raise ConfigError("settings", "cannot be given with a backend object", next_step="give them to the backend")
         else:
             self._backend = backend
             containers = slots  # enough if each has one
@@ -241,7 +241,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
             times = (timeout_s, start_timeout_s) != (CALL_TIMEOUT_S, START_TIMEOUT_S)
             given = backend != "local" or settings or farm or forks or container or times
             if given or (root is None and asked):
-                raise ConfigError("pool", "has backend, settings and limits", next_step="give them to the farm")
+                raise ConfigError("pool", "excludes backend, settings and limits", next_step="set them on the Farm")
             self._enlist(pool, root, owned=False)
             return
         if isinstance(backend, str) and backend != "farm":
@@ -251,7 +251,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
             settings = plain_container_for(asked, made) if root is None else container_for(root, made)
             container = {}
         elif root is None and asked:
-            raise ConfigError(next(iter(asked)), "is the backend's to say", next_step="name an image, or leave it out")
+            raise ConfigError(next(iter(asked)), "needs an image", next_step="pass image=…, or configure the backend")
         alone = AsyncFarm(
             backend,
             slots=1 + forks,

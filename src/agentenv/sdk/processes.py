@@ -146,7 +146,9 @@ class SlotProcess:
             reply = await self._call("write", input_data=rest[:_READ_BYTES])
             rest = rest[reply.written_bytes :]
             if rest and loop.time() > until_s:
-                raise SessionBusyError(f"{self.name} left {len(rest)} bytes of its input unread for {timeout_s:g} s")
+                raise SessionBusyError(
+                    f"{self.name} did not read {len(rest)} bytes of its input within {timeout_s:g} s"
+                )
 
     async def close_input(self) -> None:
         """Close its standard input: it reads end of file."""

@@ -56,8 +56,10 @@ from agentenv.wire.tools import (
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
-_NOT_SERVED: Final = '{tool} runs on a tool server, and none that has it is set: set tool_server_url (or "inprocess")'
-_ELSEWHERE: Final = "images are made where the slot's own is stored: pull it here, or use a sandbox of this machine"
+_NOT_SERVED: Final = '{tool} needs a tool server that has it: set tool_server_url (or "inprocess")'
+_ELSEWHERE: Final = (
+    "images are built where the slot's own image is stored: pull it here, or use a sandbox of this machine"
+)
 
 
 class SlotTools(ABC):
@@ -111,7 +113,7 @@ class SlotTools(ABC):
         """The slot's session, for one use. Raises InvalidArgumentsError when it is another kind of session."""
         async with self._used() as session:
             if not isinstance(session, ToolSession):
-                raise InvalidArgumentsError("this session calls tools, and has no slot of its own")
+                raise InvalidArgumentsError("this session only calls tools; it has no slot")
             yield session
 
     @asynccontextmanager
@@ -374,7 +376,7 @@ class SlotTools(ABC):
                 return await transfer.download(lease, remote, Path(local), progress=progress, max_bytes=max_bytes)
             except OSError as error:
                 if error.errno in _OURS:
-                    raise InfraError(f"{remote} could not be kept on this machine: {error}") from error
+                    raise InfraError(f"{remote} could not be stored on this machine: {error}") from error
                 raise
 
     async def archive(self, path: str = ".") -> ArtifactsReply:

@@ -173,7 +173,7 @@ def check_room(place: Path | int, wanted_bytes: int = 0) -> None:
     if disk.f_bavail * disk.f_frsize - wanted_bytes < reserve_bytes:
         full = os.strerror(errno.ENOSPC)
         raise OSError(
-            errno.ENOSPC, f"{full}: {wanted_bytes} bytes more would leave less than {reserve_bytes}, which stay free"
+            errno.ENOSPC, f"{full}: {wanted_bytes} more bytes would leave less than the reserve of {reserve_bytes}"
         )
 
 

@@ -89,12 +89,12 @@ def parse_config(content: bytes, architecture: str) -> Config:
     if system != "linux" or found != architecture:
         raise BadImageError(
             f"the image is for {system}/{found}, this machine is linux/{architecture}",
-            next_step="name an image that is built for this machine",
+            next_step="use an image that is built for this machine",
         )
     rootfs = _get(document, "rootfs", dict, {})
     diff_ids = _strings(rootfs, "diff_ids")
     if document.get("rootfs") is None or not all(is_digest(diff_id) for diff_id in diff_ids):
-        raise BadImageError("the image's configuration does not name its layers by sha256: it is no image of a system")
+        raise BadImageError("the image's configuration does not name its layers by sha256: not a container image")
     runtime = _get(document, "config", dict, {})
     config = Config(
         architecture=found,

@@ -34,7 +34,7 @@ TAG: Final = "image"
 """Of the image in the layout."""
 _LOGGED: Final = re.compile(r'\bmsg=("(?:[^"\\]|\\.)*")')
 """What skopeo says is a line of its log: ``time="…" level=fatal msg="…"``, quoted as Go and JSON do."""
-_CURE: Final = "check the name, the credentials (--auth-file) and that the registry is reachable, then try again"
+_CURE: Final = "check the name, the credentials (--auth-file) and that the registry is reachable, then retry"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
         try:
             manifest, words = program.communicate(timeout=settings.stall_s)
         except subprocess.TimeoutExpired:
-            told = f"nothing came of {reference} for {settings.stall_s:g} s"
+            told = f"no data of {reference} for {settings.stall_s:g} s"
             raise BusyRegistryError(told, next_step=_CURE) from None
         finally:
             program.kill()
@@ -211,14 +211,14 @@ def _run(
                     if now_bytes != last_bytes:
                         last_bytes, moved_s = now_bytes, now_s
                     elif now_s - moved_s > stall_s:
-                        raise BusyRegistryError(f"nothing came of {reference} for {stall_s:g} s", next_step=_CURE)
+                        raise BusyRegistryError(f"no data of {reference} for {stall_s:g} s", next_step=_CURE)
                     report(BuildStep("download", str(reference), done=max(0, now_bytes - before_bytes)))
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         program.wait(_LOOK_S)
             finally:
                 program.kill()
         said.seek(0)
-        lines = said.read().decode("utf-8", "replace").splitlines() or ["it said nothing"]
+        lines = said.read().decode("utf-8", "replace").splitlines() or ["no output"]
     if program.returncode:
         raise failure(reference, lines[-1])
 

@@ -116,7 +116,7 @@ def files_of(path: Path) -> Iterator[Files]:
         yield DirectoryFiles(path)
         return
     if not path.is_file():
-        raise ConfigError("image", f"there is no {path}", next_step="name a directory or a tar that is there")
+        raise ConfigError("image", f"there is no {path}", next_step="give an existing directory or tar")
     with mapped(path) as tar:
         yield TarFiles(tar)
 
@@ -246,7 +246,7 @@ def _for_this_machine(descriptors: Sequence[Descriptor]) -> Descriptor:
     there = sorted({f"{one.get('os')}/{one.get('architecture')}" for one in platforms if isinstance(one, dict)})
     raise BadImageError(
         f"the image is for {', '.join(there) or 'no machine'}, this machine is linux/{machine_architecture()}",
-        next_step="name an image that is built for this machine",
+        next_step="use an image that is built for this machine",
     )
 
 
@@ -290,7 +290,7 @@ def _path(descriptor: Descriptor) -> str:
 def _read(files: Files, name: str) -> bytes:
     size = files.size(name)
     if size is None:
-        raise BadImageError(f"there is no {name} in it: is it what the reference says?")
+        raise BadImageError(f"{name} is missing: is it really an OCI layout, or a docker-save tar?")
     if size > MAX_DOCUMENT_BYTES:
         raise BadImageError(f"{name} has {size} bytes (at most {MAX_DOCUMENT_BYTES})")
     return b"".join(files.chunks(name))

@@ -60,9 +60,7 @@ class Store:
         try:
             store.layout.create()
         except OSError as error:
-            raise ConfigError(
-                "store", f"cannot be made: {error}", next_step="name a directory that can be written to"
-            ) from error
+            raise ConfigError("store", f"cannot be made: {error}", next_step="use a writable directory") from error
         return store
 
     def by(self, route: Route) -> Store:
@@ -105,7 +103,7 @@ class Store:
         except OSError as error:
             raise ImageUnavailableError(
                 f"{wanted} could not be stored: {error}",
-                next_step="see that the disk is not full (agentenv images gc) and that the files can be read",
+                next_step="check that the disk is not full (agentenv images gc) and that the files are readable",
             ) from error
 
     def take(self, digest: str, source: SourceImage, *, reference: str = "", progress: Report = silent) -> StoredImage:
@@ -121,7 +119,7 @@ class Store:
                 return image
         except OSError as error:
             raise ImageUnavailableError(
-                f"{digest} could not be stored: {error}", next_step="see that the disk is not full"
+                f"{digest} could not be stored: {error}", next_step="check that the disk is not full"
             ) from error
 
     def pinned(self, reference: Reference) -> Reference:
@@ -140,7 +138,7 @@ class Store:
         except OSError as error:
             raise ImageUnavailableError(
                 f"an image could not be stored: {error}",
-                next_step="see that the disk is not full (agentenv images gc)",
+                next_step="check that the disk is not full (agentenv images gc)",
             ) from error
 
     def name(self, reference: str, image: StoredImage, named_s: float | None = None) -> None:
@@ -149,7 +147,7 @@ class Store:
         named, in seconds since 1970; None: now). Raises ConfigError when it is no such name."""
         wanted = parse(reference)
         if wanted.kind not in ("docker", "committed"):
-            raise ConfigError("image", f"{reference!r} always means what is there", next_step="give a registry's name")
+            raise ConfigError("image", f"{reference!r} cannot be named: only registry references can")
         self._note(str(wanted), image.digest, named_s)
 
     def named(self, reference: Reference) -> Name | None:

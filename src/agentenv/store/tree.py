@@ -140,13 +140,13 @@ class Tree:
             return
         hidden = parts[-1].removeprefix(_WHITEOUT)
         if hidden in (b"", b".", b".."):
-            raise BadImageError(f"the whiteout {_shown(entry.name)} names nothing that could be removed")
+            raise BadImageError(f"the whiteout {_shown(entry.name)} names nothing that can be removed")
         children.pop(hidden, None)
 
     def _add(self, parts: list[bytes], entry: Entry) -> None:
         if not parts:
             if entry.kind is not Kind.DIRECTORY:
-                raise BadImageError("an entry for the root that is no directory")
+                raise BadImageError("the entry of the root is not a directory")
             _become(self.root, entry)
             return
         siblings = self._children(parts[:-1], entry.name)
@@ -215,14 +215,14 @@ class Tree:
                 followed += 1
                 self._count(1)
                 if followed > MAX_LINKS_FOLLOWED:
-                    raise BadImageError(f"the parents of {_shown(name)} are links that do not end")
+                    raise BadImageError(f"the parents of {_shown(name)} are links in a loop")
                 if node.target.startswith(b"/"):
                     trail = [self.root]
                 left += [part for part in reversed(node.target.split(b"/")) if part not in (b"", b".")]
             elif node.children is None:
                 if not create:
                     return None
-                raise BadImageError(f"a parent of {_shown(name)} is no directory")
+                raise BadImageError(f"a parent of {_shown(name)} is not a directory")
             else:
                 trail.append(node)
         return trail[-1].children

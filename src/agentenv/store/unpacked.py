@@ -173,7 +173,7 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
         if final.exists():
             return
         if part.stat().st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"{part} is somebody else's")
+            raise OSError(errno.EPERM, f"{part} belongs to another user")
         remove(*part.iterdir())  # of a writer that was killed
         try:
             check_room(part, os.fstat(tars[-1]).st_size)
@@ -379,7 +379,7 @@ def main(arguments: Sequence[str]) -> int:
     layers' directories, or why it cannot."""
     parser = argparse.ArgumentParser(prog="python -m agentenv.store.unpacked")
     parser.add_argument("--store-fd", type=int, required=True)
-    parser.add_argument("--ids", type=int, default=IDS, help="users and groups that files can have, beside nobody")
+    parser.add_argument("--ids", type=int, default=IDS, help="users and groups that files can have, besides nobody")
     parser.add_argument("digest")
     options = parser.parse_args(arguments)
     os.umask(0o022)

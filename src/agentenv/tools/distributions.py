@@ -106,7 +106,7 @@ def distribution(text: str) -> Distribution:
         match = closest(text, DISTRIBUTIONS)
         hint = f"; did you mean {match!r}?" if match else ""
         allowed = f"allowed: {', '.join(DISTRIBUTIONS)}, or a JSON object of toolsets and probabilities"
-        raise ConfigError(_FIELD, f"there is no distribution {text!r}{hint}", next_step=allowed)
+        raise ConfigError(_FIELD, f"unknown distribution {text!r}{hint}", next_step=allowed)
     return Distribution(text, DISTRIBUTIONS[text])
 
 
@@ -116,7 +116,7 @@ def _parsed(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(_FIELD, f"is not a JSON object: {error}") from error
     if not isinstance(read, dict) or not read:
-        raise ConfigError(_FIELD, f"got {text!r}", next_step='give something like {"terminal": 1, "web": 0.5}')
+        raise ConfigError(_FIELD, f"got {text!r}", next_step='example: {"terminal": 1, "web": 0.5}')
     return read
 
 

@@ -82,7 +82,7 @@ def refuse_absent(field: str, names: Iterable[str]) -> None:
     """Raises: ConfigError for a set of another harness that does not exist here, whatever a catalog has."""
     for name in names:
         if name in ABSENT:
-            raise ConfigError(field, f"there is no toolset {name!r}: {ABSENT[name]}", next_step="leave it out")
+            raise ConfigError(field, f"unknown toolset {name!r}: {ABSENT[name]}", next_step="leave it out")
 
 
 def tools_of(field: str, names: Iterable[str], catalog: ToolCatalog) -> set[str]:
@@ -101,7 +101,7 @@ def tools_of(field: str, names: Iterable[str], catalog: ToolCatalog) -> set[str]
         found = {tool for tool in members(name, catalog) if tool in catalog}
         if not found:
             cure = "set tool_server_url" if EXTERNAL.intersection(TOOLSETS[name]) else "leave it out"
-            raise ConfigError(field, f"no tool of the toolset {name!r} is here", next_step=cure)
+            raise ConfigError(field, f"toolset {name!r} is not available", next_step=cure)
         chosen |= found
     return chosen
 

@@ -171,7 +171,7 @@ async def test_without_a_tool_server_the_error_says_how_to_have_one() -> None:
         ("browser_navigate", "x"),
         ("browser_snapshot", ""),
     ):
-        with pytest.raises(UnknownToolError, match=f"{method} runs on a tool server.*set tool_server_url"):
+        with pytest.raises(UnknownToolError, match=f"{method} needs a tool server.*set tool_server_url"):
             await getattr(exec_tool, method)(*([given] if given else []))
     assert "set tool_server_url" in (await exec_tool(ToolCall("http_fetch", {"url": "x"}))).error
     assert (await exec_tool("my_tool", {})).message == "unknown tool"
@@ -179,9 +179,9 @@ async def test_without_a_tool_server_the_error_says_how_to_have_one() -> None:
 
 async def test_transfers_need_a_lease() -> None:
     exec_tool, _ = context(ok())
-    with pytest.raises(InvalidArgumentsError, match="no slot of its own"):
+    with pytest.raises(InvalidArgumentsError, match="it has no slot"):
         await exec_tool.upload("x", "y")
-    with pytest.raises(InvalidArgumentsError, match="no slot of its own"):
+    with pytest.raises(InvalidArgumentsError, match="it has no slot"):
         await exec_tool.download("x", "y")
 
 

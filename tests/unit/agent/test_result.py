@@ -113,7 +113,7 @@ def test_a_run_as_messages_of_text() -> None:
 
 def test_a_working_directory_of_other_harnesses_is_refused_by_name() -> None:
     assert replace(AgentSettings(working_dir=None), max_steps=3).max_steps == 3
-    with pytest.raises(ConfigError, match=r"working_dir: '/repo' cannot be had: .*/workspace .*cwd"):
+    with pytest.raises(ConfigError, match=r"working_dir: '/repo' is not supported: .*/workspace .*cwd"):
         AgentSettings(working_dir="/repo")
 
 

@@ -534,5 +534,5 @@ async def test_a_file_of_holes_is_not_copied(bench: Bench) -> None:
 async def test_a_full_disk_is_no_fault_of_a_dockerfile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.write("a", "x" * 100)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=1, f_blocks=2**40, f_bavail=2**30 + 99))
-    with pytest.raises(ImageUnavailableError, match=r"Dockerfile:2: COPY: No space left .*: 100 bytes more"):
+    with pytest.raises(ImageUnavailableError, match=r"Dockerfile:2: COPY: No space left .*: 100 more bytes"):
         await bench.build("FROM base\nCOPY a /\n")

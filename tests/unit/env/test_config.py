@@ -167,7 +167,7 @@ def test_no_system_prompt_is_not_an_empty_one() -> None:
         ({"require_stateful_sandbox": True, "tool_pool_mode": "fake"}, "require_stateful_sandbox", "has no isolation"),
         ({"require_sandbox": True, "tool_pool_mode": "fake"}, "require_sandbox", "local or nomad"),
         ({"modal_image": "x"}, "modal_image", "local or nomad"),
-        ({"enabled_toolsets": ["file", "vision"]}, "enabled_toolsets", "there is no toolset 'vision'"),
+        ({"enabled_toolsets": ["file", "vision"]}, "enabled_toolsets", "unknown toolset 'vision'"),
         ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
         ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
         (
@@ -245,11 +245,11 @@ def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[s
     [
         (
             ["process", "--env.group_sise", "3"],
-            "--env.group_sise: there is no such setting (did you mean",
+            "--env.group_sise: unknown setting (did you mean",
         ),
         (
             ["process", "--env.group_sise=3"],
-            "--env.group_sise: there is no such setting (did you mean",
+            "--env.group_sise: unknown setting (did you mean",
         ),
         (["process", "--config", "no.yaml"], "--config: there is no file 'no.yaml'"),
         (["process", "--config"], "--config: there is no file ''"),

@@ -130,10 +130,10 @@ async def test_what_would_never_be_called_is_refused(kind: type[Any], said: str,
 
 UNKNOWN = [
     ({"enabled_toolsets": ["nonsense"]}, "enabled_toolsets: no toolset or tool is named 'nonsense'"),
-    ({"enabled_toolsets": ["terminal", "web"]}, "enabled_toolsets: no tool of the toolset 'web' is here"),
+    ({"enabled_toolsets": ["terminal", "web"]}, "enabled_toolsets: toolset 'web' is not available"),
     ({"disabled_toolsets": ["filse"]}, "disabled_toolsets: no toolset or tool is named 'filse'"),
     ({"distribution": '{"terminal": 1, "nonsense": 0.5}'}, "distribution: no toolset or tool is named 'nonsense'"),
-    ({"distribution": "research"}, "distribution: no tool of the toolset 'web' is here"),
+    ({"distribution": "research"}, "distribution: toolset 'web' is not available"),
     ({"distribution": "terminal_and_files", "disabled_toolsets": ["all"]}, "enabled_toolsets: no tool is left"),
 ]
 

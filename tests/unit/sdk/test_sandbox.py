@@ -98,7 +98,7 @@ def test_arguments_are_the_fields_of_the_settings() -> None:
         ({"isolatoin": "user"}, "isolatoin"),
         ({"binds": ["relative:/x"]}, "binds"),
         ({"settings": {"isolation": "user"}}, "settings.*isolation='user'"),
-        ({"backend": FakeBackend(), "env": {}}, "a backend object has its own"),
+        ({"backend": FakeBackend(), "env": {}}, "cannot be given with a backend object"),
     ]
     for given, named in wrong:
         with pytest.raises(ConfigError, match=named):

@@ -47,7 +47,7 @@ def test_what_is_missing_or_null_is_empty() -> None:
         ({"architecture": "arm64"}, "linux/arm64, this machine is linux/amd64"),
         ({"os": "windows"}, "windows/amd64"),
         ({"architecture": 7}, "wrong 'architecture'"),
-        ({"rootfs": None}, "no image of a system"),
+        ({"rootfs": None}, "not a container image"),
         ({"rootfs": {"diff_ids": ["sha256:../../x"]}}, "by sha256"),
         ({"rootfs": {"diff_ids": "sha256"}}, "wrong 'diff_ids'"),
         ({"rootfs": []}, "wrong 'rootfs'"),

@@ -260,7 +260,7 @@ def test_a_registrys_name_can_be_given_here(tmp_path: Path, store: Store) -> Non
     image = store.ensure(f"oci:{tmp_path}/oci:t")
     store.name("debian:trixie", image)
     assert store.ensure("docker.io/library/debian:trixie") == image
-    with pytest.raises(ConfigError, match="always means what is there"):
+    with pytest.raises(ConfigError, match="only registry references can"):
         store.name("oci:a", image)
 
 

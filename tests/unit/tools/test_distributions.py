@@ -51,7 +51,7 @@ def test_no_draw_is_empty() -> None:
         ('{"terminal": true}', "0 to 1"),
         ('{"terminal": NaN}', "0 to 1"),
         ('{"terminal": 0}', "never has a tool"),
-        ("{}", 'give something like {"terminal": 1'),
+        ("{}", 'example: {"terminal": 1'),
         ("{oops", "not a JSON object"),
     ],
 )

@@ -41,7 +41,7 @@ def test_disabling_what_is_not_there_changes_nothing() -> None:
         (["zzz"], None, "enabled_toolsets", "allowed: terminal, process,"),
         (["browser"], None, "enabled_toolsets", "set tool_server_url"),
         (["browser_navigate"], None, "enabled_toolsets", "runs on a tool server"),
-        (["tmux"], None, "enabled_toolsets", "no tool of the toolset 'tmux' is here"),
+        (["tmux"], None, "enabled_toolsets", "toolset 'tmux' is not available"),
         (["bash"], ["terminal"], "enabled_toolsets", "no tool is left"),
     ],
 )

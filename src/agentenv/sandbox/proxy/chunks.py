@@ -37,7 +37,7 @@ class Chunks:
     def take(self, buffer: bytearray) -> tuple[bytes, bool]:
         """Cut from the front of ``buffer`` what can be decoded, at most MOST_LINES lines. Returns the data in it, and
         whether more can be decoded only when more is received. Raises InvalidArgumentsError when the body is malformed
-        or too much of it is no data."""
+        or too much of it is chunk framing."""
         found, at = [], 0
         try:
             for _ in range(MOST_LINES):
@@ -74,13 +74,13 @@ class Chunks:
         else:
             size = _SIZE.fullmatch(line)
             if size is None:
-                raise _malformed("the size of a chunk is no number")
+                raise _malformed("the size of a chunk is not a number")
             self._left = int(size[1], 16)
             self._after_data, self._in_trailer = self._left > 0, self._left == 0
             excess = len(line) + 4 - _FREE_BYTES - _FREE_PER_BYTE * self._left
             self._excess_bytes = max(0, self._excess_bytes + excess)
             if self._excess_bytes > _MAX_EXCESS_BYTES:
-                raise _malformed("too much of it is no data")
+                raise _malformed("too much of it is chunk framing")
 
 
 def _malformed(reason: str) -> InvalidArgumentsError:

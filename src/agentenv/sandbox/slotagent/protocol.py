@@ -128,7 +128,9 @@ def decode(packet: bytes) -> Message:
     if kind is None:
         raise ProtocolError(f"slot agent packet of unknown kind {number}")
     if payload_bytes != len(packet) - _HEADER.size:
-        raise ProtocolError(f"slot agent packet says {payload_bytes} payload bytes, has {len(packet) - _HEADER.size}")
+        raise ProtocolError(
+            f"slot agent packet announces {payload_bytes} payload bytes, has {len(packet) - _HEADER.size}"
+        )
     return Message(kind, run, arg, packet[_HEADER.size :])
 
 
@@ -158,7 +160,7 @@ def exit_usage(payload: bytes) -> Usage:
 def exit_status(arg: int) -> int:
     """Parse ``arg`` of EXIT, a wait status. Raises ProtocolError when it is not the status of a process that ended."""
     if not 0 <= arg <= _MAX_STATUS or not (os.WIFEXITED(arg) or os.WIFSIGNALED(arg)):
-        raise ProtocolError(f"EXIT with wait status {arg:#x}, which is no end")
+        raise ProtocolError(f"EXIT with wait status {arg:#x}, which is not an end")
     return arg
 
 

@@ -97,7 +97,7 @@ class Checkpoints:
     def _find(self, name: str) -> Checkpoint | Packed:
         found = self._kept.get(name)
         if found is None:
-            raise CheckpointError(f"there is no checkpoint {name!r} in this container (any more)")
+            raise CheckpointError(f"this container has no checkpoint {name!r} (any more)")
         return found
 
     def refusal(self, writable: Path) -> ConfigError | None:
@@ -111,7 +111,7 @@ class Checkpoints:
         """The refusal of a checkpoint of so many bytes."""
         return ConfigError(
             "checkpoint_bytes",
-            f"{more} more would be kept, beside {self.used_bytes} of at most {self._budget_bytes}",
+            f"{more} more do not fit: {self.used_bytes} of {self._budget_bytes} are used",
             next_step="drop checkpoints that are no longer needed, or raise checkpoint_bytes",
         )
 

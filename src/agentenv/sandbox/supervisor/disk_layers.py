@@ -82,7 +82,7 @@ class DiskLayers:
         disk = os.statvfs(self.place)
         free_bytes, wanted_bytes = disk.f_bavail * disk.f_frsize, file_bytes(size_bytes, inodes)
         if free_bytes < wanted_bytes:
-            return f"{wanted_bytes} bytes cannot be reserved, of {free_bytes} that are free at {self.place}"
+            return f"{wanted_bytes} bytes cannot be reserved: {free_bytes} are free at {self.place}"
         given = _given_devices()
         if given and not any(map(_is_free, given)):
             return f"all {len(given)} loop devices that this container has are in use"
@@ -173,8 +173,8 @@ def _file_system(mountinfo: str, path: str) -> str:
 def _no_room(why: str) -> SandboxUnavailableError:
     return SandboxUnavailableError(
         f"{why}: {os.strerror(errno.ENOSPC)}",
-        next_step="free space on the disk, ask for less storage, have fewer slots and checkpoints on the disk at once,"
-        " or let containers have more loop devices",
+        next_step="free disk space, request less storage, use fewer slots and checkpoints on the disk at once, or give "
+        "containers more loop devices",
     )
 
 
@@ -196,7 +196,7 @@ async def _make_file_system(file: int, inodes: int, uid: int, reaper: Reaper) ->
     arguments += ["-O", "^has_journal,^resize_inode", "-E", options, f"/proc/self/fd/{_FILE_FD}"]
     exited = reaper.watch(child.spawn(arguments, {_FILE_FD: file}, _STDERR))
     if status := await asyncio.shield(exited):
-        raise SandboxUnavailableError(f"{_PROGRAM} failed ({end_of(status)}): the container's log has its words")
+        raise SandboxUnavailableError(f"{_PROGRAM} failed ({end_of(status)}): see the container's log")
 
 
 def _mount(file: int, target: Path) -> None:

@@ -80,8 +80,8 @@ class IdRanges:
                 continue
             except FileNotFoundError:
                 raise SandboxUnavailableError(
-                    f"the store has no file for the ids of a slot: {self._directory / str(number)}",
-                    next_step="let this version make what is missing: agentenv images list",
+                    f"the image store was created by an older version: {self._directory / str(number)} is missing",
+                    next_step="run `agentenv images list` once to upgrade it",
                 ) from None
             return ClaimedRange(IdRange(number), lock)
         raise SandboxUnavailableError(

@@ -126,7 +126,7 @@ def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_T
         )
         named = "" if wanted == "auto" else f"image_format = {wanted}, but "
         return ImageSupport(None, refused=f"{named}images cannot be shown here: {reasons}")
-    because = "image_format asks for it" if wanted != "auto" else found.formats.get("erofs", "")
+    because = "image_format requires it" if wanted != "auto" else found.formats.get("erofs", "")
     weaker = []
     if works != "erofs":
         weaker.append(

@@ -162,7 +162,7 @@ class ImageSlot:
         self._image, self._config = images.take(self._root.image)
         if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
             raise SandboxUnavailableError(
-                "the image has no bash, and this container has none that runs in any image",
+                "the image has no bash, and this container has no statically linked one",
                 next_step="apt-get install bash-static",
             )
         if self._setup.checkpoints is not None:

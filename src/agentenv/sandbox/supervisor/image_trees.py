@@ -190,7 +190,7 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
 def _failed(digest: str, reason: str) -> ImageUnavailableError:
     return ImageUnavailableError(
         f"image {digest} could not be unpacked: {reason}",
-        next_step="see that the store's disk has bytes and inodes (agentenv images gc), and extended attributes",
+        next_step="check free bytes and inodes (agentenv images gc) and extended attributes of the store's disk",
     )
 
 

@@ -237,7 +237,7 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str, w
 
 
 _GROUP = (
-    "(there is no cgroup in which this user may make others: start it in one, with systemd-run --user --scope -p "
+    "(this user may not create cgroups in any cgroup: start it in one with systemd-run --user --scope -p "
     "Delegate=yes …)"
 )
 _LIMITED_BY = {"memory_bytes": "memory", "processes": "pids", "cpu_millis": "cpu"}
@@ -268,17 +268,17 @@ def refused_roots(
     elif root and (lacking := sorted({"memory", "pids"} - have)):
         # A limit for each process, or for each uid, is none for a slot of 65,536 uids. An ordinary user's slots take no
         # more than he may take himself.
-        refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: there is no cgroup"
+        refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: no cgroup is available"
     elif memory and disk:
         refused["image"] = f"what a slot writes could lie nowhere: {memory} {disk}"
     if "cpu" not in have:
-        refused["cpu_millis"] = "CPU time cannot be limited here: there is no cgroup of the cpu controller"
+        refused["cpu_millis"] = "CPU time cannot be limited here: no cgroup of the cpu controller is writable"
     if not root:
         for name, controller in _LIMITED_BY.items():
             if controller not in have:
                 refused[name] = f"a slot's {controller} cannot be limited here {_GROUP}"
     if memory:
-        refused["writable=memory"] = f'{memory} Ask for the disk by name: --writable disk, storage="disk" in Python.'
+        refused["writable=memory"] = f'{memory} Request the disk explicitly: --writable disk, storage="disk" in Python.'
     if disk:
         refused["writable=disk"] = disk
     for name in get_args(Capability):
@@ -300,7 +300,7 @@ def explain_namespaces(error: OSError) -> SandboxUnavailableError:
 
 
 _SECURITY_MODULE = (
-    "a security module refuses it: `journalctl -k | grep -i denied` names the profile. AppArmor: the rule `userns,` "
+    "a security module forbids it: `journalctl -k | grep -i denied` names the profile. AppArmor: the rule `userns,` "
     "and the flag attach_disconnected in that profile, or, for an ordinary user, the profile "
     f"{apparmor.PROFILE} (docs/operations.md#nodes); SELinux: allow bwrap user_namespace create; in a container: the "
     "seccomp profile of docker/"

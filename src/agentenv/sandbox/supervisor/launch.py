@@ -84,7 +84,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
         help="run in the background, in a session of its own; standard error must be a file, which is kept short",
     )
     parser.add_argument(_OF_USER, dest="of_user", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--cache", type=Path, help="where to build programs that are missing, if not beside us")
+    parser.add_argument("--cache", type=Path, help="where to build missing programs, if not next to this package")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s"
@@ -141,7 +141,7 @@ def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     if found := subordinate_ids.refusal_when_tried() if wanted else subordinate_ids.refusal():
         return Owner(root=False, one_id=str(found))
     if not wanted:
-        asked = "as isolation = user asks for, in the settings or by AGENTENV_ISOLATION"
+        asked = "as isolation = user requests, in the settings or by AGENTENV_ISOLATION"
         return Owner(root=False, one_id=asked if spec.isolation == USER else "it was started without an image store")
     subordinate_ids.enter(subordinate_ids.own_maps())
     return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606

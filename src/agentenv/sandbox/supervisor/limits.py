@@ -139,13 +139,13 @@ class Machine:
             return ConfigError(
                 "root.cpu_millis",
                 f"{root.cpu_millis / 1000:g} cores are more than this machine has ({self.cores})",
-                next_step="ask for fewer, or use a larger machine",
+                next_step="use fewer, or use a larger machine",
             )
         if root.memory_bytes > self.memory_bytes:
             return ConfigError(
                 "root.memory_bytes",
                 f"{root.memory_bytes} bytes are more than this machine has ({self.memory_bytes})",
-                next_step="ask for less, or use a larger machine",
+                next_step="reserve less, or use a larger machine",
             )
         return None
 

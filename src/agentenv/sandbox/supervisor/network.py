@@ -62,7 +62,7 @@ def find_tool(wanted: str = "allow_network", otherwise: str = "set allow_network
         )
     if not everybody_may_open(TUN):
         raise SandboxUnavailableError(
-            f"{wanted} needs a {TUN} that every user may open, and here only its owner may",
+            f"{wanted} needs a {TUN} that every user may open; here only its owner may",
             next_step=f"chmod 0666 {TUN} (as udev does: only the owner of a network namespace can use it)",
         )
     return found
@@ -158,7 +158,7 @@ async def _attach(entrance: _Entrance, closed: Sequence[IPv4Network], reaper: Re
         _close_routes(entrance, closed)
     status = await reaper.watch(pid)
     if status != 0:
-        raise SandboxUnavailableError(f"closing the slot's way to this machine failed: {end_of(status)}")
+        raise SandboxUnavailableError(f"blocking the slot's access to the host failed: {end_of(status)}")
     ready_read, ready_write = os.pipe()
     error_read, error_write = os.pipe()
     try:
@@ -176,8 +176,8 @@ async def _attach(entrance: _Entrance, closed: Sequence[IPv4Network], reaper: Re
             raise
         if os.read(ready_read, 1) != b"1":
             await running.kill()
-            said = os.read(error_read, 4096).decode(errors="replace").strip()
-            raise SandboxUnavailableError(f"{_TOOL} did not start: {said or 'it said nothing'}")
+            output = os.read(error_read, 4096).decode(errors="replace").strip()
+            raise SandboxUnavailableError(f"{_TOOL} did not start: {output or 'exited without output'}")
         return running
     finally:
         for fd in (ready_read, ready_write, error_read, error_write):

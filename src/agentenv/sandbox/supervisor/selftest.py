@@ -217,7 +217,7 @@ def files_proof(ran: Ran) -> Verdict:
     """Result of an attempt of slotfiles to leave the directory it is kept in (as when it unpacks an archive)."""
     lacking = ran.status == _UNSUPPORTED_KERNEL
     return Verdict(
-        "files kept beneath a directory",
+        "paths confined below a directory",
         ran.status == _OUTSIDE,
         detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
         cure="use Linux 5.6 or newer, and a seccomp profile that allows openat2" if lacking else "",
@@ -233,7 +233,7 @@ def failure(proofs: list[Verdict]) -> SelfTestError | None:
     cure = next((proof.cure for proof in broken if proof.cure), "")
     return SelfTestError(
         f"the container could not prove what it promises: {what}",
-        next_step=cure or "run `agentenv doctor`; docs/isolation.md says what each promise needs",
+        next_step=cure or "run `agentenv doctor`; docs/isolation.md lists what each promise needs",
     )
 
 

@@ -189,7 +189,7 @@ class SlotLifecycle:
             return
         checkpoints = self._services.setup.checkpoints
         if checkpoints is None:
-            self._services.reports.not_frozen(self, "this container keeps no checkpoints")
+            self._services.reports.not_frozen(self, "this container has no checkpoints")
         elif (refused := self.kind.unfit_to_freeze(checkpoints)) is not None:
             self._services.reports.not_frozen(self, refused.message)
         else:
@@ -328,7 +328,9 @@ class SlotLifecycle:
         self.process, self._network = waited.process, waited.network
         if self.process.untouched and (self._network is None or not self._network.exited.done()):
             return True
-        log.warning("slot %d: what waited for the end of its image was not untouched, and is made anew", self.number)
+        log.warning(
+            "slot %d: recreating it: something had used the slot while it waited for its image to end", self.number
+        )
         await self._end()
         await self._discard()
         return False

@@ -92,12 +92,12 @@ class SlotNetwork:
     async def _apply(self, policy: NetworkPolicy) -> None:
         if policy.kind != "none" and not self._services.spec.allow_network:
             raise SandboxUnavailableError(
-                f"the container gives its slots no network, and the lease asks for {policy.kind}",
+                f"the lease requests network {policy.kind}, but the container gives its slots none",
                 next_step="set allow_network = true, or lease with network none",
             )
         tool = ""
         if policy.kind == "public" and self._stack is None:
-            tool = network.find_tool("the network policy public", "name the hosts that are needed (policy allow)")
+            tool = network.find_tool("the network policy public", "list the hosts you need (policy allow)")
         if policy.kind != "public":
             await self._detach()
         self.policy = policy

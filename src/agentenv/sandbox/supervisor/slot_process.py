@@ -76,7 +76,7 @@ class SlotSetup:
     def origin_of(self, root: RootSpec) -> Checkpoint | Packed:
         """What a plain slot with this root begins with. Raises CheckpointError."""
         if self.checkpoints is None:
-            raise CheckpointError("this container keeps no checkpoints")
+            raise CheckpointError("this container has no checkpoints")
         return self.checkpoints.find_plain(root.checkpoint)
 
     def require_fit(self, root: RootSpec) -> None:
@@ -293,7 +293,7 @@ async def _hello(running: SlotProcess, info_read: socket.socket) -> None:
     await readable(running.agent.fileno(), HELLO_DEADLINE_S)
     message = protocol.receive(running.agent)
     if message is None:
-        raise ProtocolError("the slot ended before its agent said HELLO")
+        raise ProtocolError("the slot ended before its agent sent HELLO")
     if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
         raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
     # Written before the agent was let run, so it is complete.

@@ -139,7 +139,7 @@ class Supervisor:
             if crashes.crashed(time.monotonic()):
                 raise SandboxUnavailableError(
                     f"the server died {_CRASHES} times within {_CRASHES_WITHIN_S:.0f} s; the last time: {reason}",
-                    next_step="the log on standard error says why",
+                    next_step="see the log on standard error",
                 )
             await asyncio.sleep(pause_s(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, len(crashes.times)))
             self._reset_orphans()
@@ -217,7 +217,7 @@ class Supervisor:
         setup, identity = self._setup, self._launch.identity
         assert setup.checkpoints is not None
         if not self._launch.owner.root:
-            return "only a container that root has started can show the files of one slot as another's"
+            return "forks need a container that root has started"
         place, uids = self._private / "layers-probe", (identity.slot_uid(0), identity.slot_uid(1))
         copied = await workspace_layers.refusal(place, setup.root_launcher, self._reaper, uids)
         setup.checkpoints.layered = not copied
@@ -285,7 +285,7 @@ class Supervisor:
         if not await self._serving_or_end():
             failure = StartTimeoutError if self._server_broke == _LATE else SandboxUnavailableError
             reason = await self._server_end()
-            raise failure(f"the server did not start: {reason}", next_step="the log on standard error says why")
+            raise failure(f"the server did not start: {reason}", next_step="see the log on standard error")
 
     async def _until_settled(self) -> None:
         """Wait until every slot is ready or quarantined; a container without a ready slot is useless."""
@@ -296,7 +296,7 @@ class Supervisor:
         if all(slot.phase is SlotPhase.quarantined for slot in self._slots):
             raise SandboxUnavailableError(f"no slot could be created: {self._slots[0].reason}")
         if not any(slot.phase is SlotPhase.ready for slot in self._slots):
-            raise StartTimeoutError(f"no slot could be created within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
+            raise StartTimeoutError(f"no slot could be created within {_SETTLE_DEADLINE_S:.0f} s; see the log")
 
     async def _serving_or_end(self) -> bool:
         """Whether the server is serving; False when it ended first, or had to be killed for silence."""

@@ -86,7 +86,7 @@ def test_a_shortage_is_told_from_a_failure() -> None:
         OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
         TimeoutError(),
         said("bwrap: Creating new namespace failed: Resource temporarily unavailable"),
-        said("the slot ended before its agent said HELLO (killed by SIGKILL)"),
+        said("the slot ended before its agent sent HELLO (killed by SIGKILL)"),
         said("the agent sent nothing for 10 s", TimeoutError()),
     ]
     broken: list[Exception] = [
