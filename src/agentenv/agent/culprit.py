@@ -43,7 +43,7 @@ def before_the_model(error: SlotDestroyedError) -> LeaseLostError:
 def of_another_slot(error: SlotDestroyedError) -> InfraError:
     """A slot destroyed by an agent that a hook ran: the policy's output may have caused it, but the rollout's own
     slot is intact."""
-    return InfraError(f"the slot of an agent that a hook ran was destroyed: {error.message}")
+    return InfraError(f"the slot of a hook's agent was destroyed: {error.message}")
 
 
 def unexpected(error: BaseException) -> InfraError:

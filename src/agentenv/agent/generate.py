@@ -103,10 +103,10 @@ def faults_of(counts: Counter[str]) -> Counter[str]:
 
 def no_items() -> TaskError:
     """The error that ends a command for lack of items."""
-    return TaskError("get_next_item returned None at once: there is nothing to do")
+    return TaskError("get_next_item returned None at once: no items to process")
 
 
 def nothing_scored(what: str, faults: Counter[str]) -> AgentEnvError:
     """The error that ends a command for lack of scores. It is the task's only if every fault was."""
     kind = TaskError if set(faults) == {"task"} else InfraError
-    return kind(f"{what} (faults: {faults_text(faults)}); the log says why")
+    return kind(f"{what} (faults: {faults_text(faults)}); see the log")

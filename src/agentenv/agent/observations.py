@@ -118,7 +118,7 @@ def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     notes = ["[more matches were omitted; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
     cut = sum(bool(one.get("cut")) for one in content["matches"])
-    notes += [f"[{cut} of the lines are long: shown is what is around their match]"] if cut else []
+    notes += [f"[{cut} of the lines are long: only the text around their match is shown]"] if cut else []
     notes += [f"[{_NOT_UTF8}]"] if any(one.get("lossy") for one in content["matches"]) else []
     return "\n".join([text, *notes])
 
@@ -183,7 +183,7 @@ def _written(content: dict[str, Any], _: int) -> str:
 
 def _screenshot(content: dict[str, Any], _: int) -> str:
     """A picture is for people: the model is told that there is one."""
-    return f"screenshot of {content.get('url')} kept ({content.get('size_bytes')} bytes); it is not shown here"
+    return f"screenshot of {content.get('url')} kept ({content.get('size_bytes')} bytes); not shown here"
 
 
 RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]] = {

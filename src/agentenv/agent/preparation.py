@@ -114,7 +114,7 @@ class Preparations:
         try:
             checkpoint = await self._checkpoint(session)
         except CheckpointError as error:
-            text = f"prepared slots are not kept, so every rollout prepares its own: {error}"
+            text = f"prepared slots cannot be checkpointed, so every rollout prepares its own: {error}"
             self._failures.add(same_kind(text), text)
             return False
         for replaced in self._states.keep(PreparedState(key, checkpoint, took_s, meta)):

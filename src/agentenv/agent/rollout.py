@@ -166,7 +166,7 @@ class Rollout:
             if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
             if attempt.failure is None and attempt.score is not None:
-                text = f"{attempt.trajectory}: the slot could not be released, the score stands: {_named(error)}"
+                text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_named(error)}"
                 self._farm.failures.add(same_kind(f"the slot could not be released: {_named(error)}"), text)
                 return None
             return self._failure(attempt, attempt.failure or error)

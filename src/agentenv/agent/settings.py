@@ -25,7 +25,7 @@ _PROMPT_PARTS: Final = (
     ),
     (
         {"terminal"},
-        "The shell of the terminal tool is kept between calls, with its directory and variables. A command that "
+        "The shell of the terminal tool persists between calls, with its directory and variables. A command that "
         "exceeds its time limit there keeps running.",
     ),
 )

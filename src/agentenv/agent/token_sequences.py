@@ -60,14 +60,16 @@ def sequence_of(node: Any, first_step: int = 0, known: TokenSequence | None = No
         )
     tokens, masks, logprobs = list(node.tokens), list(node.masked_tokens), list(node.logprobs)
     if not len(tokens) == len(masks) == len(logprobs):
-        raise ModelServerError(f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs do not fit")
+        raise ModelServerError(
+            f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs: the lengths differ"
+        )
     begins = len(known.tokens) if known else 0
     if known and (tokens[:begins], masks[:begins], logprobs[:begins]) != (known.tokens, known.masks, known.logprobs):
         raise ModelServerError("the managed server changed tokens of an earlier turn")
     for at in range(begins, len(tokens)):
         token, mask, logprob = tokens[at], masks[at], logprobs[at]
         if not _fits(token, mask, logprob):
-            raise ModelServerError(f"token {at} is {token}, its mask {mask}, its logprob {logprob}: they do not fit")
+            raise ModelServerError(f"token {at} is {token}, its mask {mask}, its logprob {logprob}: inconsistent")
     return TokenSequence(tokens, masks, logprobs, first_step)
 
 

@@ -64,6 +64,6 @@ def _refusal(any_kept: bool) -> ConfigError:
         return ConfigError("hook_slots", "an agent run by a hook cannot wait for the slot of another one")
     return ConfigError(
         "hook_slots",
-        "is 0, and a hook runs an agent while its rollout has a slot: rollouts could wait for each other forever",
-        next_step="set it to how many such agents may run at once; rollouts then have that many fewer slots",
+        "is 0, but a hook runs an agent while its rollout holds a slot: rollouts could wait for each other forever",
+        next_step="set it to the number of such agents that may run at once; rollouts get that many slots less",
     )

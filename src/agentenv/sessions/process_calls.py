@@ -52,7 +52,7 @@ class ProcessCalls:
         """Start a process, and wait until it runs or has failed to start. Raises InvalidArgumentsError."""
         if sum(process.running for process in self._processes.values()) >= MAX_RUNNING:
             raise InvalidArgumentsError(
-                f"{MAX_RUNNING} background processes are already running", next_step="kill one that is not needed"
+                f"{MAX_RUNNING} background processes are already running", next_step="kill one you do not need"
             )
         self._started += 1
         process = Background(self._host, f"p{self._started}", order, self._unread)
@@ -249,4 +249,4 @@ def _standing(state: ProcessState) -> str:
         if state.state == "running"
         else f"ended with exit code {state.exit_code} after {state.runs_s:.0f} s"
     )
-    return f"{state.process} ({shown}) {how}; {state.unread_bytes} bytes of its output are unread"
+    return f"{state.process} ({shown}) {how}; {state.unread_bytes} bytes of output are unread"

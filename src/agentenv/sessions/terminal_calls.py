@@ -85,7 +85,7 @@ class TerminalCalls:
         started = terminal is None or terminal.phase is TerminalPhase.exited
         note = ""
         if terminal is None or started:
-            note = "new shell: variables and settings of the previous one are gone" if name in self._setups else ""
+            note = "new shell: variables and settings of the previous shell are lost" if name in self._setups else ""
             terminal = self._start(arguments)
         else:
             _check_same(terminal, arguments)
@@ -351,7 +351,7 @@ def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
             f"nothing is running in session {name!r} that could receive keys", next_step="run a command first"
         )
     raise InvalidArgumentsError(
-        f"nothing is running in session {name!r}: the next program would read what is typed now",
+        f"nothing is running in session {name!r}: the next program would read this input",
         next_step="run a command first; give shell commands as command, not as input",
     )
 

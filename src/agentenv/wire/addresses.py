@@ -70,7 +70,7 @@ def is_public(address: Address) -> bool:
 def host_name(text: str) -> str:
     """A host name in its one form: ASCII, lower case, no final dot.
 
-    Names in other scripts are translated (IDNA 2003). Raises InvalidArgumentsError for what is no host name, for
+    Names in other scripts are translated (IDNA 2003). Raises InvalidArgumentsError for what is not a host name, for
     numbers that some software reads as an address, and for a name whose translation differs between IDNA 2003 and
     2008 (``ß``), which would name another host.
     """
@@ -81,9 +81,9 @@ def host_name(text: str) -> str:
         try:
             name = name.encode("idna").decode("ascii").lower()
         except UnicodeError as error:
-            raise InvalidArgumentsError(f"{text[:300]!r} is no host name: {error}") from error
+            raise InvalidArgumentsError(f"{text[:300]!r} is not a host name: {error}") from error
     if len(name) > MOST_NAME_CHARS or not all(map(_LABEL.fullmatch, name.split("."))):
-        raise InvalidArgumentsError(f"{text[:300]!r} is no host name")
+        raise InvalidArgumentsError(f"{text[:300]!r} is not a host name")
     if ends_in_a_number(name):
         raise InvalidArgumentsError(
             f"{text[:300]!r} is neither a host name nor an IP address",

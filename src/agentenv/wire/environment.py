@@ -28,7 +28,7 @@ def why_no_environment(env: Mapping[str, str]) -> str:
     total_bytes = 0
     for name, value in env.items():
         if not name or "=" in name:
-            return f"{name[:_MAX_SHOWN]!r} is no name of a variable"
+            return f"{name[:_MAX_SHOWN]!r} is not a variable name"
         if why := why_no_argument(name) or why_no_argument(value):
             return f"{name[:_MAX_SHOWN]!r} {why}"
         size_bytes = len(name.encode()) + len(value.encode()) + len("=\0")

@@ -224,7 +224,7 @@ def _as_network(text: str) -> Network | None:
         network = ipaddress.ip_network(text)
     except ValueError as error:
         if "host bits set" in str(error):
-            raise InvalidArgumentsError(f"{text[:300]} is no network: {error}") from error
+            raise InvalidArgumentsError(f"{text[:300]} is not a network: {error}") from error
         return None
     if isinstance(network, ipaddress.IPv6Network) and network.network_address.scope_id is None:
         real = unwrapped(network.network_address)

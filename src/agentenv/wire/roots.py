@@ -75,7 +75,7 @@ class RootSpec:
         path = not self.workdir or (self.workdir.startswith("/") and _is_name(self.workdir, MAX_PATH_CHARS))
         self._check("workdir", path, f"an absolute path of at most {MAX_PATH_CHARS} characters")
         if why := why_no_environment(self.env):
-            raise ConfigError("root.env", why, next_step="write what is larger to a file of the slot")
+            raise ConfigError("root.env", why, next_step="write larger data to a file of the slot")
         admin = "net_admin" in self.capabilities and self.network.kind == "public"
         self._check("capabilities", not admin, "net_admin with no network, or with an allow list")
         known = set(self.capabilities) <= set(get_args(Capability))
@@ -127,7 +127,7 @@ def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> Con
             return ConfigError(
                 f"root.{name}",
                 f"{wanted} is more than a slot here has ({most})",
-                next_step=f"ask for less, or give the containers more (limits.{name})",
+                next_step=f"request less, or give the containers more (limits.{name})",
             )
     if not root.image:
         return None

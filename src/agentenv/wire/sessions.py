@@ -98,8 +98,7 @@ class TerminalArguments(ToolArguments):
     )
     pty: bool | None = Field(
         default=None,
-        description="Give the session a terminal (PTY). Set when the session starts, false by default; kept when its "
-        "shell is restarted.",
+        description="Give the session a terminal (PTY). Set when the session starts, also for restarts; default false.",
     )
     reset: bool = Field(
         default=False,
@@ -113,14 +112,14 @@ class TerminalArguments(ToolArguments):
     env: Environment | None = Field(
         default=None,
         description="Additional environment variables of a new session or a background process. A background process "
-        "also gets the session's `env`, but not what was exported later.",
+        "also gets the session's `env`, but not variables exported later.",
     )
     background: bool = Field(
         default=False, description="Run the command as a background process; the result has its id."
     )
     check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
         default=None,
-        description="For background: later results report on the process, at most once in this many seconds.",
+        description="For background: report on this process with later results, at most every this many seconds.",
     )
     user: ForCode[UserName | None] = None
     """Whose shell a new session has, in an image slot."""
@@ -178,8 +177,8 @@ class ProcessArguments(ToolArguments):
     """Manage background processes: start them, read their output, write to them, end them."""
 
     action: Literal["start", "list", "poll", "log", "wait", "kill", "write", "submit", "close"] = Field(
-        description="start a command; list all processes; poll: state and new output; log: kept output from an "
-        "offset; wait: until it ends; kill it; write input; submit: write input, then Enter; close: end "
+        description="start a command; list all processes; poll: status and output since the last call; log: earlier "
+        "output, from `offset`; wait: until it ends; kill it; write input; submit: write input, then Enter; close: end "
         "of input."
     )
     process: SessionName | None = Field(
@@ -194,7 +193,8 @@ class ProcessArguments(ToolArguments):
     env: Environment | None = Field(default=None, description="For start: additional environment variables.")
     pty: bool = Field(default=False, description="For start: give it a terminal (PTY).")
     check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
-        default=None, description="For start: later results report on the process, at most once in this many seconds."
+        default=None,
+        description="For start: report on this process with later results, at most every this many seconds.",
     )
     input: InputText | None = Field(
         default=None,
@@ -366,9 +366,9 @@ SESSION_TOOLS: Final = (
     SlotTool(
         name="process",
         description=(
-            "Manage background processes, whatever tool started them: start, list, poll (state and new output), log "
-            "(kept output), wait, kill, write, submit (write, then Enter) and close (end of input). The last 200 kB of "
-            "output are kept. All processes end with the task."
+            "Manage background processes, whatever tool started them: start, list, poll (status and new output), "
+            "log (earlier output), wait, kill, write, submit (write, then Enter) and close (end of input). The last "
+            "200 kB of output are kept. All processes end with the task."
         ),
         arguments=ProcessArguments,
         reply=ProcessReply,

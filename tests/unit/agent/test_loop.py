@@ -239,7 +239,7 @@ async def test_a_slot_without_a_tool_call_is_given_up() -> None:
     ("offered", "said", "unsaid"),
     [
         (("bash", "read_file"), "Each bash call starts a new shell", "terminal tool"),
-        (("terminal", "process"), "The shell of the terminal tool is kept", "Each bash call"),
+        (("terminal", "process"), "The shell of the terminal tool persists", "Each bash call"),
         (("read_file",), "Your files are in /workspace", "by running it"),
         (("web_search",), "You solve tasks by calling tools. Work step by step, and when", "/workspace"),
     ],

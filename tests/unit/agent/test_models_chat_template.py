@@ -113,7 +113,9 @@ def test_the_model_s_own_words_are_kept_when_all_is_rendered_anew(tmp_path: Path
     assert 'so\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>' in rebuilt
 
 
-@pytest.mark.parametrize(("template", "said"), [(NO_CONVERSATION, "cannot render"), (FIXED, "no results of tools")])
+@pytest.mark.parametrize(
+    ("template", "said"), [(NO_CONVERSATION, "cannot render"), (FIXED, "does not render tool results")]
+)
 def test_a_template_that_cannot_hold_tools_is_refused(tmp_path: Path, template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         renderer(tmp_path, template)

@@ -279,7 +279,7 @@ async def test_a_server_that_loses_track_or_says_nothing_is_our_failure(tmp_path
             return SimpleNamespace(choices=[])
 
     async with model(tmp_path, Mute()) as talker:
-        with pytest.raises(ModelServerError, match="without a message"):
+        with pytest.raises(ModelServerError, match="returned no message"):
             await talker.complete(START, TOOLS)
 
     class Silent(StubServer):

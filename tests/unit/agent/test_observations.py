@@ -85,7 +85,7 @@ def test_file_tools_read_as_text() -> None:
 
 def test_a_screenshot_is_not_shown_as_text() -> None:
     content = {"url": "http://x/", "title": "X", "type": "image/jpeg", "size_bytes": 3, "image": "AAAA"}
-    said = "screenshot of http://x/ kept (3 bytes); it is not shown here"
+    said = "screenshot of http://x/ kept (3 bytes); not shown here"
     assert shown("browser_screenshot", CallResult(id="c", exit_code=0, content=content), 100) == said
 
 
@@ -192,7 +192,7 @@ def test_matches_are_shown_as_grep_prints_them() -> None:
     assert shown("search", CallResult(id="c", content={"matches": [], "files_searched": 3}), 1000) == "(no match)"
     partly = {"matches": [{"path": "a", "line": 1, "text": "\ufffd", "cut": True, "lossy": True}]}
     assert shown("search", CallResult(id="c", content=partly), 1000) == (
-        "a:1:\ufffd\n[1 of the lines are long: shown is what is around their match]"
+        "a:1:\ufffd\n[1 of the lines are long: only the text around their match is shown]"
         "\n[not valid UTF-8; invalid bytes are shown as \ufffd]"
     )
     nothing = CallResult(id="c", content={"matches": [], "files_searched": 0, "binary_skipped": 2})

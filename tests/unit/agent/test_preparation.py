@@ -158,7 +158,7 @@ async def test_what_cannot_be_kept_is_prepared_by_each_at_the_same_time(caplog: 
     assert env.counts == {"prepared_count": 1}
     await env.group()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == [f"prepared slots are not kept, so every rollout prepares its own: {UNKEPT}"], "once"
+    assert said == [f"prepared slots cannot be checkpointed, so every rollout prepares its own: {UNKEPT}"], "once"
 
 
 async def test_a_state_that_is_gone_is_prepared_again() -> None:

@@ -88,7 +88,7 @@ class ChatRenderer:
             if self._holds_two_rounds():
                 logger.info("chat template: tools %s, calls as %s", "shown" if self.shows_tools else "by us", way)
                 return way
-        raise ConfigError("tokenizer_name", "its chat template renders no results of tools", next_step="use another")
+        raise ConfigError("tokenizer_name", "its chat template does not render tool results", next_step="use another")
 
     def _holds_two_rounds(self) -> bool:
         """Whether a conversation with two tool calls renders with both results in it, continued twice."""

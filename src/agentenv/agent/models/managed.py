@@ -216,5 +216,5 @@ def _answer_of(reply: Any) -> tuple[str, str]:
         choice = reply.choices[0]
         raw, finish_reason = str(choice.message.content or ""), choice.finish_reason
     except (AttributeError, IndexError, TypeError) as error:
-        raise ModelServerError("the model's server answered without a message") from error
+        raise ModelServerError("the model's server returned no message") from error
     return raw, ended_by(finish_reason)

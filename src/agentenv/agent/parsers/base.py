@@ -291,7 +291,7 @@ def checked_fields(call: Mapping[str, Any], where: str, arguments: str) -> None:
     ``arguments``: it would run without them."""
     known = ("name", arguments, "id", "type")
     if other := next((field for field in call if field not in known), None):
-        raise Malformed(f'{where} has the field {as_json(other[:80])}; all that it is given belongs into "{arguments}"')
+        raise Malformed(f'{where} has the field {as_json(other[:80])}; put all arguments into "{arguments}"')
 
 
 def object_or_text(value: Any) -> dict[str, Any] | str:

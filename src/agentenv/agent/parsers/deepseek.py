@@ -83,7 +83,7 @@ class DeepSeekV31Parser(_DeepSeekParser):
     name = "deepseek_v3_1"
 
     def _call(self, reading: Reading) -> ParsedCall:
-        head = reading.until(SEPARATOR, f"has no {SEPARATOR} between its name and its arguments")
+        head = reading.until(SEPARATOR, f"has no {SEPARATOR} between name and arguments")
         name = checked_name(head, reading.where)
         arguments = object_or_text(reading.json(strict=False))
         reading.close(CALL_END)
