@@ -128,7 +128,7 @@ def _reach(command: list[str], name: str) -> None:
         _run(command, _plain(), timeout_s=CLONE_TIMEOUT_S)
     except GitError as error:
         raise RepositoryError(
-            f"{name} could not be had: {error}", next_step="clone it by hand into the directory of repositories"
+            f"{name} could not be cloned: {error}", next_step="clone it by hand into the directory of repositories"
         ) from error
 
 

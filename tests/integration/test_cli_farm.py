@@ -160,7 +160,7 @@ def test_a_killed_farm_leaves_nothing_gc_does_not_find(farm: Farm) -> None:
             return not farm.left()
 
         if farm.backend == "local":
-            assert farm.run("down")[2].startswith("ended the 1 containers of a farm that nobody ran")
+            assert farm.run("down")[2].startswith("ended the 1 containers of a farm that no process ran")
         wait_for(swept, DEADLINE_S)
     with farm.up():
         assert farm.told("status")["well"] is True

@@ -115,7 +115,7 @@ async def test_a_bug_in_a_hook_is_one_error_and_the_tasks(tmp_path: Path) -> Non
     ("bug", "said"),
     [
         ("item", "TaskError: get_next_item raised KeyError: 'no such item'"),
-        ("none", "TaskError: get_next_item returned None at once: there is nothing to do"),
+        ("none", "TaskError: get_next_item returned None at once: no items to process"),
     ],
 )
 async def test_a_command_without_items_fails_and_says_why(tmp_path: Path, verb: str, bug: str, said: str) -> None:

@@ -86,7 +86,7 @@ def test_a_farm_that_is_not_there_is_named(tmp_path: Path, command: cli.Command)
     (tmp_path / "kept" / "mine").mkdir(parents=True)
     code, _, stderr = command.run("gc", "--kept", "yours", "--observe", "0")
     assert code != 0
-    assert "there is no kept farm 'yours'" in " ".join(stderr.split())
+    assert "no kept farm is named 'yours'" in " ".join(stderr.split())
     assert "mine" in stderr
 
 

@@ -61,6 +61,6 @@ def test_everybody_may_read_it(tmp_path: Path, remote: Path) -> None:
 
 
 def test_what_cannot_be_cloned_is_an_infrastructure_failure(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="a could not be had"):
+    with pytest.raises(RepositoryError, match="a could not be cloned"):
         mirror(tmp_path / "mirrors", "a", "file:///nowhere")
     assert [path.name for path in (tmp_path / "mirrors").iterdir()] == ["a.lock"]

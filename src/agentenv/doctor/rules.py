@@ -82,14 +82,14 @@ def _privilege(facts: Facts) -> Finding:
         )
     if facts.subordinate is None:
         return Finding("isolation", Level.ok, "full: a uid per slot, of this user's subordinate ids")
-    default = "" if facts.one_id_accepted else "; slots start only where that is accepted by name"
+    default = "" if facts.one_id_accepted else "; slots start only if you accept this explicitly"
     accept = "AGENTENV_ISOLATION=user in the environment, isolation='user' in Python, or --isolation user"
     return Finding(
         "isolation",
         Level.weaker if facts.one_id_accepted else Level.broken,
         f"user: not root, so all slots share one uid behind user namespaces, and none has an image{default}: "
         f"{facts.subordinate.problem}",
-        f"as root, for one uid per slot and slots with images, what stands below; or accept this: {accept}"
+        f"as root, for one uid per slot and slots with images: see below; or accept this: {accept}"
         if facts.subordinate.cures
         else f"start as root for one uid per slot, or accept this: {accept}",
         facts.subordinate.cures,
@@ -192,7 +192,7 @@ def _network(facts: Facts) -> Finding:
             "modprobe tun, chmod 0666 /dev/net/tun",
         )
     if facts.network_stacks:
-        return Finding("network in a slot", Level.ok, f"off by default; {facts.network_stacks[0]} when asked for")
+        return Finding("network in a slot", Level.ok, f"off by default; {facts.network_stacks[0]} when enabled")
     return Finding(
         "network in a slot",
         Level.weaker,
@@ -332,11 +332,11 @@ def _disk(facts: Facts) -> Finding:
     if not facts.root:
         return Finding("storage on disk", Level.ok, "for slots with images of containers that root starts")
     if not facts.disk_refusal:
-        return Finding("storage on disk", Level.ok, "reserved for each slot that asks for it")
+        return Finding("storage on disk", Level.ok, "reserved for each slot that requests it")
     return Finding(
         "storage on disk",
         Level.weaker,
-        f"what slots write lies in memory only: {facts.disk_refusal}",
+        f"slots write to memory only: {facts.disk_refusal}",
         "set AGENTENV_CACHE_DIR to a directory on such a disk, or use storage in memory"
         if "lies on" in facts.disk_refusal
         else "see there, or use storage in memory",
@@ -347,7 +347,7 @@ def image_slots(image_format: str, said: Sequence[str]) -> Finding:
     """What a container says of slots with images: their format (empty: it has none), and what is less or why."""
     name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in said)
     if not image_format:
-        return Finding(name, Level.weaker, f"refused:\n{sentences}", "docs/images.md says what they need")
+        return Finding(name, Level.weaker, f"refused:\n{sentences}", "docs/images.md lists the requirements")
     if said:
         return Finding(name, Level.weaker, f"{image_format}:\n{sentences}")
     return Finding(name, Level.ok, f"{image_format}: images are mounted as they are stored")
@@ -358,7 +358,7 @@ def workspaces(copied: str) -> Finding:
     name = "checkpoints"
     if copied:
         return Finding(name, Level.ok, f"workspaces are copied, about a second for 500 MB each way: {copied}")
-    return Finding(name, Level.ok, "workspaces are kept where they are, in milliseconds")
+    return Finding(name, Level.ok, "workspaces are checkpointed in place, in milliseconds")
 
 
 RULES: tuple[Callable[[Facts], Finding], ...] = (

@@ -215,7 +215,9 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
     # Items and records
     dataset_name: str | None = Field(default=None, description="A .jsonl file, or a dataset for `datasets`")
     dataset_split: str = Field(default="train", description="Split of a dataset for `datasets`")
-    prompt_field: str = Field(default="prompt", description="Field of an item that is its task, without build_task()")
+    prompt_field: str = Field(
+        default="prompt", description="Field of an item that holds its task, if there is no build_task()"
+    )
     eval_items: int = Field(default=0, ge=0, description="Number of items evaluate() runs; 0: none")
     rollouts_path: str | None = Field(default=None, description="Append each group's transcripts to this .jsonl")
     terminal_lifetime: float | None = Field(
@@ -346,7 +348,7 @@ def check_arguments(arguments: Sequence[str], fields: Collection[str]) -> None:
 
 def _check_config_file(path: str) -> None:
     if not Path(path).is_file():
-        raise ConfigError("--config", f"there is no file {path!r}")
+        raise ConfigError("--config", f"no such file: {path!r}")
     try:
         read = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:

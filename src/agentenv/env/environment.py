@@ -310,7 +310,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def _warn_of_queueing(self, servers: list[APIServerConfig]) -> None:
         if sum(server.num_max_requests_at_once for server in servers) < self.config.group_size:
             logger.warning(
-                "the model's server takes fewer requests at once (num_max_requests_at_once) than a group has members "
+                "the model's server accepts fewer requests at once (num_max_requests_at_once) than a group has members "
                 "(group_size=%d): their turns wait for each other",
                 self.config.group_size,
             )
@@ -366,7 +366,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         config: AgentEnvConfig = self.config
         if config.tool_pool_mode == "farm":
             if type(self).build_backend is not AgentEnv.build_backend:
-                logger.warning("on a farm build_backend() is not asked: the containers are as the farm's file has them")
+                logger.warning("on a farm build_backend() is not called: the farm's file configures the containers")
             shared = await stack.enter_async_context(farm_pool(config, config.wandb_name or self.name))
             assert shared.info is not None
             # A full farm is no failure: its pool knows when waiting is in vain.
@@ -441,7 +441,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         group = exact_group(transcripts, **messages) if self._models.exact else None
         if outcome == "retry" or (group is not None and not group["tokens"]):  # an overridden model_for may give none
             if group is not None and outcome != "retry":
-                logger.error("item %s: its models gave no tokens; there is nothing to train on", item_id(item))
+                logger.error("item %s: no tokens from its models; nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
             if not again:
                 self.counts["items_dropped"] += 1

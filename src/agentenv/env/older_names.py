@@ -40,7 +40,7 @@ def with_names_of_here(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in kept:
         for family, instead in _REFUSED_FAMILIES.items():
             if name.startswith(family):
-                raise ConfigError(name, "there is no such backend", next_step=instead)
+                raise ConfigError(name, "no such backend exists", next_step=instead)
     if "driver" in kept:
         kept["driver"] = DRIVERS.get(kept["driver"], kept["driver"])
     return kept
@@ -127,12 +127,12 @@ def differing_defaults(config: Any, *, own_settings: bool) -> list[str]:
     set or not: a command line sets every field. ``own_settings``: the environment writes ``build_agent_config``."""
     found, temperature, there = [], config.agent_temperature, config.temperature_there
     if not config.allow_network and config.tool_pool_mode != "fake":  # whose commands have the machine's
-        found.append("slots have no network, and had one there: installing packages and cloning fail (allow_network)")
+        found.append("slots have no network here (allow_network): installing packages and cloning fail")
     here = "the model's server's" if temperature is None else temperature
     if own_settings and temperature != there:
-        found.append(f"a temperature that build_agent_config leaves out is {here} (agent_temperature, {there} there)")
+        found.append(f"the default temperature of build_agent_config is {here} (agent_temperature, there {there})")
     elif temperature is None:
-        found.append(f"the temperature is {here} (agent_temperature, {there} there)")
+        found.append(f"the temperature is {here} (agent_temperature, there {there})")
     if not config.last_turn_scored_there:
-        found.append("a rollout that reaches agent_max_steps is verified and scored, and had no score there")
+        found.append("a rollout that reaches agent_max_steps is verified and scored, unlike there")
     return found

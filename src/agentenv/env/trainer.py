@@ -100,16 +100,15 @@ class TrainerLink:
             raise InfraError(
                 f"the trainer's API at {self.config.rollout_server_url} fails for an environment that has just "
                 f"registered: {error}",
-                next_step="its log says why",
+                next_step="see its log",
             ) from error
 
     async def _register_again(self) -> None:
         queued = getattr(self, "status_dict", {}).get("self_queue_size", 0)
         await self.register_env()
         logger.warning(
-            "the trainer's API was restarted and had forgotten this environment: it has registered again and goes on "
-            "with its slots; groups the trainer had not taken yet are lost (%d in the API's queue when it last "
-            "answered)",
+            "the trainer's API was restarted and lost this environment's registration: registered again, with the "
+            "same slots; groups the trainer had not fetched are lost (%d in the API's queue at its last answer)",
             queued,
         )
         await _once(BaseEnv.get_server_info, self)
@@ -155,7 +154,7 @@ class TrainerLink:
             self._silent_since = time.monotonic()
         if error is not None and self._reason is not type(error):
             self._reason = type(error)
-            waiting = f"waiting up to {self.config.trainer_wait_s:g} s, with the slots kept"
+            waiting = f"waiting up to {self.config.trainer_wait_s:g} s; slots stay leased"
             logger.warning("the trainer's API at %s: %s; %s", self.config.rollout_server_url, _said(error), waiting)
 
 

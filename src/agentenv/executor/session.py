@@ -323,7 +323,7 @@ class ToolSession:
         self._usable()
         if self.root is None or not self.root.image:
             raise ConfigError(
-                "network", "a slot without an image has its container's network", next_step="lease one with an image"
+                "network", "a slot without an image uses its container's network", next_step="lease one with an image"
             )
         root = replace(self.root, network=network)  # raises where the slot's capabilities forbid it
         await self.lease.act(ChangeNetwork(network=network))

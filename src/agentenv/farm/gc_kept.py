@@ -23,7 +23,7 @@ async def collect(state: Path, ending: str | None, *, dry_run: bool) -> list[Orp
     names = farms(state)
     if ending is not None and ending not in names:
         known = f"allowed: {', '.join(names)}" if names else "there is none on this machine"
-        raise ConfigError("--kept", f"there is no kept farm {ending!r}", next_step=known)
+        raise ConfigError("--kept", f"no kept farm is named {ending!r}", next_step=known)
     found: list[Orphan] = []
     for name in names:
         if dry_run:
@@ -58,7 +58,7 @@ async def _collect(state: Path, name: str, *, end: bool) -> list[Orphan]:
 
 
 def _judged(farm: str, containers: list[KeptContainer], *, end: bool) -> list[Orphan]:
-    why, cure = f"nobody runs its farm {farm!r} at present", f"`agentenv gc --kept {farm}` ends it"
+    why, cure = f"no process runs its farm {farm!r}", f"`agentenv gc --kept {farm}` ends it"
     return [
         Orphan(KEPT, container.id, why, problem="" if end else cure)
         if container.is_alive()

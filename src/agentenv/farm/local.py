@@ -200,7 +200,7 @@ class LocalFarm:
             if not left:
                 return f"no {self._backend} farm is running on this machine"
             await collect(state_dir(), NAME, dry_run=False)
-            return f"ended the {left} containers of a farm that nobody ran"
+            return f"ended the {left} containers of a farm that no process ran"
         await self._end_process(int(said["pid"]))
         if self._left(farm := said.get("farm", NAME)):
             await collect(state_dir(), farm, dry_run=False)

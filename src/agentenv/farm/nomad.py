@@ -171,7 +171,7 @@ class NomadFarm:
             places = await self._places(api, alive, names, token, created)
         waiting = waiting_for(snapshot)
         if token is None:
-            waiting.append("its containers cannot be queried: its Nomad variable has no item `token`")
+            waiting.append("the containers cannot be queried: the job's Nomad variable has no item `token`")
         return Census(
             "nomad",
             self.where,

@@ -65,7 +65,7 @@ def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> 
             return None
         since = f"{job.idle_s / 60:.0f} min after it was last submitted"
         return Orphan(
-            "job", job.id, f"none of its containers is running, {since}; a run that still needs it submits it again"
+            "job", job.id, f"none of its containers is running, {since}; a run that needs the job submits it again"
         )
     if len(job.heard_s) < job.running:
         silent = job.running - len(job.heard_s)

@@ -18,7 +18,9 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-BUILD = Metric("agentenv_build_info", "gauge", "Always 1; the labels tell what is running.", ("version", "backend"))
+BUILD = Metric(
+    "agentenv_build_info", "gauge", "Always 1; the labels identify the running version.", ("version", "backend")
+)
 
 POOL_CONTAINERS = Metric("agentenv_pool_containers", "gauge", "Containers by state.", ("state",))
 POOL_GOAL = Metric("agentenv_pool_containers_goal", "gauge", "Containers requested from the backend.")
@@ -66,16 +68,18 @@ STREAMS = Metric("agentenv_executor_streams_total", "counter", "Connections open
 RECONNECTS = Metric("agentenv_executor_reconnects_total", "counter", "Connections reopened to a container.")
 REASKED = Metric("agentenv_executor_calls_reasked_total", "counter", "Calls resubmitted after a lost connection.")
 
-FARM_LEADER = Metric("agentenv_farm_leader", "gauge", "1: the service leads and takes asks; 0: it stands by.")
-FARM_GENERATION = Metric("agentenv_farm_generation", "gauge", "Generation of the service that leads; 0: it stands by.")
-FARM_CLIENTS = Metric("agentenv_farm_clients", "gauge", "Clients that follow the news of their asks.")
-FARM_WAITING = Metric("agentenv_farm_asks_waiting", "gauge", "Asks that wait for slots.", ("run", "kind"))
+FARM_LEADER = Metric("agentenv_farm_leader", "gauge", "1: the service leads and grants slots; 0: it is a standby.")
+FARM_GENERATION = Metric(
+    "agentenv_farm_generation", "gauge", "Generation of the leading service; 0: this one is a standby."
+)
+FARM_CLIENTS = Metric("agentenv_farm_clients", "gauge", "Clients with an open event stream.")
+FARM_WAITING = Metric("agentenv_farm_asks_waiting", "gauge", "Requests that wait for slots.", ("run", "kind"))
 FARM_HELD = Metric("agentenv_farm_slots_held", "gauge", "Slots held.", ("run", "kind"))
 FARM_SHARE = Metric("agentenv_farm_share", "gauge", "Slots held over the fair share.", ("run",))
 FARM_GRANTS = Metric("agentenv_farm_grants_total", "counter", "Slots granted.", ("run",))
-FARM_WAIT = Metric("agentenv_farm_ask_wait_seconds", "histogram", "Time from an ask until it was granted.")
+FARM_WAIT = Metric("agentenv_farm_ask_wait_seconds", "histogram", "Time from a request until it was granted.")
 FARM_RECLAIMS = Metric("agentenv_farm_reclaims_total", "counter", "Leases ended for a run below its guarantee.")
-FARM_ADOPTED = Metric("agentenv_farm_adopted_total", "counter", "Leases found that this process had not granted.")
+FARM_ADOPTED = Metric("agentenv_farm_adopted_total", "counter", "Leases found that this process did not grant.")
 FARM_CALLS = Metric("agentenv_farm_calls_total", "counter", "Finished tool calls in all containers.")
 FARM_CALLS_ENDED = Metric(
     "agentenv_farm_calls_failed_total",

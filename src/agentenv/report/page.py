@@ -48,8 +48,8 @@ def read_records(path: Path, *, on_cut: Callable[[int], None] = lambda _: None) 
                     return
                 if isinstance(error, ValidationError) and _is_scored_group(document):
                     raise RecordError(
-                        f"{path}:{number} is a scored group as a trainer gets it (data_path_to_save_groups), which is "
-                        "no record of its rollouts"
+                        f"{path}:{number} is a scored group for a trainer (data_path_to_save_groups), not a "
+                        "record of rollouts"
                     ) from None
                 raise RecordError(f"{path}:{number} is not a group record: {error}") from error
             yield record

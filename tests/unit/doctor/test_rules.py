@@ -261,6 +261,6 @@ def test_failed_proofs_are_shown_with_their_cure(machine: Any) -> None:
 
 
 def test_workspaces_are_kept_or_copied_and_both_is_said() -> None:
-    assert workspaces("").detail == "workspaces are kept where they are, in milliseconds"
+    assert workspaces("").detail == "workspaces are checkpointed in place, in milliseconds"
     copied = workspaces("Linux is older than 6.3")
     assert copied.detail.endswith("each way: Linux is older than 6.3")

@@ -251,8 +251,8 @@ def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[s
             ["process", "--env.group_sise=3"],
             "--env.group_sise: unknown setting (did you mean",
         ),
-        (["process", "--config", "no.yaml"], "--config: there is no file 'no.yaml'"),
-        (["process", "--config"], "--config: there is no file ''"),
+        (["process", "--config", "no.yaml"], "--config: no such file: 'no.yaml'"),
+        (["process", "--config"], "--config: no such file: ''"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused_by_name(arguments: list[str], said: str) -> None:

@@ -70,9 +70,9 @@ async def constructed(kind: type[Any], directory: Path, **changed: Any) -> Any:
     return env
 
 
-NETWORK = "slots have no network, and had one there"
-SERVERS = "the temperature is the model's server's (agent_temperature, 0.7 there)"
-LEFT_OUT = "a temperature that build_agent_config leaves out is "
+NETWORK = "slots have no network here (allow_network)"
+SERVERS = "the temperature is the model's server's (agent_temperature, there 0.7)"
+LEFT_OUT = "the default temperature of build_agent_config is "
 LAST_TURN = "a rollout that reaches agent_max_steps is verified and scored"
 
 
@@ -86,8 +86,8 @@ LAST_TURN = "a rollout that reaches agent_max_steps is verified and scored"
         (Typed, {"allow_network": True, "agent_temperature": 0.9}, [LAST_TURN]),
         (Typed, {"tool_pool_mode": "fake"}, [SERVERS, LAST_TURN]),
         (Leaf, {}, [NETWORK, SERVERS, LAST_TURN]),
-        (Sampling, {}, [NETWORK, f"{LEFT_OUT}the model's server's (agent_temperature, 0.7 there)", LAST_TURN]),
-        (Sampling, {"agent_temperature": 0.9}, [NETWORK, f"{LEFT_OUT}0.9 (agent_temperature, 0.7 there)", LAST_TURN]),
+        (Sampling, {}, [NETWORK, f"{LEFT_OUT}the model's server's (agent_temperature, there 0.7)", LAST_TURN]),
+        (Sampling, {"agent_temperature": 0.9}, [NETWORK, f"{LEFT_OUT}0.9 (agent_temperature, there 0.7)", LAST_TURN]),
         (Sampling, {"agent_temperature": 0.7}, [NETWORK, LAST_TURN]),
         (Hermes, {}, [NETWORK]),
         (Hermes, {"agent_temperature": 0.3, "allow_network": True}, []),

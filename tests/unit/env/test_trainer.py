@@ -69,7 +69,7 @@ async def test_a_forgotten_environment_registers_again_before_it_sends(
         await env._send_scored_data_to_api({"tokens": []})
         await env.get_status()
         assert (api.known, [data["env_id"] for data in api.received]) == (1, [0])
-    said = [text for record in caplog.records if "had forgotten" in (text := record.getMessage())]
+    said = [text for record in caplog.records if "registered again" in (text := record.getMessage())]
     assert len(said) == 1
     assert "are lost (3 in the API's queue" in said[0]
 

@@ -54,7 +54,7 @@ def test_what_is_somebodys_is_not_touched(facts: JobFacts) -> None:
             JobFacts("j", registered=True, idle_s=1380.0),
             "job",
             "none of its containers is running, 23 min after it was last submitted; "
-            "a run that still needs it submits it again",
+            "a run that needs the job submits it again",
         ),
         (JobFacts("j", registered=True, stopped=True), "job", "stopped"),
         (JobFacts("j", registered=False, token_age_s=61.0), "token", "no longer registered"),

@@ -16,9 +16,9 @@ THIS = Machine(cores=2, memory_bytes=4096 * 2**20)
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ("cpus = 4", r"environment\.cpus: task one: asks for 4 cores, and this machine has 2 \(.*max_cpus=2"),
+        ("cpus = 4", r"environment\.cpus: task one: requests 4 cores, but this machine has 2 \(.*max_cpus=2"),
         ("cpus = 2.5", r"environment\.cpus: .*2.5 cores"),
-        ("memory_mb = 4097", r"environment\.memory_mb: .*asks for 4097 MiB, .* has 4096 \(.*max_memory_mib=4096"),
+        ("memory_mb = 4097", r"environment\.memory_mb: .*requests 4097 MiB, .* has 4096 \(.*max_memory_mib=4096"),
         ("memory = '8G'", r"environment\.memory_mb: .*8192 MiB"),
         ("[verifier.environment]\ncpus = 3", r"verifier\.environment\.cpus: .*3 cores"),
         ("[verifier.environment]\nmemory_mb = 5000", r"verifier\.environment\.memory_mb: .*5000 MiB"),

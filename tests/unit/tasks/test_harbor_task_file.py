@@ -253,7 +253,7 @@ def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
     assert [each.name for each in read_tasks(tmp_path, {})] == ["a", "b", "c"]
     assert [each.name for each in read_tasks(tmp_path, {}, ["c"])] == ["c"]
     assert [each.name for each in read_tasks(tmp_path / "b", {})] == ["b"]
-    with pytest.raises(ConfigError, match="'d' is no task"):
+    with pytest.raises(ConfigError, match="'d' is not a task"):
         read_tasks(tmp_path, {}, ["a", "d"])
     with pytest.raises(ConfigError, match=r"has no task\.toml or task\.yaml"):
         read_tasks(tmp_path / "a/tests", {})

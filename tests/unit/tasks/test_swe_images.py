@@ -36,7 +36,7 @@ def test_tests_of_a_record_with_an_image_may_have_any_names() -> None:
     found = record()
     assert (found.image, found.workdir) == ("registry.example/django-1", "/testbed")
     assert found.fail_to_pass == ("test_new (utils_tests.test_html.TestUtilsHtml)",)
-    with pytest.raises(ConfigError, match="is no pytest id"):
+    with pytest.raises(ConfigError, match="is not a pytest id"):
         record(image=None)
 
 

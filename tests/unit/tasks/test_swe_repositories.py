@@ -151,7 +151,7 @@ def test_a_missing_repository_is_cloned_once_and_fetched_when_a_commit_is_missin
 
 def test_a_clone_that_fails_is_ours_and_leaves_nothing(tmp_path: Path) -> None:
     row = tally(tmp_path / "remote")
-    with pytest.raises(RepositoryError, match="acme/tally could not be had"):
+    with pytest.raises(RepositoryError, match="acme/tally could not be cloned"):
         ensure(tmp_path / "mirrors", read_record(row), f"file://{tmp_path}/no/{{repo}}")
     assert [path.name for path in (tmp_path / "mirrors").rglob("*")] == ["acme", "tally.lock"]
 

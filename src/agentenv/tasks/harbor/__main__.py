@@ -60,10 +60,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--host-env", type=comma_separated, default=[], help="this machine's variables that tasks may name"
     )
-    parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
+    parser.add_argument("--network", action="store_true", help="give tasks the network they request")
     parser.add_argument("--storage", choices=("auto", "memory", "disk"), default="auto", help="where slots write")
-    parser.add_argument("--max-cpus", type=float, help="a task that asks for more cores gets these")
-    parser.add_argument("--max-memory-mib", type=int, help="a task that asks for more memory gets this")
+    parser.add_argument("--max-cpus", type=float, help="limit of CPU cores; a task that requests more gets this many")
+    parser.add_argument("--max-memory-mib", type=int, help="limit of memory; a task that requests more gets this much")
     parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
     return parser.parse_args()

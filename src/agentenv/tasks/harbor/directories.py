@@ -27,7 +27,7 @@ def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = (
     directories = [place] if _reader(place) else sorted(each for each in _below(place) if _reader(each))
     wanted = set(only)
     if missing := wanted - {directory.name for directory in directories}:
-        raise ConfigError("only_tasks", f"{min(missing)!r} is no task of {place}")
+        raise ConfigError("only_tasks", f"{min(missing)!r} is not a task of {place}")
     if not directories:
         files = " or ".join(READERS)
         raise ConfigError(

@@ -50,8 +50,12 @@ class HarborConfig(AgentEnvConfig):
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
         "if the task asks for more than that half",
     )
-    max_cpus: float | None = Field(default=None, gt=0, description="A task that asks for more cores gets these")
-    max_memory_mib: int | None = Field(default=None, ge=1, description="A task that asks for more memory gets this")
+    max_cpus: float | None = Field(
+        default=None, gt=0, description="Limit of CPU cores: a task that requests more gets this many"
+    )
+    max_memory_mib: int | None = Field(
+        default=None, ge=1, description="Limit of memory: a task that requests more gets this much"
+    )
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )
@@ -108,12 +112,12 @@ class HarborEnv(AgentEnv):
             await self._verifiers.open()
         for task in self.tasks.values():
             if task.unknown:
-                logger.warning("task %s: fields that nobody reads: %s", task.name, ", ".join(task.unknown))
+                logger.warning("task %s: unused fields: %s", task.name, ", ".join(task.unknown))
         asking = [
             task.name for task in self.tasks.values() if NO_NETWORK not in (task.agent.network, task.verifier.network)
         ]
         if asking and not self.config.allow_network:
-            logger.warning("%d tasks ask for a network and have none (allow_network): %s", len(asking), asking[:10])
+            logger.warning("%d tasks request a network but get none (allow_network): %s", len(asking), asking[:10])
 
     async def get_next_item(self) -> dict[str, Any]:
         """The tasks, repeated endlessly."""

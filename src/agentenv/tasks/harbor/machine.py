@@ -54,7 +54,7 @@ def check_fits(task: HarborTask, this: ThisMachine) -> None:
 
 def _too_much(asked: str, has: str, cap: str) -> tuple[str, str]:
     return (
-        f"asks for {asked}, and this machine has {has}",
+        f"requests {asked}, but this machine has {has}",
         f"cap what tasks get ({cap}), leave it out (only_tasks), or use a larger machine",
     )
 
@@ -90,7 +90,7 @@ class TaskImages:
         except TimeoutError:
             raise TaskError(
                 f"building {directory} takes more than {timeout_s:g} s",
-                next_step="raise environment.build_timeout_sec: the steps that were finished are kept",
+                next_step="raise environment.build_timeout_sec: finished steps are cached",
             ) from None
 
 

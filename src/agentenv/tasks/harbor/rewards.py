@@ -33,7 +33,7 @@ def parse_text(text: str) -> dict[str, float]:
     try:
         return {REWARD: _number(float(text))}
     except ValueError as error:
-        raise NoRewardError(f"reward.txt is no number: {text.strip()[:100]!r}") from error
+        raise NoRewardError(f"reward.txt is not a number: {text.strip()[:100]!r}") from error
 
 
 def parse_json(text: str) -> dict[str, float]:
@@ -42,9 +42,9 @@ def parse_json(text: str) -> dict[str, float]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NoRewardError(f"reward.json is no JSON: {text.strip()[:100]!r}") from error
+        raise NoRewardError(f"reward.json is not JSON: {text.strip()[:100]!r}") from error
     if not isinstance(found, dict) or not found:
-        raise NoRewardError("reward.json is no object of numbers")
+        raise NoRewardError("reward.json is not an object of numbers")
     return {str(name): _number(value) for name, value in found.items()}
 
 
@@ -54,7 +54,7 @@ def parse_pytest(text: str) -> dict[str, float]:
     without a summary, or when it names no test."""
     _, *after = _SUMMARY.split(text, maxsplit=1)
     if not after:
-        raise NoRewardError("there is no summary of pytest's (-rA): the tests did not run")
+        raise NoRewardError("pytest's summary (-rA) is missing: the tests did not run")
     words = [line.partition(" ") for line in after[0].splitlines()]
     found = [_GOOD[word.rstrip(":")] for word, _, test in words if word.rstrip(":") in _GOOD and test.strip()]
     if not found:
@@ -92,5 +92,5 @@ def _number(value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise NoRewardError(f"{str(value)[:100]!r} is no finite number")
+        raise NoRewardError(f"{str(value)[:100]!r} is not a finite number")
     return number

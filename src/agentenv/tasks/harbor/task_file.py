@@ -188,7 +188,7 @@ class _Reader:
             if entry.get("service") not in (None, "main"):
                 raise self._error("artifacts", f"{path}: there are no other services to collect from")
             if entry.get("exclude"):
-                raise self._error("artifacts", f"{path}: exclude is not supported", "name what is to be copied")
+                raise self._error("artifacts", f"{path}: exclude is not supported", "give the path to copy")
         return tuple(dict.fromkeys((ARTIFACTS, *(entry["source"] for entry in entries))))
 
     def _unknown(self, separate: Separate | None) -> Iterable[str]:

@@ -216,7 +216,7 @@ class _Service:
     def _named_image(self) -> str:
         given = str(self._raw.get("image", ""))
         if not given or "${T_BENCH_" in given:
-            raise self._error("build", "is missing, and image names none that exists")
+            raise self._error("build", "is missing, and the file that image names does not exist")
         return image_reference(self._directory, f"{self.at}.image", self._filled("image", given))
 
     def _check_command(self) -> None:

@@ -64,7 +64,7 @@ class SweConfig(AgentEnvConfig):
     only_repos: Names = Field(default_factory=list, description="Records of these repositories")
     only_instances: Names = Field(default_factory=list, description="These records")
     only_versions: Names = Field(default_factory=list, description="Records of these versions")
-    python_only: bool = Field(default=False, description="Leave out records with tests that are no pytest ids")
+    python_only: bool = Field(default=False, description="Leave out records with tests that are not pytest ids")
     max_records: int | None = Field(default=None, ge=1, description="Use only this many of the remaining records")
     patch_is: PatchIs = Field(
         default="fix", description="What `patch` is: fix (SWE-bench), or bug, which the solution takes back (SWE-smith)"
@@ -94,7 +94,9 @@ class SweEnv(AgentEnv):
         if config.clone_url and "{repo}" not in config.clone_url:
             raise ConfigError("clone_url", f"got {config.clone_url!r}", next_step="allowed: a URL with {repo} in it")
         if config.dependencies is not None and not Path(config.dependencies).is_dir():
-            raise ConfigError("dependencies", f"{config.dependencies} is no directory", next_step="make it, or unset")
+            raise ConfigError(
+                "dependencies", f"{config.dependencies} is not a directory", next_step="make it, or unset"
+            )
         chosen = Path(config.repositories) if config.repositories else cache_dir() / "swe"
         self._repositories = chosen.absolute()
         self._checkouts = Checkouts(self._repositories, config.clone_url, keep=config.keep_checkouts)

@@ -119,7 +119,7 @@ def read_records(
         if wanted.limit is not None and len(records) == wanted.limit:
             break
     if left_out:
-        logger.warning("%d records are left out: their tests are no pytest ids (python_only)", left_out)
+        logger.warning("%d records are left out: their tests are not pytest ids (python_only)", left_out)
     _refuse_unmatched(records, rows, wanted)
     return tuple(records.values())
 
@@ -228,7 +228,7 @@ class _Row:
         for test in () if self._row.get("image") else names:
             if not _is_pytest_id(test):
                 cure = "allowed: path/in/the/repo.py::test, in full; leave other records out (python_only, only_repos)"
-                raise self.wrong(field, f"{shown(test)} is no pytest id", cure)
+                raise self.wrong(field, f"{shown(test)} is not a pytest id", cure)
         return tuple(dict.fromkeys(names))
 
     def has_pytest_ids(self) -> bool:
@@ -244,7 +244,7 @@ class _Row:
             try:
                 value = json.loads(value)
             except ValueError as error:
-                raise self.wrong(field, f"is no JSON: {error}", "allowed: a list, or one as JSON text") from error
+                raise self.wrong(field, f"is not JSON: {error}", "allowed: a list, or one as JSON text") from error
         if not isinstance(value, (list, tuple)) or not all(isinstance(test, str) for test in value):
             raise self.wrong(field, f"got {shown(value)}", "allowed: a list of test ids, or one as JSON text")
         return value

@@ -229,7 +229,7 @@ def _no_commit(record: SweRecord, path: Path) -> ConfigError:
     return ConfigError(
         "base_commit",
         f"{record.instance_id}: {record.base_commit} is not in {path}",
-        next_step="fetch the repository anew, or set clone_url",
+        next_step="fetch the repository again, or set clone_url",
     )
 
 
