@@ -1,10 +1,10 @@
 # A Nomad agent for development and tests: no ACLs, no TLS, listens on loopback only. `make nomad-dev` runs it
-# with a second file that says whether it is server, client or both, its data_dir and its ports. By hand:
+# with a second file that sets its role (server, client or both), its data_dir and its ports. By hand:
 # nomad agent -dev -config nomad/dev.hcl, then: nomad node meta apply agentenv_data_dir=<its data_dir>
 log_level = "WARN"
 bind_addr = "127.0.0.1"
 
-# Loopback must be said in so many words.
+# Loopback must be named explicitly.
 advertise {
   http = "127.0.0.1"
   rpc  = "127.0.0.1"
@@ -16,7 +16,7 @@ leave_on_interrupt   = true
 leave_on_terminate   = true
 
 server {
-  # On a busy machine an agent that starts again is late to report: its containers are not given up meanwhile.
+  # On a busy machine an agent that starts again is late to report: its containers are not marked lost so soon.
   heartbeat_grace = "60s"
 }
 
@@ -34,7 +34,7 @@ client {
 
 plugin "docker" {
   config {
-    # What the sandbox job asks for, and nothing else (docs/nomad.md says why each).
+    # What the sandbox job requires, and nothing else (docs/nomad.md gives the reasons).
     allow_caps = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
     # Binds of the job (ContainerSettings.binds) are mounts of this machine's paths.
     volumes { enabled = true }

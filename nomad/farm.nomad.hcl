@@ -13,7 +13,7 @@
 # as `relay_url` in the settings (docs/farm.md).
 #
 # Whatever happens to the service, containers and their leases stay. One allocation at a time owns the containers' job;
-# with count = 2 the other stands by, and takes over within some 25 s when the owner's node is lost.
+# with count = 2 the other is a standby, and takes over within some 25 s when the owner's node is lost.
 
 variable "job_id" {
   type    = string

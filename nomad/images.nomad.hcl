@@ -7,7 +7,7 @@
 #   nomad job run -var image=registry.example.com/agentenv-farm:1 nomad/images.nomad.hcl
 #
 # `token` is what the farm service and all keepers share ([images] keeper_token_file of its settings). `auth` has the
-# registries' credentials, as `docker login` and `skopeo login` write them; without it registries are asked without.
+# registries' credentials, as `docker login` and `skopeo login` write them; the default is anonymous access.
 # Every client needs the store as a host volume, on a disk of its own if it can be, owned by the keeper's user:
 #
 #   client { host_volume "agentenv-images" { path = "/var/lib/agentenv/store" } }
@@ -47,7 +47,7 @@ variable "image" {
 variable "user" {
   type        = string
   default     = "65534:65534"
-  description = "Docker: whose process the keeper is; the store belongs to it."
+  description = "Docker: user of the keeper's process, and owner of the store."
 }
 
 variable "command" {
