@@ -63,7 +63,7 @@ class TaskSet:
 
 
 def report_failure(task: asyncio.Task[Any]) -> None:
-    """Log the exception of a failed background task that nobody awaits. For ``add_done_callback``."""
+    """Log the exception of a failed background task that is not awaited. For ``add_done_callback``."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed", task.get_name(), exc_info=error)
 

@@ -279,7 +279,7 @@ def cache_dir() -> Path:
 
 
 def isolation_here(asked: Isolation) -> Isolation:
-    """Isolation of a container on this machine: as asked, and for ``auto`` what ``$AGENTENV_ISOLATION`` says.
+    """Isolation of a container on this machine: as requested; for ``auto``, ``$AGENTENV_ISOLATION``.
 
     Raises ConfigError when the variable has another value than ``auto``, ``full`` or ``user``.
     """
@@ -303,7 +303,7 @@ def state_dir() -> Path:
     """Directory of the state of running containers: ``$AGENTENV_STATE_DIR``, else ``/run/agentenv`` for root, else
     ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``. Created if missing, accessible to this user only.
 
-    Raises ConfigError when somebody else could have written there: its content is trusted, down to the process
+    Raises ConfigError when another user could have written there: its content is trusted, down to the process
     that `agentenv down` ends.
     """
     if named := os.environ.get("AGENTENV_STATE_DIR"):
@@ -320,14 +320,16 @@ def _ours(state: Path) -> Path:
             state.mkdir(mode=0o700, parents=True)
         owners = {state.lstat().st_uid, (found := state.stat()).st_uid}
     except OSError:
-        return state  # it does not exist, so nobody has written there; creating it will report why it cannot be created
+        return (
+            state  # it does not exist, so nothing was written there; creating it will report why it cannot be created
+        )
     if foreign := owners - {os.geteuid()}:
         problem, cure = (
             f"belongs to user {foreign.pop()}",
             "remove it, or set AGENTENV_STATE_DIR to a directory of your own",
         )
     elif stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
-        problem, cure = "may be written to by others", f"if nobody has done so: chmod 700 {state}"
+        problem, cure = "may be written to by others", f"if no other user has written there: chmod 700 {state}"
     else:
         return state
     raise ConfigError("AGENTENV_STATE_DIR", f"the state directory {state} {problem}", next_step=cure)

@@ -1,6 +1,6 @@
 """The error tree.
 
-Every class tells whose failure it is (``fault``), what survived and what to do next::
+Every class states whose failure it is (``fault``), what survived and what to do next::
 
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
@@ -34,9 +34,9 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
         ├── ConnectionLostError         the container could not be reached in time
         │   └── FarmUnreachableError        the farm service could not be reached in time
         ├── FencedError                 a newer farm controls the container
-        ├── TooManyRequestsError        the token asks the farm too often; later it may
+        ├── TooManyRequestsError        the token exceeds its request rate; retry later
         ├── CallLostError               the call may have run, its result is not available
-        ├── ImageUnavailableError       an image could not be had from where it is kept; retrying may succeed
+        ├── ImageUnavailableError       an image could not be fetched; retrying may succeed
         ├── ModelServerError            the model's server failed or could not be reached
         │   └── DoubtfulTurnError           it returned no turn, perhaps because of the model's output; never retried
         ├── ProtocolError               the other side violated the wire contract
@@ -57,7 +57,7 @@ class AgentEnvError(Exception):
     """Root of everything agentenv raises on purpose.
 
     ``code`` is the stable machine-readable name that also travels on the wire; ``next_step`` is
-    one sentence that tells the reader what to do, empty when the message already does.
+    one sentence with what to do, empty when the message already does.
     """
 
     code: ClassVar[str] = "error"
@@ -185,7 +185,7 @@ class PolicyRefusalError(AgentEnvError):
 
 class SlotDestroyedError(AgentEnvError):
     """The policy's own commands destroyed its slot (its agent was killed, or a killed call did not end). The
-    workspace is gone. This is the policy's doing, so the rollout ends here and is never retried."""
+    workspace is lost. The policy caused it, so the rollout ends here and is never retried."""
 
     code = "slot_destroyed"
     fault: ClassVar[Fault] = "policy"
@@ -272,7 +272,7 @@ class AcquireTimeoutError(InfraError):
 
 
 class LeaseLostError(InfraError):
-    """The slot no longer belongs to this trajectory; the content of its workspace is gone."""
+    """The slot no longer belongs to this trajectory; the content of its workspace is lost."""
 
     code = "lease_lost"
 
@@ -315,7 +315,7 @@ class FencedError(InfraError):
 
 
 class TooManyRequestsError(InfraError):
-    """The token has asked the farm for more than its rate allows. Nothing was counted; ``retry_after_s``: when it may
+    """The token exceeds its request rate at the farm. Nothing was counted; ``retry_after_s``: when it may
     ask again."""
 
     code = "too_many_requests"
@@ -332,7 +332,7 @@ class CallLostError(InfraError):
 
 
 class ImageUnavailableError(InfraError):
-    """An image could not be had from the registry or the engine that keeps it. Nothing was stored; what had arrived
+    """An image could not be fetched from its registry or engine. Nothing was stored; what had arrived
     is used by the next attempt."""
 
     code = "image_unavailable"

@@ -75,7 +75,7 @@ def ranges_of(text: str, owners: Collection[str]) -> list[Range]:
 
 
 def first_free(texts: Iterable[str]) -> int:
-    """An id from which on nobody has any in these files, as useradd(8) chooses it. Pure."""
+    """An id above all ids in these files, as useradd(8) chooses it. Pure."""
     return max([_FIRST, *(given.end for text in texts for _, given in _lines(text))])
 
 

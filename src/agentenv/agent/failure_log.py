@@ -18,7 +18,7 @@ from agentenv.errors import AgentEnvError, BuildStepError, DockerfileError
 logger = logging.getLogger(__name__)
 
 MOST_KINDS = 200
-"""Number of kinds that are told apart; failures of further kinds count as one."""
+"""Number of kinds that are distinguished; failures of further kinds count as one."""
 _OF_DOCKERFILES = (BuildStepError, DockerfileError)
 """They name a line of a Dockerfile, and no code of the author's is wrong."""
 _PACKAGE = str(Path(__file__).parents[1])

@@ -182,7 +182,7 @@ def _written(content: dict[str, Any], _: int) -> str:
 
 
 def _screenshot(content: dict[str, Any], _: int) -> str:
-    """A picture is for people: the model is told that there is one."""
+    """A picture is for people: the model gets a note that there is one."""
     return f"screenshot of {content.get('url')} kept ({content.get('size_bytes')} bytes); not shown here"
 
 

@@ -13,7 +13,7 @@ from agentenv.agent.transcript import Transcript
 from agentenv.errors import InfraError, TaskError
 
 MOST_ERRORS = 100
-"""Number of different errors that are told apart."""
+"""Number of different errors that are distinguished."""
 MOST_NAMED = 5
 """Items without a score that are named; further ones are counted."""
 MOST_READ = 20

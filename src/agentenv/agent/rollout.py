@@ -226,7 +226,7 @@ class Rollout:
                 attempt.sequences = sequences_of(model)
 
     async def _root(self) -> RootSpec | None:
-        """What the slot is made from; an image is fetched before the slot is asked for."""
+        """What the slot is made from; an image is fetched before the slot is requested."""
         image = await call_hook("task_image", self._hooks.task_image, self._item)
         if image is None:
             return None
@@ -291,7 +291,7 @@ class Rollout:
     async def _fork(
         self, attempt: Attempt, state: PreparedState, preparations: Preparations, stack: AsyncExitStack
     ) -> Session | None:
-        """A slot that begins from the state; None if its container has none in time, or the state is gone."""
+        """A slot that begins from the state; None if its container has none in time, or the state is lost."""
         patience_s = fork_patience_s(state, self._farm.acquire_timeout_s)
         async with AsyncExitStack() as trial:
             trial.enter_context(preparations.standing_on(state))

@@ -113,7 +113,7 @@ class Door:
         if self._retry is not None:
             self._retry.cancel()
         asyncio.get_running_loop().remove_reader(self._listening)
-        self._listening.close()  # else the kernel goes on to accept connections, which nobody answers
+        self._listening.close()  # else the kernel goes on to accept connections, which are never answered
 
     def _start(self) -> None:
         self._retry = None

@@ -11,7 +11,7 @@ def main() -> None:
     """Entry point of the ``agentenv`` command; ends the process with the verb's exit code."""
     _open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Before a verb runs there is nothing to close, and a traceback of imports tells nobody anything.
+        # Before a verb runs there is nothing to close, and a traceback of imports helps no one.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _check_environment()
     from agentenv.cli.app import app  # late: `import agentenv.cli` alone must stay cheap

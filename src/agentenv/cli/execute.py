@@ -187,7 +187,7 @@ def quoted(word: str) -> str:
 
 
 def waiting_bytes(stream: TextIO) -> int:
-    """How much of a pipe or a file nobody has read yet; 0 for everything else, a terminal for instance."""
+    """How much of a pipe or a file is unread yet; 0 for everything else, a terminal for instance."""
     try:
         fd = stream.fileno()
         kind = os.fstat(fd)
@@ -291,7 +291,7 @@ def shell_exit_code(result: CallResult) -> int:
 
 async def joined(program: StreamedProgram, *, with_stdin: bool) -> int:
     """Pass on everything, as fast as it is taken, until the program has ended; its exit code. Raises InfraError, also
-    when our output cannot be written (a full disk), and BrokenPipeError when nobody reads it."""
+    when our output cannot be written (a full disk), and BrokenPipeError when it is not read."""
     if with_stdin:
         # A daemon: a read of our standard input cannot be ended, and must not keep this process.
         loop = asyncio.get_running_loop()
@@ -332,7 +332,7 @@ def _feed(program: StreamedProgram, loop: asyncio.AbstractEventLoop) -> None:
     source = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)  # without its lock, which an exit would wait for
     try:
         while (piece := source.read(_PIECE_BYTES)) != b"":
-            if piece is None:  # somebody made it non-blocking
+            if piece is None:  # another process made it non-blocking
                 select.select([source], [], [])
             else:
                 asyncio.run_coroutine_threadsafe(program.write(piece), loop).result()

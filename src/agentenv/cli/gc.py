@@ -51,7 +51,7 @@ def gc(
 
     local: cgroups and directories of dead containers, announcements of dead farms and processes.
     Normally not needed: the next container to start does the same. Running containers of a kept farm that nobody
-    runs are shown: whoever opens the farm next has them again. --kept ends them.
+    runs are shown: the next process that opens the farm takes them over. --kept ends them.
 
     nomad: jobs of dead runs (no container has received a heartbeat for a while; farms left running by
     `agentenv up` are not removed), jobs without containers for a long time (only stopped: a live run

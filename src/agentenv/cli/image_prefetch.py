@@ -45,7 +45,7 @@ def prefetch(
     """Have images fetched before slots need them: by a farm, by keepers, or into this machine's store.
 
     A farm fetches each to as many nodes as its setting images.copies_per_image says. What is there is not fetched
-    again, and a tag is not asked for anew (`images pull` does that). Exit code 1: some could not be fetched.
+    again, and a tag is not resolved again (`images pull` does that). Exit code 1: some could not be fetched.
 
     \b
     Examples:
@@ -129,7 +129,7 @@ def _of_keeper(session: ClientSession, url: str, token: str) -> Ask:
 
 
 async def _followed(place: str, ask: Ask, reference: str, bars: Progress, quiet: bool) -> dict[str, Any]:
-    """Ask until the image is there, or cannot be had."""
+    """Repeat the request until the image is there, or has failed."""
     from agentenv.errors import from_wire
     from agentenv.wire import images as wire
 

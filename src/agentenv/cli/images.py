@@ -172,7 +172,7 @@ def gc(
 ) -> None:
     """Remove the images that were not used for longest, until the rest fits into the budget.
 
-    Images in use stay, whoever uses them. A layer goes with the last image that has it. What interrupted pulls left
+    Images in use stay. A layer goes with the last image that has it. What interrupted pulls left
     goes in any case.
 
     \b

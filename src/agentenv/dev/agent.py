@@ -39,7 +39,7 @@ refused, and retries only after 15 to 30 s (``registerRetryIntv``, client/client
 _NO_NODE = "no node"
 _OVERSUBSCRIPTION = 4
 _OURS = range(10_000, 20_000)
-"""Ports that nobody gets unasked: below those the kernel gives out, and those that Nomad gives its tasks."""
+"""Ports that no program gets by default: below those the kernel gives out, and those that Nomad gives its tasks."""
 _KEEPER = 65_534
 """Whose process an image keeper is (variable ``user`` of nomad/images.nomad.hcl)."""
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")

@@ -152,7 +152,7 @@ def read_cgroups(mountinfo: str, own: str) -> Cgroups:
 def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
     """Names of directories whose ``lock`` is not held: of containers, and of backends that launched them.
 
-    ``locks`` is the text of /proc/locks: reading it disturbs nobody, unlike trying the lock.
+    ``locks`` is the text of /proc/locks: reading it disturbs no holder, unlike trying the lock.
     """
     held = {line.split(":")[-1].split()[0] for line in locks.splitlines() if "FLOCK" in line}
     found = {lock: _inode(lock) for place in swept_directories(state) for lock in place.glob("*/lock")}

@@ -336,7 +336,7 @@ CONFIG_SECTIONS = ("env", "openai", "slurm", "testing")
 
 def check_arguments(arguments: Sequence[str], fields: Collection[str]) -> None:
     """Raises ConfigError for what atropos answers with a traceback or without a hint: a flag of no setting, a
-    ``--config`` that is no file, cannot be read, or has a section that nobody reads. ``fields``: the settings after
+    ``--config`` that is no file, cannot be read, or has an unknown section. ``fields``: the settings after
     ``--env.``."""
     for given, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         flag, equals, value = given.partition("=")

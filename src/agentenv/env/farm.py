@@ -1,6 +1,6 @@
 """``tool_pool_mode="farm"``: an environment whose slots belong to a farm service.
 
-What containers are like is then the farm's to say, and how many slots there are is the run's share.
+The farm then configures the containers, and the run's share limits the slots.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ItemsAhead:
     async def _announce(self, item: Any) -> None:
         try:
             image = await call_hook("task_image", self._image_of, item)
-        except AgentEnvError:  # its rollouts meet it again, and tell
+        except AgentEnvError:  # its rollouts meet it again, and report it
             return
         if isinstance(image, (str, ImageRoot)):
             self._prefetch([image if isinstance(image, str) else image.image])

@@ -1,6 +1,6 @@
 """Settings under the names of the harnesses that environments come from. Pure.
 
-:data:`ALIASES` are other names of settings here, :data:`REFUSED` settings that cannot be had, with what to use
+:data:`ALIASES` are other names of settings here, :data:`REFUSED` unsupported settings, with what to use
 instead. docs/porting.md has both tables.
 """
 
@@ -31,7 +31,7 @@ DRIVERS: Final[Mapping[str, str]] = {"singularity": "apptainer"}
 def with_names_of_here(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that change nothing here.
 
-    Raises: ConfigError for one that would change something and cannot be had; says what to use instead.
+    Raises: ConfigError for one that would change something and is not supported; names what to use instead.
     """
     kept = dict(given)
     for name, (harmless, instead) in REFUSED.items():

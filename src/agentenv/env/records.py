@@ -46,7 +46,7 @@ class RunFiles:
 
     @property
     def run_to_name(self) -> str:
-        """The run's id if its records are appended to those of others, otherwise empty. To be asked before the first
+        """The run's id if its records are appended to those of others, otherwise empty. Call it before the first
         group is recorded."""
         return self.run.id if self._rollouts.has_content else ""
 

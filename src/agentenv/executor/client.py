@@ -124,7 +124,7 @@ class SandboxClient:
         self._to_forget: list[bytes] = []
         self._forget_bytes = 0
         self._forgotten: deque[bytes] = deque(maxlen=_RESENT_KEYS)
-        """Calls this stream was told to forget that the container would otherwise keep for ever; repeated on the
+        """Calls to forget, which the container would otherwise keep for ever; repeated on the
         next stream."""
         self._look_at = 0.0
         self._id_prefix = secrets.token_hex(12)
@@ -157,8 +157,8 @@ class SandboxClient:
     ) -> PendingCall:
         """Queue one call; ``lease`` is the LeaseKey as JSON, ``arguments`` are what ToolCatalog.validate returns.
 
-        With a caller's own ``call_id``, which no unfinished call may have, the container keeps the result for whoever
-        submits that id again, unless it is large (an attachment).
+        With a caller's own ``call_id``, which no unfinished call may have, the container keeps the result for the
+        client that submits that id again, unless it is large (an attachment).
 
         Raises:
             PoolClosedError: the client is closed.
@@ -178,7 +178,7 @@ class SandboxClient:
                 next_step="send it in smaller parts",
             )
         self._unfinished[call_id] = call
-        self._cancelling.pop(call_id, None)  # asked for again: its result is wanted, cancelled or not
+        self._cancelling.pop(call_id, None)  # submitted again: its result is wanted, cancelled or not
         if (behind := self._behind.get(lease)) is not None:
             behind.append(call)
         elif parts:
@@ -189,7 +189,7 @@ class SandboxClient:
         return call
 
     def abandon(self, call: PendingCall, error: AgentEnvError | None = None) -> None:
-        """Cancel a call nobody waits for: it is withdrawn, or ended in the container. Repeatable.
+        """Cancel a call that no caller awaits: it is withdrawn, or ended in the container. Repeatable.
 
         A caller that still awaits it gets (a copy of) ``error``, or is cancelled.
         """
@@ -272,7 +272,7 @@ class SandboxClient:
             self._finish(call, whole)
 
     async def _moved(self, call: PendingCall, work: Coroutine[Any, Any, T]) -> T | None:
-        """Result of the transfer; None if the call has ended meanwhile, or ends through this."""
+        """Result of the transfer; None if the call has ended in the meantime, or ends through this."""
         call.moving = self._loop.create_task(work)
         await asyncio.wait({call.moving})
         if call.moving.cancelled():

@@ -58,7 +58,7 @@ class PendingCall:
 
     ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the task
     that sends them, or fetches the result's attachments; ``attached`` once the container may have some of them;
-    ``asked`` while an answer is expected. ``kept``: the container is not told to forget the result. ``added_at``,
+    ``asked`` while an answer is expected. ``kept``: the container stores the result until it ends. ``added_at``,
     ``sent_at`` and ``done_at`` are loop times in seconds; None until they happen.
     """
 

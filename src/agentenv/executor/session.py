@@ -231,8 +231,8 @@ class ToolSession:
         raises cancels the command and is raised here.
 
         ``call_id`` names the call, uniquely within the lease: called again with it, also by another process, this
-        returns the result of the first time, and the call never runs twice (CallLostError when the result is gone;
-        large ones are not kept). While the call runs nobody else here may use its id. Not for external tools.
+        returns the result of the first time, and the call never runs twice (CallLostError when the result was
+        discarded; large ones are not kept). While the call runs no other call may use its id. Not for external tools.
 
         Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
         failure was ours; its class says which (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
@@ -282,7 +282,7 @@ class ToolSession:
 
     async def checkpoint(self) -> Checkpoint:
         """Keep the slot's files, and no process: everything running in it is killed, and a running call cancelled. The
-        slot goes on with the same files.
+        slot continues with the same files.
 
         Raises: CheckpointError: there is no room to keep them. InfraError.
         """
@@ -313,8 +313,8 @@ class ToolSession:
         await self.lease.act(DropCheckpoint(checkpoint=checkpoint.root.checkpoint))
 
     async def set_network(self, network: NetworkPolicy) -> None:
-        """Change what the slot may reach from now on; its processes go on. Connections that are no longer allowed are
-        closed when this returns; under an allow list, new commands are told the proxy's address. Forks begin with the
+        """Change what the slot may reach from now on; its processes continue. Connections that are no longer allowed
+        are closed when this returns; under an allow list, new commands get the proxy's address. Forks begin with the
         network that the slot has then; a checkpoint's files are restored under the one it has now.
 
         Raises: ConfigError: the slot has no image, and so the network of its container. SandboxUnavailableError: the

@@ -172,7 +172,7 @@ class ToolExecutor:
         return line.client
 
     def detach(self, client: SandboxClient, *, gone: bool) -> None:
-        """One user less; an unused client is closed at once if its container is gone, otherwise when idle."""
+        """One user less; an unused client is closed at once if its container has ended, otherwise when idle."""
         line = self._lines.get(client.handle)
         if line is None or line.client is not client:
             return  # closed before its users were

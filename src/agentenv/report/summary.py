@@ -94,7 +94,7 @@ class Run:
         return facts | {"Settings": run.settings, "agentenv": run.agentenv}
 
     def row(self) -> dict[str, Any]:
-        """Its figures beside those of other runs."""
+        """Its figures next to those of other runs."""
         scores = [t.score for group in self.groups for t in group.trajectories if t.score is not None]
         return {
             "id": self.id,

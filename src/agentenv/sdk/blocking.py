@@ -47,8 +47,8 @@ class Opened(Blocking[O]):
     def _drive(self, driven: O, maker: Blocking[Any] | None) -> None:
         """Called once by the constructor."""
         super().__init__(driven, LoopThread() if maker is None else maker._loop)
-        self._maker = maker  # if nobody else held that, it would be closed, and the thread with it
-        # One in a notebook that nobody closed: ended with the object, or at the latest with the interpreter.
+        self._maker = maker  # if nothing else referenced that, it would be closed, and the thread with it
+        # One that a notebook did not close: ended with the object, or at the latest with the interpreter.
         self._end = weakref.finalize(self, _close, driven, self._loop, maker is None)
 
     @classmethod

@@ -76,7 +76,7 @@ async def forwarded(
         yield server.sockets[0].getsockname()[:2]
     finally:
         server.close()
-        while tasks := [*serving]:  # what was accepted last may come meanwhile
+        while tasks := [*serving]:  # a connection may have been accepted in the meantime
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -118,7 +118,7 @@ class LoopThread:
                 raise PoolClosedError("the sandbox is closed", next_step="make a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon: an interpreter that exits must not wait for a sandbox that nobody closed.
+                # A daemon: an interpreter that exits must not wait for a sandbox that was not closed.
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name="agentenv sandbox", daemon=True)
                 self._thread.start()
             return self._loop
@@ -190,7 +190,7 @@ class _Call(Generic[T]):
 
 
 def forked_error(process: int) -> PoolClosedError:
-    """The error for whoever uses what belongs to ``process`` in a process forked from it."""
+    """The error of an object of ``process`` that a process forked from it uses."""
     return PoolClosedError(
         f"this sandbox belongs to process {process}, from which this one was forked",
         next_step="open a sandbox in each process, or start processes with the method 'spawn'",

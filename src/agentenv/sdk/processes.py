@@ -102,8 +102,8 @@ class SlotProcess:
     """A program that runs in the background of a slot, until it ends, is killed, or the slot is wiped or sealed.
 
     Its two outputs are one stream here, of which the slot keeps the last 200 kB: read it as it comes, or what is older
-    is gone (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows it.
-    """
+    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows
+    it."""
 
     def __init__(self, caller: Caller, name: str) -> None:
         self.name: str = name
@@ -111,7 +111,7 @@ class SlotProcess:
         self.exit_code: int | None = None
         """Once it is known to have ended; 128 + n when signal n ended it."""
         self.dropped_bytes: int = 0
-        """Bytes of its output that were gone before they were read."""
+        """Bytes of its output that were discarded before they were read."""
         self._caller = caller
         self._offset = 0
 
@@ -155,7 +155,8 @@ class SlotProcess:
         await self._call("close")
 
     async def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on."""
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it is not
+        stopped."""
         loop = asyncio.get_running_loop()
         until_s = None if timeout_s is None else loop.time() + timeout_s
         while self.exit_code is None:

@@ -183,7 +183,7 @@ class Sandbox(OpenedSandbox):
         self._loop.run(self._driven.seal())
 
     def checkpoint(self) -> Checkpoint:
-        """Keep the slot's files, and no process: everything running in it is killed. It goes on with its files.
+        """Keep the slot's files, and no process: everything running in it is killed. It continues with its files.
 
         Without an image: those of the workspace. The checkpoint lives in the slot's container, and as long as that, or
         until :meth:`drop`. Raises CheckpointError when there is no room to keep the files.
@@ -213,7 +213,7 @@ class Sandbox(OpenedSandbox):
         """Make an image of the slot's files, with the user, environment and directory of the image that it has, in this
         machine's store, or that of the farm's node; returns its digest, which ``image=`` takes. ``name``, such as
         ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
-        farm, until nobody has used it for a week. Everything running in the slot is killed; it goes on with its files.
+        farm, until a week after its last use. Everything running in the slot is killed; it continues with its files.
 
         Raises: CheckpointError when there is no image, no room, or a file that no image can have (its name begins with
         ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name is malformed, or when the
@@ -228,7 +228,7 @@ class Sandbox(OpenedSandbox):
 
         For slots with an image whose container gives its slots a network (``allow_network``; a lone sandbox that was
         opened with one). Raises ConfigError when the network is malformed, or there is no image;
-        SandboxUnavailableError when it cannot be had: then there is none.
+        SandboxUnavailableError when it is not available: then there is none.
         """
         self._loop.run(self._driven.set_network(network))
 
@@ -316,7 +316,7 @@ class Sandbox(OpenedSandbox):
 
         ``output="tail"``: it prints whether anybody reads or not, the slot keeps the last 200 kB, and the ``process``
         tool has it, too. ``pty``: on a terminal of its own. ``output="stream"``: nothing is lost, stdout and stderr are
-        apart, and it waits for whoever does not read; up to 64 at once. It is killed after ``timeout_s``, by default
+        apart, and it waits while they are not read; up to 64 at once. It is killed after ``timeout_s``, by default
         never, and ends with its handle.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
@@ -421,8 +421,8 @@ class Process(Blocking[SlotProcess]):
     """A program that runs in the background of a slot, until it ends, is killed, or the slot is wiped or sealed.
 
     Its two outputs are one stream here, of which the slot keeps the last 200 kB: read it as it comes, or what is older
-    is gone (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows it.
-    """
+    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows
+    it."""
 
     @property
     def name(self) -> str:
@@ -436,7 +436,7 @@ class Process(Blocking[SlotProcess]):
 
     @property
     def dropped_bytes(self) -> int:
-        """Bytes of its output that were gone before they were read."""
+        """Bytes of its output that were discarded before they were read."""
         return self._driven.dropped_bytes
 
     def read(self) -> bytes:
@@ -457,7 +457,8 @@ class Process(Blocking[SlotProcess]):
         self._loop.run(self._driven.close_input())
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on."""
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it is not
+        stopped."""
         return self._loop.run(self._driven.wait(timeout_s))
 
     def kill(self, signal: Signal = "KILL") -> None:

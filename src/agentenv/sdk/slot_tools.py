@@ -130,7 +130,7 @@ class SlotTools(ABC):
             await session.seal()
 
     async def checkpoint(self) -> Checkpoint:
-        """Keep the slot's files, and no process: everything running in it is killed. It goes on with its files.
+        """Keep the slot's files, and no process: everything running in it is killed. It continues with its files.
 
         Without an image: those of the workspace. The checkpoint lives in the slot's container, and as long as that, or
         until :meth:`drop`. Raises CheckpointError when there is no room to keep the files.
@@ -164,7 +164,7 @@ class SlotTools(ABC):
         """Make an image of the slot's files, with the user, environment and directory of the image that it has, in this
         machine's store, or that of the farm's node; returns its digest, which ``image=`` takes. ``name``, such as
         ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
-        farm, until nobody has used it for a week. Everything running in the slot is killed; it goes on with its files.
+        farm, until a week after its last use. Everything running in the slot is killed; it continues with its files.
 
         Raises: CheckpointError when there is no image, no room, or a file that no image can have (its name begins with
         ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name is malformed, or when the
@@ -180,7 +180,7 @@ class SlotTools(ABC):
 
         For slots with an image whose container gives its slots a network (``allow_network``; a lone sandbox that was
         opened with one). Raises ConfigError when the network is malformed, or there is no image;
-        SandboxUnavailableError when it cannot be had: then there is none.
+        SandboxUnavailableError when it is not available: then there is none.
         """
         policy = network_policy(network)
         async with self.slot_session() as session:
@@ -222,7 +222,7 @@ class SlotTools(ABC):
         reader and writer, for ``async with``; up to 64 at once.
 
         Back-pressure and half-closing (``writer.write_eof()``) are as on a socket. It ends with the block, with the
-        slot, and when that is sealed or made anew from a checkpoint: reading then raises InfraError.
+        slot, and when that is sealed or restored from a checkpoint: reading then raises InfraError.
 
         Raises: ConnectionRefusedError when nothing listens there, TimeoutError, InfraError.
         """
@@ -278,7 +278,7 @@ class SlotTools(ABC):
 
         ``output="tail"``: it prints whether anybody reads or not, the slot keeps the last 200 kB, and the ``process``
         tool has it, too. ``pty``: on a terminal of its own. ``output="stream"``: nothing is lost, stdout and stderr are
-        apart, and it waits for whoever does not read; up to 64 at once. It is killed after ``timeout_s``, by default
+        apart, and it waits while they are not read; up to 64 at once. It is killed after ``timeout_s``, by default
         never, and ends with its handle.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.

@@ -62,7 +62,7 @@ class WriteEnd:
         self._fd = fd
 
     async def write(self, data: bytes) -> bool:
-        """Write all of ``data``. False when nobody reads it any more."""
+        """Write all of ``data``. False when it is no longer read."""
         rest = memoryview(data)
         while rest:
             if self._fd < 0:

@@ -1,4 +1,5 @@
-"""One program whose input and output are streams: nothing is dropped, the program waits for whoever does not read."""
+"""One program whose input and output are streams: nothing is dropped, the program waits while its output is not
+read."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _REAPED_S = scaled(2.0)
 _PAUSE_AFTER_S = 3
 """A session that prints faster than it is read is paused by tmux, which then omits output."""
 _MOST_BYTES_PER_S = 1024 * 1024
-"""Enough for any screen; recording more would be too much work, and nobody could watch it."""
+"""Enough for any screen; recording more would be too much work, and no one could watch it."""
 _MOST_PRINTED_BYTES = 64 * 1024
 """Longest line that reports a program's output; tmux's own have 11 KB."""
 _LINES_PER_EVENT = 16

@@ -1,5 +1,5 @@
 """Writes the index of an image: an EROFS image with its metadata only. The data of files stays in the layers' tars,
-which are the index's extra devices: whoever mounts it has to name them all, in order (``device=LAYER1,device=LAYER2``).
+which are the index's extra devices: a mount has to name them all, in order (``device=LAYER1,device=LAYER2``).
 Without them the kernel mounts it too, but cannot read its files.
 
 The format is Linux' ``fs/erofs/erofs_fs.h``, whose names stand in the comments. Blocks have 512 bytes, as in a tar, so

@@ -167,7 +167,7 @@ def _layers_of(manifest: Path) -> tuple[str, ...]:
 
 
 def _remove_image(layout: Layout, digest: str) -> bool:
-    """Remove an image that nobody uses and nobody is writing. Its manifest goes first: without it nobody finds the
+    """Remove an image that is neither used nor being written. Its manifest goes first: without it nobody finds the
     index."""
     manifest = layout.manifest(digest)
     part = part_of(manifest)

@@ -37,7 +37,7 @@ class StoreLimits:
 
 
 class Intake:
-    """Stores images. ``progress`` is told every step."""
+    """Stores images. ``progress`` is called at every step."""
 
     def __init__(self, layout: Layout, limits: StoreLimits, progress: Report) -> None:
         self._layout = layout

@@ -50,7 +50,7 @@ def swells(packed_bytes: int, unpacked_bytes: int) -> bool:
 
 
 def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, done: Callable[[int], None]) -> int:
-    """Write a blob's uncompressed tar, which is ``diff_id``. Returns its size; ``done`` is told how many bytes of the
+    """Write a blob's uncompressed tar, which is ``diff_id``. Returns its size; ``done`` is called with the bytes of the
     blob have been read.
 
     Raises BadImageError when the blob is not what its digest says, its tar not what ``diff_id`` says, the compression
@@ -201,7 +201,7 @@ def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Feeder(threading.Thread):
-    """Writes to a program while somebody else reads from it."""
+    """Writes to a program while another thread reads from it."""
 
     def __init__(self, chunks: Iterable[bytes], stdin: IO[bytes]) -> None:
         super().__init__(daemon=True)

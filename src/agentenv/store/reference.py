@@ -62,7 +62,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """The reference that somebody wrote. Raises ConfigError (``image``), naming what is allowed."""
+    """Parse a reference. Raises ConfigError (``image``), naming what is allowed."""
     scheme, _, rest = text.partition(":")
     if any(char.isspace() or ord(char) < 32 for char in text) or not text:
         raise _wrong(text, "empty, or has white space")

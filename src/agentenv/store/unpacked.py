@@ -114,7 +114,7 @@ log = logging.getLogger(__name__)
 
 NOBODY: Final = 65_534
 IDS: Final = 65_536
-"""Users and groups that an unpacked layer has, beside nobody."""
+"""Users and groups that an unpacked layer has, besides nobody."""
 LEAN_IDS: Final = 2_000
 """The same, where containers have few ids (sandbox/supervisor/user_namespace.py)."""
 _VERSION: Final = b"1"
@@ -194,7 +194,7 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
 
 
 def drop(layout: Layout, name: str) -> None:
-    """Remove an unpacked layer that nobody uses. Who may not delete what is in it leaves that to whoever unpacks next.
+    """Remove an unused unpacked layer. Who may not delete what is in it leaves that to whoever unpacks next.
     Raises OSError when it stays."""
     part = layout.tree(name).rename(part_of(layout.tree(name)))
     with contextlib.suppress(OSError):
@@ -247,7 +247,7 @@ class _Writer:
     links: Path
     """An empty directory for files with several names."""
     ids: int
-    """Users and groups that files can have, beside nobody."""
+    """Users and groups that files can have, besides nobody."""
     size_bytes: int = 0
     foreign: set[int] = field(default_factory=set)
     """Users and groups that became nobody."""

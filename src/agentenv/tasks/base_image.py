@@ -1,7 +1,7 @@
 """``python -m agentenv.tasks.base_image``: an image of Debian, where Debian's archive is reached but no registry.
 
 It is made with mmdebstrap, as the base of agentenv's own image is, and is what NAME (by default debian:bookworm-slim)
-means on this machine from then on, until somebody pulls that name from a registry.
+means on this machine from then on, until that name is pulled from a registry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def make_base(store: Store, name: str = NAME) -> StoredImage:
-    """The image, in the store under that name. Takes a minute where nobody has made it before. Raises
+    """The image, in the store under that name. Takes a minute the first time. Raises
     SandboxUnavailableError without mmdebstrap or Debian's archive; ConfigError when it is no name of an image."""
     place = cache_dir() / "image"
     place.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ async def play(
     """Play every record once with each of its players. Returns what was recorded, which ``directory`` has too.
 
     ``fields`` are the environment's settings, beside those that any such play has; ``records`` returns its records by
-    id, and ``kind.item_of`` makes items of them. ``table`` is told the results as they come. Raises: ConfigError,
+    id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Raises: ConfigError,
     what the environment's setup raises, InfraError when a record cannot be written.
     """
     log = directory / "rollouts.jsonl"

@@ -92,7 +92,7 @@ class TokenSpeaker:
         return text, max(0, text.count(self._turn_mark) - 1)
 
     def member_of(self, prompt: list[int]) -> int | None:
-        """The member whose conversation goes on with this prompt, if it is known."""
+        """The member whose conversation continues with this prompt, if it is known."""
         known = [said for said in self.said if prompt[: len(said.prompt)] == said.prompt]
         goes_on = [said for said in known if prompt[len(said.prompt) :][: len(said.tokens)] == said.tokens]
         return goes_on[-1].turn.member if goes_on else None

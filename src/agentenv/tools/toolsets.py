@@ -109,7 +109,7 @@ def tools_of(field: str, names: Iterable[str], catalog: ToolCatalog) -> set[str]
 def choose(catalog: ToolCatalog, enabled: Sequence[str] | None, disabled: Sequence[str] | None) -> ToolCatalog:
     """The tools an agent gets: those enabled (None: all) without those disabled.
 
-    Disabling a set of which nothing is there is allowed; a name nobody knows is not.
+    Disabling a set of which nothing is there is allowed; an unknown name is not.
 
     Raises: ConfigError when a name is unknown, an enabled set is empty, or nothing is left.
     """

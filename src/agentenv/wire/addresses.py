@@ -17,7 +17,7 @@ _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_IPV6: Final = ipaddress.ip_network("2000::/3")
-"""IANA assigns no other for the Internet; what is outside of it is private, link- or site-local, or nobody's."""
+"""IANA assigns no other for the Internet; what is outside of it is private, link- or site-local, or unassigned."""
 _SPECIAL: Final = tuple(
     ipaddress.ip_network(network)
     for network in (

@@ -34,8 +34,8 @@ _SHOWN_CHARACTERS = 1_000
 
 
 class Attachment(WireModel):
-    """Content sent outside its message. ``field`` of a call: the name of the argument, whose type tells the encoding
-    (:func:`agentenv.wire.base.carried_as`). Of a result: ``stdout``, ``stderr``, ``content`` (its JSON),
+    """Content sent outside its message. ``field`` of a call: the name of the argument, whose type determines the
+    encoding (:func:`agentenv.wire.base.carried_as`). Of a result: ``stdout``, ``stderr``, ``content`` (its JSON),
     ``content.text`` (UTF-8; invalid bytes are replaced by the receiver) or ``content.data`` (the bytes themselves)."""
 
     field: Annotated[str, Field(pattern=r"^[a-z_]{1,40}(\.[a-z_]{1,40})?$")]
@@ -116,7 +116,7 @@ class CallResult(WireModel):
         return text if isinstance(text := named.get("text"), str) else json.dumps(self.content, ensure_ascii=False)
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """What somebody at a prompt looks for: the exit code, the output, and whatever is not as usual."""
+        """A line for an interactive prompt: the exit code, the output, and whatever is unusual."""
         for name, value in super().__repr_args__():
             if name == "exit_code" or (name not in _UNSHOWN and value != type(self).model_fields[str(name)].default):
                 yield str(name), _shortened(value)
@@ -145,7 +145,7 @@ class LiveOutput(WireModel):
 
 
 class CallKey(WireModel):
-    """Identifies one call for somebody entitled to it: without its lease's key, an id is useless."""
+    """Identifies one call for a holder of its lease: without its lease's key, an id is useless."""
 
     id: CallId
     lease: LeaseKey

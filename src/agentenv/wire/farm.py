@@ -109,7 +109,7 @@ WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting", "image
 
 
 class Place(WireModel):
-    """Why an ask waits, and for how long probably.
+    """Why an ask waits, and the estimated time.
 
     ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have, or the token of
     ``detail``), ``paused`` (the run is), ``starting`` (containers are being started), ``no_capacity`` (they cannot be;
@@ -135,7 +135,7 @@ class Place(WireModel):
 
 
 class AskState(WireModel):
-    """What has become of an ask: ``leases`` when it is granted, ``place`` while it waits, ``error`` when it is
+    """The state of an ask: ``leases`` when it is granted, ``place`` while it waits, ``error`` when it is
     refused."""
 
     request_id: str
@@ -174,7 +174,7 @@ class NewsAsk(WireModel):
 
 
 class NewsLost(WireModel):
-    """A lease has ended because of the farm: its container is gone, or the slot was taken back. Containers say it too,
+    """A lease has ended because of the farm: its container has ended, or the slot was reclaimed. Containers say it too,
     if they still can."""
 
     type: Literal["lost"] = "lost"
@@ -253,7 +253,7 @@ class RunStatus(WireModel):
     share: RunShare
     held: dict[RunKind, int]
     waiting: int
-    """Slots asked for."""
+    """Requested slots."""
     oldest_wait_s: float | None = None
     fair_share: float = 0.0
     """Slots it would have now if all were divided by guarantee, weight and need."""
@@ -293,7 +293,7 @@ class Draining(WireModel):
 
 
 class TokenRequest(WireModel):
-    """``POST /v1/tokens``. The token may not allow more than the one that asks for it: neither other runs, nor a larger
+    """``POST /v1/tokens``. The token may not allow more than the token of the request: neither other runs, nor a larger
     cap, nor a later end."""
 
     run: TokenRun
@@ -360,6 +360,6 @@ class FarmInfo(WireModel):
     """Who sees to it that an image is where a slot has it as its root: the client, or the farm (``/v1/images``)."""
     load: FarmLoad
     run: RunStatus | None = None
-    """The run of the token that asks; None for a token of several runs."""
+    """The run of the request's token; None for a token of several runs."""
     problem: str = ""
     """Why containers cannot be started; empty while they can."""

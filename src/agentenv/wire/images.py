@@ -20,7 +20,7 @@ CommittedName = Annotated[str, Field(max_length=1_000, pattern=r"^(committed:[^\
 MAX_WANTED: Final = 256
 """Images in one request."""
 MAX_LISTED: Final = 10_000
-"""Images of one node in one answer; a node that has more tells of those it used last."""
+"""Images of one node in one answer; a node that has more lists those it used last."""
 MAX_WAIT_S: Final = 25.0
 """How long an answer is held back, at most."""
 
@@ -39,12 +39,12 @@ class ImagesRequest(WireModel):
 
     references: Annotated[tuple[Reference, ...], Field(max_length=MAX_WANTED)] = ()
     images: Annotated[tuple[ImageRef, ...], Field(max_length=MAX_WANTED)] = ()
-    """Images that were resolved before: other nodes are asked for them first."""
+    """Images that were resolved before: the keeper looks for them on other nodes first."""
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
 class ImageState(WireModel):
-    """One of them: ``image`` when it is there, ``error`` when it cannot be had (asked again later, it is tried
+    """One of them: ``image`` when it is there, ``error`` when it cannot be fetched (requested again later, it is tried
     again)."""
 
     wanted: str
@@ -53,7 +53,7 @@ class ImageState(WireModel):
     error: ErrorReply | None = None
     step: str = ""
     problem: str = ""
-    """Why it does not go on at the moment, and is tried again: the registry's last failure."""
+    """Why the fetch makes no progress and is retried: the registry's last failure."""
     done_bytes: int | None = None
     total_bytes: int | None = None
 

@@ -51,10 +51,10 @@ class Tags(KeptModel):
     group: Tag = ""
     item: Tag = ""
     tokens: Annotated[tuple[TokenTag, ...], Field(max_length=MAX_TOKENS)] = ()
-    """The token by which a farm was asked for it, and the tokens by whose right that was made, each by the next."""
+    """The token of its request to a farm, and the tokens by whose right that was made, each by the next."""
 
     def without_tokens(self) -> Tags:
-        """The same whoever asked."""
+        """The same for every client."""
         return self.model_copy(update={"tokens": ()}) if self.tokens else self
 
 
@@ -82,7 +82,7 @@ class LeaseKey(WireModel):
 
 
 def _root(raw: Any) -> RootSpec:
-    """Raises ConfigError, which is no ValueError: whoever asked gets it as it is, and asks nobody else."""
+    """Raises ConfigError, which is not a ValueError: the client gets it unchanged, and does not retry elsewhere."""
     return raw if isinstance(raw, RootSpec) else RootSpec.parse(raw)
 
 
@@ -96,7 +96,7 @@ Root = Annotated[
 
 @dataclass(frozen=True)
 class SlotRequest:
-    """What a pool is asked for: slots for these trajectories, all or none. It is not sent as it is.
+    """A request to a pool: slots for these trajectories, all or none. It is not sent in this form.
 
     ``request_id`` makes a repeated request to a container find the lease it has made: the lease of the n-th trajectory
     is requested as ``request_id-n``. Empty: it will not be repeated.
@@ -152,13 +152,13 @@ Network = Annotated[
 
 
 class SealSlot(WireModel):
-    """Kill everything running in the slot, and make its namespaces anew over the same workspace."""
+    """Kill everything running in the slot, and recreate its namespaces over the same workspace."""
 
     do: Literal["seal"] = "seal"
 
 
 class CheckpointSlot(WireModel):
-    """Keep the slot's files as a checkpoint, which the reply names. Its processes end; it goes on with the files. Who
+    """Keep the slot's files as a checkpoint, which the reply names. Its processes end; it continues with the files. Who
     knows the name may restore it, or lease slots of this container that begin with it."""
 
     do: Literal["checkpoint"] = "checkpoint"
@@ -181,8 +181,8 @@ class DropCheckpoint(WireModel):
 
 
 class ChangeNetwork(WireModel):
-    """Change what an image slot may reach. Its processes go on; connections that are no longer allowed are closed when
-    it is answered."""
+    """Change what an image slot may reach. Its processes continue; connections that are no longer allowed are closed
+    when it is answered."""
 
     do: Literal["network"] = "network"
     network: Network
@@ -245,9 +245,10 @@ class RenewReply(WireModel):
 
 
 class EndRequest(WireModel):
-    """``POST /v1/leases/end``: end the lease of this epoch, whoever holds it. For operators and farms, who do not know
-    the lease's secret. Its holder then gets ``error`` (the ``code`` of a LeaseLostError) with ``message``; without one
-    the lease ends as if it had been released, and is no longer a :class:`LostLease` if it was lost before."""
+    """``POST /v1/leases/end``: end the lease of this epoch, regardless of its holder. For operators and farms, who do
+    not know the lease's secret. Its holder then gets ``error`` (the ``code`` of a LeaseLostError) with ``message``;
+    without one the lease ends as if it had been released, and is no longer a :class:`LostLease` if it was lost
+    before."""
 
     slot: SlotIndex
     epoch: Count
@@ -261,8 +262,8 @@ class ReleaseReply(WireModel):
     """``POST /v1/leases/release`` (body: a :class:`LeaseKey`) and ``/v1/leases/end`` (an :class:`EndRequest`).
 
     Release returns once the slot is verified clean (``free``) or could not be verified (``quarantined``). If that
-    takes long it returns earlier (``resetting``: ask again). Releasing an epoch that has ended is not an error.
-    """
+    takes long it returns earlier (``resetting``: repeat the request). Releasing an epoch that has ended is not an
+    error."""
 
     slot: SlotIndex
     state: SlotState
@@ -270,7 +271,7 @@ class ReleaseReply(WireModel):
 
 class LostLease(WireModel):
     """A lease of a trajectory that calls by its name alone (:data:`BY_NAME`), which has ended and was not released:
-    the name must not be given another, empty slot without being told. ``error`` is the ``code`` of a class in
+    the name must not be given another, empty slot without an error. ``error`` is the ``code`` of a class in
     :mod:`agentenv.errors`."""
 
     slot: SlotIndex
@@ -296,4 +297,4 @@ class SlotReport(KeptModel):
     in_state_s: float | None = None
     """Seconds in this state, as far as this server process knows."""
     reason: str = ""
-    """Why a slot is quarantined or gone; empty otherwise."""
+    """Why a slot is quarantined or lost; empty otherwise."""

@@ -1,6 +1,6 @@
 """Passes: what a run may use of a container whose control token it must not have.
 
-A pass names its run and is derived from the container's control token, so nobody stores it: whoever has the token makes
+A pass names its run and is derived from the container's control token, so it is not stored: a holder of the token makes
 and checks it. It opens no slot by itself; a lease of that run does. Pure, standard library only.
 """
 

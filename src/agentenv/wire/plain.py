@@ -72,7 +72,7 @@ class ExecuteReply(WireModel):
 
     @classmethod
     def of(cls, result: CallResult, lease: str, uniq_id: str | None) -> ExecuteReply:
-        """The reply that tells a result."""
+        """The reply of a result."""
         error = result.message or (_why_failed(result) if not result.success else "")
         return cls(
             success=result.success, output=result.output, error=error, metadata=result, uniq_id=uniq_id, lease=lease
@@ -112,7 +112,7 @@ class ArtifactReadRequest(OfTrajectory):
 
 class ArtifactReply(WireModel):
     """What the replies about artifacts have in common. ``success`` is false when the files are to blame: there is no
-    such path, say; ``error`` then tells."""
+    such path, say; ``error`` then has the reason."""
 
     success: bool
     error: str = ""

@@ -23,7 +23,7 @@ _MAX_SHOWN: Final = 80
 _UNASKED: Final = {
     "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
 }  # fmt: skip
-"""The values of fields with which nothing is asked for."""
+"""The values of fields that request nothing."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class ErrorReply(WireModel):
     next_step: str = ""
     fault: Fault = "infra"
     retry_after_s: float | None = None
-    """When to ask again, of those who asked too often."""
+    """When to retry, after too many requests."""
 
     @classmethod
     def of(cls, error: AgentEnvError) -> Self:

@@ -20,12 +20,12 @@ from agentenv.wire.states import ContainerState, SlotState
 SIGHT_EVERY_S: Final = 0.5
 """Shortest interval between two lines of changes."""
 SIGHT_BEAT_S: Final = 2.0
-"""Longest interval between two lines; so often the numbers of farm, runs and queue are told."""
+"""Longest interval between two lines; the numbers of farm, runs and queue are sent at this interval."""
 
 
 class SlotSight(WireModel):
     """One slot. ``run`` and what follows are those of its lease, if the token covers it; a leased slot without a run
-    is somebody else's."""
+    belongs to another run."""
 
     slot: SlotIndex
     state: SlotState
@@ -68,7 +68,7 @@ class OthersSight(WireModel):
     runs: int = 0
     held: int = 0
     waiting: int = 0
-    """Slots asked for."""
+    """Requested slots."""
 
 
 class RatesSight(WireModel):
@@ -99,7 +99,7 @@ class Sight(WireModel):
 
 
 class SightChanges(WireModel):
-    """What has changed since the line before, or was not told yet. ``farm``, ``runs``, ``others`` and ``queue`` are
+    """What has changed since the line before, or was not sent yet. ``farm``, ``runs``, ``others`` and ``queue`` are
     whole, or not there."""
 
     type: Literal["changes"] = "changes"

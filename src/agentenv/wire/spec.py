@@ -23,7 +23,7 @@ MEMORY_HEADROOM_BYTES = 64 * MIB
 
 Isolation = Literal["auto", "full", "user"]
 Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"]
-"""Capabilities over the slot's own namespaces that a lease may ask for, beyond those that every image slot has."""
+"""Capabilities over the slot's own namespaces that a lease may request, beyond those that every image slot has."""
 ImageFormat = Literal["auto", "erofs", "tree", "shifted"]
 ATTACHED = "attached"
 """In :attr:`ContainerSpec.closed_networks`: all networks the container itself is attached to."""
@@ -228,7 +228,7 @@ class SandboxSpec(ContainerSpec):
 
 
 def check_machine(spec: ContainerSpec) -> None:
-    """Raise ConfigError when a container that is a virtual machine (driver ``vm``) cannot be what is asked for: it has
+    """Raise ConfigError when a container that is a virtual machine (driver ``vm``) cannot have these settings: it has
     nothing of its host (docs/machines.md)."""
     cures = {
         "binds": (spec.binds, "put what slots need into the containers' image"),

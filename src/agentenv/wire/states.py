@@ -31,7 +31,7 @@ class SlotPhase(StrEnum):
     resetting = "resetting"
     sealing = "sealing"
     rerooting = "rerooting"
-    """It gets the root of an image, for the lease that asked for it."""
+    """It gets the root of an image that its lease requested."""
     freezing = "freezing"
     """What it has written is kept as a checkpoint."""
     quarantined = "quarantined"
@@ -60,7 +60,7 @@ POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     # free -> resetting: the container found the slot broken by itself, or another client holds it.
     SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
     SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
-    # resetting -> leased: another client leased it before we heard that it was free.
+    # resetting -> leased: another client leased it before its release was reported.
     SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
     SlotState.quarantined: frozenset({SlotState.gone}),
     SlotState.gone: frozenset(),

@@ -1,8 +1,8 @@
-"""``GET /v1/slots/{slot}/tail``: what the calls in one slot print, for somebody who looks on. One JSON object per line.
+"""``GET /v1/slots/{slot}/tail``: what the calls in one slot print, for viewers. One JSON object per line.
 
 First come the calls that ended lately under the slot's lease, then each call as it begins, prints and ends. What is
-looked at is kept beside the calls: a slow or absent reader costs them nothing, and misses what was dropped meanwhile.
-"""
+viewed is stored apart from the calls: a slow or absent reader costs them nothing, and misses what was dropped in the
+meantime."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
-"""Variables of one program. How many bytes they may have is for ``execve`` to say."""
+"""Variables of one program. ``execve`` limits their bytes."""
 
 
 class BashArguments(ToolArguments):
@@ -175,7 +175,7 @@ class WriteFileArguments(ToolArguments):
 
 
 class WriteFileReply(WireModel):
-    """``created`` tells a new file from an overwritten one."""
+    """``created``: the file is new; otherwise it was overwritten."""
 
     size_bytes: int
     created: bool

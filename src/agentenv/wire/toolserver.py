@@ -14,7 +14,8 @@ from agentenv.wire.base import MAX_TIMEOUT_S, PROTOCOL_VERSION, Arguments, BootN
 from agentenv.wire.calls import CallResult
 
 MAX_WAIT_S = 60.0
-"""Longest time a server keeps one request open; then it answers that the call still runs, and the client asks again."""
+"""Longest time a server keeps one request open; then it answers that the call still runs, and the client repeats the
+request."""
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest request a tool server reads: external tools take questions, not files."""
 
@@ -75,7 +76,7 @@ class ToolCallRequest(WireModel):
 
 
 class ToolCallReply(WireModel):
-    """Answer to :class:`ToolCallRequest`; ``result`` None: the call still runs, ask again.
+    """Answer to :class:`ToolCallRequest`; ``result`` None: the call still runs, repeat the request.
 
     ``stateful``: this trajectory has state in the server of this ``boot``.
     """
@@ -86,7 +87,7 @@ class ToolCallReply(WireModel):
 
 
 class CancelCalls(WireModel):
-    """``POST /v1/cancel``: cancel these calls of a trajectory; nobody waits for them."""
+    """``POST /v1/cancel``: cancel these calls of a trajectory; their client no longer waits."""
 
     trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
     ids: Annotated[tuple[CallId, ...], Field(max_length=1_000)]

@@ -15,7 +15,7 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.leases import SlotReport
 
 BEAT_S: Final = 1.0
-"""Longest interval between two lines, unless the watcher asks for another."""
+"""Longest interval between two lines, unless the watcher requests another."""
 LEAST_BEAT_S: Final = 0.1
 MOST_BEAT_S: Final = 60.0
 CALL_BOUNDS_S: Final = (

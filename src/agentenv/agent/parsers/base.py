@@ -287,7 +287,7 @@ def checked_name(name: Any, where: str) -> str:
 
 
 def checked_fields(call: Mapping[str, Any], where: str, arguments: str) -> None:
-    """Raises: Malformed when a call has a field that nobody reads, such as arguments under another name than
+    """Raises: Malformed when a call has an unknown field, such as arguments under another name than
     ``arguments``: it would run without them."""
     known = ("name", arguments, "id", "type")
     if other := next((field for field in call if field not in known), None):

@@ -105,7 +105,7 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
 
     @app.delete("/v1/leases/{container}/{slot}/{epoch}")
     async def end(container: str, slot: int, epoch: int, right: MyRight) -> wire.EndedLeases:
-        """End a lease; its holder is told."""
+        """End a lease; its holder gets an error."""
         name = f"{container}/{slot}/{epoch}"
         return _end(farm, right, lambda one: right.covers(one.tags.run) and one.name == name)
 

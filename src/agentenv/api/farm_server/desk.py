@@ -87,7 +87,7 @@ class Desk:
         relay_url: str = "",
         comes_from: Callable[[str, str], None] | None = None,
     ) -> None:
-        """``comes_from`` is told of each image that is asked for, its digest and its reference."""
+        """``comes_from`` is called with the digest and reference of each requested image."""
         self.line = line
         self.granted_to: dict[str, int] = {}
         """Slots granted to each run by this process."""
@@ -113,7 +113,7 @@ class Desk:
         self.denied: frozenset[str] = frozenset()
         """Ids of tokens that were revoked."""
         self._not_renewed: set[int] = set()
-        """Leases of such tokens whose containers were told."""
+        """Leases of such tokens whose containers were notified."""
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
@@ -344,7 +344,7 @@ class Desk:
         """See :class:`agentenv.slots.yard.Desk`: never, because asks have no deadline here."""
 
     def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
-        """See :class:`agentenv.slots.yard.Desk`. The holder is told, unless it was its container that told us."""
+        """See :class:`agentenv.slots.yard.Desk`. The holder is notified, unless its container reported the end."""
         self._freed.freed(self._clock())
         self.lost_names.ended(lease, error)
         opened = self._by_lease.pop(lease.id, None)
@@ -531,7 +531,7 @@ class Desk:
         return len(over)
 
     def leases(self, chosen: Callable[[LeaseRecord], bool]) -> Iterator[LeaseRecord]:
-        """Leases that somebody holds."""
+        """Leases that are held."""
         return (lease for lease in list(self.yard.ledger.leases()) if lease.held and chosen(lease))
 
     def _withdraw(self, opened: OpenAsk) -> None:
@@ -544,8 +544,8 @@ class Desk:
     # -- upkeep ----------------------------------------------------------------------------------
 
     def tick(self, reclaim_after_s: float | None) -> None:
-        """Once a second: drop asks that nobody follows, refuse those that can never be served, reclaim for guarantees,
-        and tell places."""
+        """Once a second: drop asks that no client follows, refuse those that can never be served, reclaim for
+        guarantees, and tell places."""
         now = self._clock()
         for key, opened in list(self._asks.items()):
             if opened.ticket is not None:
@@ -557,7 +557,7 @@ class Desk:
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
         self._forget_cancelled(now)
-        self.deny(self.denied)  # tokens may have expired since, and containers have told of leases
+        self.deny(self.denied)  # tokens may have expired since, and containers have reported leases
         for ticket in self.line.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below the number of slots requested at once")
             self.fail(ticket, error)

@@ -21,7 +21,7 @@ from agentenv.wire.base import SlotIndex
 from agentenv.wire.leases import BY_NAME, ActionReply, LeaseAction, LeaseKey, RenewRequest
 
 _LOOK_S: Final = wire.ASK_TTL_S / 2
-"""How often an ask that waits is looked at: it is dropped when nobody does."""
+"""How often an ask that waits is looked at: it is dropped when no client does."""
 _SEARCH_S: Final = 1.0
 
 

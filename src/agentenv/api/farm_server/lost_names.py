@@ -1,4 +1,4 @@
-"""Names of trajectories whose slots were lost: a call must not get another, empty slot without being told."""
+"""Names of trajectories whose slots were lost: a call must not get another, empty slot without an error."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ class LostNames:
 
 
 def _error(lost: LostLease) -> AgentEnvError:
-    """As whoever followed the container when it was lost would have told it."""
+    """As the process that followed the container when it was lost would have reported it."""
     error = from_wire(lost.error, lost.message, _RELEASE, LeaseLostError, SlotDestroyedError)
     return StaleLeaseError(lost.message, next_step=_RELEASE) if type(error) is LeaseLostError else error

@@ -12,7 +12,7 @@ from agentenv.wire.leases import TokenTag
 
 
 class Once:
-    """Something that happens once. An :class:`asyncio.Event` takes 760 bytes; this has one while somebody waits."""
+    """Something that happens once. An :class:`asyncio.Event` takes 760 bytes; this has one while a task waits."""
 
     __slots__ = ("_event", "_happened")
 
@@ -63,7 +63,7 @@ class OpenAsk:
     lost: AgentEnvError | None = None
     """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
     told: wire.Place | None = None
-    """Its place as last told in the news."""
+    """Its place as last sent in the news."""
 
     @property
     def by(self) -> str:

@@ -157,8 +157,8 @@ class PlainSessions:
                 trajectory.renewed(at)
 
     def leave(self) -> None:
-        """End the calls that are waited for; those that run in slots go on, and the leases last for whoever opens the
-        farm next. The desk is closed before. May be repeated."""
+        """End the calls that are waited for; those that run in slots continue, and the leases last for the process that
+        opens the farm next. The desk is closed before. May be repeated."""
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave(), name="end of the plain sessions")
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _FIRST_TTL_S: Final = 30.0
-"""How long a lease lasts that nobody takes up."""
+"""How long a lease lasts that its request no longer waits for."""
 _LONGEST_RENEWAL_S: Final = 60.0
 _REMEMBERED_S: Final = LOST_KEPT_S
 """How long calls of a trajectory that has lost its slot are refused, unless it is released."""
@@ -46,7 +46,7 @@ _REMEMBERED_S: Final = LOST_KEPT_S
 
 class Trajectory:
     """One trajectory of a run: its slot, from the first call until it is released. Its lease is lost once and for all:
-    a call must not find another, empty workspace without being told."""
+    a call must not find another, empty workspace without an error."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Trajectory:
             self.lease = lease
             return lease
         self._ask = None
-        if not self._had:  # the slot was granted when nobody waited any more, and nothing ran in it
+        if not self._had:  # the slot was granted when its request no longer waited, and nothing ran in it
             return await self.acquire(kind)
         if lease is None:
             self._gone = LeaseLostError(f"trajectory {self.name!r} has lost its slot", next_step="release it")

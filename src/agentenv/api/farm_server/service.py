@@ -32,7 +32,7 @@ from agentenv.wire.farm import PAGE_TOKEN_S
 logger = logging.getLogger(__name__)
 
 USER_TOKEN_S: Final = 86_400.0
-"""Life of the token of whoever runs the service. It is replaced after half of it."""
+"""Life of the token of the service's own user. It is replaced after half of it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Listening:
 
 
 class UserToken:
-    """A token of every right for whoever runs the service, so that commands on this machine need none. It lives for
+    """A token of every right for the service's own user, so that commands on this machine need none. It lives for
     ``life_s``, and is replaced in time; its id is logged, and in the audit log."""
 
     def __init__(self, keys: TokenKeys, audit: FarmAudit, life_s: float) -> None:

@@ -131,7 +131,7 @@ class FarmSettings(Settings):
     """Settings of a whole farm service."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] = "default"
-    """The farm's name. With the backend ``local``, whoever serves the same name next on this machine adopts its
+    """The farm's name. With the backend ``local``, the next service of the same name on this machine adopts its
     containers."""
     backend: BackendName = "local"
     """``local``: containers are processes of this machine. ``nomad``: allocations of a job. ``fake``: in this process,

@@ -1,4 +1,4 @@
-"""What viewers see of a farm: the whole at first, then what changes. Nothing is done while nobody looks.
+"""What viewers see of a farm: the whole at first, then what changes. Nothing is done without viewers.
 
 A viewer remembers the number of the look it has seen last; for each slot is kept at which look it changed last.
 So a slow viewer gets one larger line instead of many, and costs no more than a fast one.
@@ -101,7 +101,7 @@ class Sights:
             self._viewers -= 1
 
     async def _all_containers(self, right: Right) -> AsyncGenerator[tuple[wire.ContainerSight, ...], None]:
-        """Some at a time: ten thousand slots take a tenth of a second, in which nobody would be given one."""
+        """Some at a time: ten thousand slots take a tenth of a second, in which none would be granted."""
         containers = tuple(self._farm.yard.ledger.containers())
         for at in range(0, len(containers), _AT_ONCE):
             yield tuple(self._container(container, right, 0) for container in containers[at : at + _AT_ONCE])

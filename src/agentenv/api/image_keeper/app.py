@@ -184,7 +184,7 @@ async def _layer(request: web.Request) -> web.StreamResponse:
 
 
 class _LayerResponse(web.FileResponse):
-    """A layer, which nobody removes while it is sent; 404 if there is none."""
+    """A layer, which is not removed while it is sent; 404 if there is none."""
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         with contextlib.ExitStack() as held:

@@ -44,8 +44,8 @@ class Registry:
         """How often it had too many requests."""
 
     async def ask(self, attempt: Callable[[], Awaitable[T]], failed: Callable[[str], None]) -> T:
-        """The result of ``attempt``, repeated while the registry is busy; ``failed`` is told why, each time. Raises
-        what the last one raised."""
+        """The result of ``attempt``, repeated while the registry is busy; ``failed`` is called with the reason, each
+        time. Raises what the last one raised."""
         settings = self._settings
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(BusyRegistryError),

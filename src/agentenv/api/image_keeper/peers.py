@@ -28,7 +28,7 @@ from agentenv.wire import images as wire
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = scaled(3.0)
-"""For a peer to say whether it has an image."""
+"""Time limit of a peer's answer whether it has an image."""
 _AT_ONCE: Final = 8
 _STALL_S: Final = 30.0
 """Longest time without a byte."""

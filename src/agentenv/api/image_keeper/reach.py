@@ -1,4 +1,4 @@
-"""What registries may be: public, or named by whoever runs the machine that asks them.
+"""What registries may be: public, or allowed by the operator of the machine that connects to them.
 
 Who names an image is a run, a task or a Dockerfile, and must not reach what only this machine reaches. An address is
 judged when it is connected to, also where a registry leads skopeo on by a redirect or for a token.

@@ -317,7 +317,7 @@ class BrowserTools:
             raise ToolFailure(f"cannot {what}: {reason(error)}") from error
 
     async def _view(self, run: ToolRun, tabs: Tabs, told: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-        """The page after an action: the beginning of its snapshot, what the action told, and notes."""
+        """The page after an action: the beginning of its snapshot, details of the action, and notes."""
         page = await tabs.current()
         try:
             text = await self._snapshot(tabs, page, _VIEW_S)

@@ -198,7 +198,7 @@ class Chromium:
         self._opening += 1
         try:
             self._open[trajectory] = opened = await _opened(browser)
-        except Exception as error:  # Chromium is gone, or the driver between, and nobody had noticed
+        except Exception as error:  # Chromium is gone, or the driver between, and it was not noticed
             await self._give_up()
             raise CallLostError(f"no page could be opened for {trajectory}: {reason(error)}") from error
         finally:

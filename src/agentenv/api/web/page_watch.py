@@ -1,4 +1,4 @@
-"""What a trajectory's tabs do while an action runs: what to wait for, and what the model is told about it."""
+"""What a trajectory's tabs do while an action runs: what to wait for, and the notes about it for the model."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class HarborTask(Machine):
     separate: Separate | None = None
     """None: the verifier runs on the agent's machine."""
     unknown: tuple[str, ...] = ()
-    """Fields that nobody reads."""
+    """Unused fields."""
 
     @property
     def other_user(self) -> str | None:

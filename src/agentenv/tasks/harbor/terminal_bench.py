@@ -190,7 +190,7 @@ class _Service:
         self._check_volumes()
 
     def unknown(self) -> Iterable[str]:
-        """Fields that nobody reads."""
+        """Unused fields."""
         known = _READ | _NEEDLESS | _LACKING.keys()
         return sorted(f"{self.at}.{name}" for name in self._raw if name not in known)
 
