@@ -174,7 +174,7 @@ class RepairEnv(AgentEnv):
         task, package = self._task(item)
         found = await suite_in_slot(exec_tool, task, package, RUNNER)
         return repaired_share(task, found.verdict), {
-            **found.told(task),
+            **found.details(task),
             "model faults": agent_result.model_faults,
         }
 

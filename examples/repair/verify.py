@@ -47,7 +47,7 @@ class Found:
     changed: str
     """The policy's changes as a diff against the files it was given."""
 
-    def told(self, task: Task) -> dict[str, Any]:
+    def details(self, task: Task) -> dict[str, Any]:
         """The data kept in the transcript."""
         passed = self.verdict.passed if self.verdict else frozenset()
         newly = sorted(set(task.passing) - passed) if self.verdict else []

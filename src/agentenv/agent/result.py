@@ -81,12 +81,12 @@ class AgentResult:
     def to_messages(self) -> list[Message]:
         """Every turn's text and, as a user message, its results in the form of ``ToolResult.to_xml``; ``messages`` is
         the conversation as the model had it."""
-        told: list[Message] = []
+        conversation: list[Message] = []
         for step in self.steps:
-            told.append({"role": "assistant", "content": step.assistant_message})
+            conversation.append({"role": "assistant", "content": step.assistant_message})
             if results := step.tool_results:
-                told.append({"role": "user", "content": "\n".join(result.to_xml() for result in results)})
-        return told
+                conversation.append({"role": "user", "content": "\n".join(result.to_xml() for result in results)})
+        return conversation
 
     @property
     def tool_errors(self) -> list[ToolError]:

@@ -39,8 +39,8 @@ class ToolResult:
     @classmethod
     def of(cls, result: CallResult, uniq_id: str | None = None) -> Self:
         """The same outcome as a CallResult's."""
-        told = {"exit_code": result.exit_code, "timed_out": result.timed_out}
-        return cls(result.success, result.output, failure_of(result), told, uniq_id or result.id)
+        reply = {"exit_code": result.exit_code, "timed_out": result.timed_out}
+        return cls(result.success, result.output, failure_of(result), reply, uniq_id or result.id)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field."""
@@ -48,10 +48,10 @@ class ToolResult:
 
     def to_xml(self) -> str:
         """The result as Hermes-style models are shown it; empty fields are left out."""
-        told = {"success": self.success, "output": self.output}
+        reply = {"success": self.success, "output": self.output}
         more = {"uniq_id": self.uniq_id, "error": self.error, "metadata": self.metadata}
         return (
-            f"<tool_response>{json.dumps(told | {key: value for key, value in more.items() if value})}</tool_response>"
+            f"<tool_response>{json.dumps(reply | {key: value for key, value in more.items() if value})}</tool_response>"
         )
 
 

@@ -100,12 +100,12 @@ def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> 
     """The ``--json`` document."""
     from agentenv.doctor.rules import worst
 
-    told = dataclasses.asdict(facts, dict_factory=_lists_for_sets)
+    facts_json = dataclasses.asdict(facts, dict_factory=_lists_for_sets)
     return {
         "verdict": worst(findings).name,
         "findings": [{**dataclasses.asdict(finding), "level": finding.level.name} for finding in findings],
         "proofs": [proof.model_dump(mode="json") for proof in proofs],
-        "facts": told,
+        "facts": facts_json,
     }
 
 

@@ -22,12 +22,12 @@ import typer
 
 from agentenv.cli.image_root import (
     AllowOption,
-    Asked,
     CpusOption,
     DockerfileOption,
     ImageOption,
     MemoryOption,
     Place,
+    RootOptions,
     StorageOption,
     UserOption,
     WorkdirOption,
@@ -164,13 +164,13 @@ def execute(
     result, lost = run_to_end(_run(opened, rooted, ran, upload or [], download or [], wait_s))
     if not with_stdin and waiting_bytes(sys.stdin):
         err().print("[yellow]agentenv:[/] standard input was not passed on (--stdin does that)", soft_wrap=True)
-    told = result.model_dump(mode="json")
+    document = result.model_dump(mode="json")
     if lost is None:
-        print_json(told) if as_json else _show_notes(result)
+        print_json(document) if as_json else _show_notes(result)
         raise typer.Exit(shell_exit_code(result))
     # The command's output often tells why there is nothing to fetch.
     if as_json:
-        print_json({**told, "download_error": described(lost)})
+        print_json({**document, "download_error": described(lost)})
     else:
         _show_notes(result)
         print_error(lost, as_json=False)

@@ -143,8 +143,8 @@ async def _followed(place: str, ask: Ask, reference: str, bars: Progress, quiet:
             if state.image is not None:
                 digest = state.image.digest
                 await ask(wire.ImagesRequest(images=(state.image,)))  # a farm has its copies made
-            told = f"{reference} {state.step}".strip()
-            bars.update(bar, description=escape(told), completed=state.done_bytes or 0, total=state.total_bytes)
+            line = f"{reference} {state.step}".strip()
+            bars.update(bar, description=escape(line), completed=state.done_bytes or 0, total=state.total_bytes)
     except AgentEnvError as error:
         failed = error
     bars.remove_task(bar)
@@ -158,8 +158,8 @@ def _described(place: str, reference: str, digest: str, error: AgentEnvError | N
             out().print(f"{escape(reference)} {digest} {escape(place)}", soft_wrap=True)
         else:
             err().print(f"[red]✗[/] {escape(reference)} {escape(place)}: {escape(str(error))}", soft_wrap=True)
-    told = None if error is None else {"code": error.code, "message": error.message, "next_step": error.next_step}
-    return {"reference": reference, "place": place, "digest": digest or None, "error": told}
+    failure = None if error is None else {"code": error.code, "message": error.message, "next_step": error.next_step}
+    return {"reference": reference, "place": place, "digest": digest or None, "error": failure}
 
 
 def _bars() -> Progress:

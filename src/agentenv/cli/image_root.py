@@ -86,8 +86,8 @@ AllowOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked for a slot's root, as options."""
+class RootOptions:
+    """The options for a slot's root."""
 
     image: str | None = None
     dockerfile: Path | None = None

@@ -20,12 +20,12 @@ import typer
 
 from agentenv.cli.image_root import (
     AllowOption,
-    Asked,
     CpusOption,
     DockerfileOption,
     ImageOption,
     MemoryOption,
     Place,
+    RootOptions,
     StorageOption,
     UserOption,
     WorkdirOption,

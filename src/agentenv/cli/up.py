@@ -130,7 +130,7 @@ def up(
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]: the Nomad job keeps running; `agentenv down` ends it")
             raise typer.Exit(128 + ended.number) from None
-        _print_summary(told, as_json=as_json, stays=False, job=job)
+        _print_summary(summary, as_json=as_json, stays=False, job=job)
         return
     if oversubscribe or any(option is not None for option in (job, image, memory_mib, variables)):
         raise ConfigError(
@@ -216,20 +216,22 @@ async def _exporting(backend: Backend, host: str, port: int) -> AsyncIterator[st
         yield url
 
 
-def _print_summary(told: dict[str, Any], *, as_json: bool, stays: bool, job: str | None = None) -> None:
+def _print_summary(summary: dict[str, Any], *, as_json: bool, stays: bool, job: str | None = None) -> None:
     if as_json:
-        print_json(told)
+        print_json(summary)
         return
-    slots, count = sum(told["slots"].values()), told["answering_containers"]
+    slots, count = sum(summary["slots"].values()), summary["answering_containers"]
     farm_size = f"{count} container{'s' if count != 1 else ''}, {slots} slot{'s' if slots != 1 else ''}"
-    flag = ("" if told["backend"] == "local" else f" --backend {told['backend']}") + (f" --job {job}" if job else "")
+    flag = ("" if summary["backend"] == "local" else f" --backend {summary['backend']}") + (
+        f" --job {job}" if job else ""
+    )
     console = err()
     console.print(
-        f"[green]up[/] {farm_size} · {escape(told['where'])}",
+        f"[green]up[/] {farm_size} · {escape(summary['where'])}",
         soft_wrap=True,
     )
-    if told["metrics_url"]:
-        console.print(f"metrics    {told['metrics_url']}", soft_wrap=True)
+    if summary["metrics_url"]:
+        console.print(f"metrics    {summary['metrics_url']}", soft_wrap=True)
     console.print(f"look       agentenv status{flag} --watch · agentenv slots{flag}", soft_wrap=True)
     console.print(f"try        agentenv exec{flag} -- uname -a · agentenv shell{flag}", soft_wrap=True)
     if stays:

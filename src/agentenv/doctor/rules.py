@@ -122,9 +122,9 @@ def _user_namespaces(facts: Facts) -> Finding:
 
 def _bwrap(facts: Facts) -> Finding:
     if facts.bwrap_version is None and facts.bwrap_refusal is not None:  # it exists
-        said = facts.bwrap_refusal or "it reports no version"
+        reason = facts.bwrap_refusal or "it reports no version"
         return Finding(
-            "bubblewrap", Level.broken, f"bwrap does not run: {said}", "reinstall it", _install("bubblewrap")
+            "bubblewrap", Level.broken, f"bwrap does not run: {reason}", "reinstall it", _install("bubblewrap")
         )
     if facts.bwrap_version is None:
         return Finding(
@@ -343,12 +343,12 @@ def _disk(facts: Facts) -> Finding:
     )
 
 
-def image_slots(image_format: str, said: Sequence[str]) -> Finding:
+def image_slots(image_format: str, problems: Sequence[str]) -> Finding:
     """What a container says of slots with images: their format (empty: it has none), and what is less or why."""
-    name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in said)
+    name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in problems)
     if not image_format:
         return Finding(name, Level.weaker, f"refused:\n{sentences}", "docs/images.md lists the requirements")
-    if said:
+    if problems:
         return Finding(name, Level.weaker, f"{image_format}:\n{sentences}")
     return Finding(name, Level.ok, f"{image_format}: images are mounted as they are stored")
 

@@ -373,16 +373,16 @@ def explained(env: object, config: AgentFields) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         if hasattr(env, "server") and not hasattr(env, "tokenizer"):
             raise ConfigError(
                 "tokenizer_name",
-                f"{getattr(config, 'tokenizer_name', None)!r} cannot be loaded: {said}",
+                f"{getattr(config, 'tokenizer_name', None)!r} cannot be loaded: {reason}",
                 next_step="allowed: a Hugging Face name that can be downloaded here, or a local directory",
             ) from error
         if hasattr(env, "tokenizer") and isinstance(error, OSError):
             raise ConfigError(
-                "data_path_to_save_groups", said, next_step="name a file in a directory you can write to"
+                "data_path_to_save_groups", reason, next_step="name a file in a directory you can write to"
             ) from error
         raise
     except Exception as error:

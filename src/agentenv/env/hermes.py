@@ -235,8 +235,8 @@ class BlockingToolContext:
 
     async def _dumped(self, call: Coroutine[Any, Any, Any]) -> dict[str, Any]:
         reply = await call
-        told = asdict(reply) if is_dataclass(reply) and not isinstance(reply, type) else reply.model_dump(mode="json")
-        return {"success": True, **told}
+        fields = asdict(reply) if is_dataclass(reply) and not isinstance(reply, type) else reply.model_dump(mode="json")
+        return {"success": True, **fields}
 
     async def _content(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         name, given, limit_s = one_shot(ToolCall(tool, arguments))

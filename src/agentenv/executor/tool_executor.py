@@ -54,7 +54,7 @@ class ExecutorStatistics:
 
 
 @dataclass
-class _Line:
+class _ClientEntry:
     """A client and the number of sessions using it."""
 
     client: SandboxClient
@@ -88,7 +88,7 @@ class ToolExecutor:
         self.observer = observer
         self.tally = CallCounters()
         self.pool = pool
-        self._lines: dict[ContainerHandle, _Line] = {}
+        self._lines: dict[ContainerHandle, _ClientEntry] = {}
         self._sessions: set[ToolSession] = set()
         self._closings = TaskSet()
         self._past = {"batches": 0, "streams": 0, "reconnects": 0, "reasked": 0, "batch_wait_s": 0.0}
@@ -164,7 +164,7 @@ class ToolExecutor:
         """The client of ``container``, created at its first use."""
         line = self._lines.get(container)
         if line is None:
-            line = self._lines[container] = _Line(SandboxClient(container, self.settings, self.observer))
+            line = self._lines[container] = _ClientEntry(SandboxClient(container, self.settings, self.observer))
         if line.idle_timer is not None:
             line.idle_timer.cancel()
             line.idle_timer = None

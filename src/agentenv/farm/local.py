@@ -159,24 +159,24 @@ class LocalFarm:
 
     async def census(self) -> Census:
         """See :class:`OperatorAccess`."""
-        said = self._run_record()
+        record = self._run_record()
         where = f"{self._backend} farm of this machine ({state_dir()})"
-        if said is None:
+        if record is None:
             return Census(self._backend.value, where, exists=False, next_step=self._start())
         now = time.time()
-        places = tuple(_place(container, now) for container in said.get("containers", ()))
-        goal = int(said.get("goal", 0))
+        places = tuple(_place(container, now) for container in record.get("containers", ()))
+        goal = int(record.get("goal", 0))
         missing = goal - len(places)
         return Census(
             self._backend.value,
-            f"{where}, run by process {said['pid']}",
+            f"{where}, run by process {record['pid']}",
             exists=True,
             goal=goal,
             places=places,
             waiting_for=(f"{missing} of {goal} containers are starting",) if missing > 0 else (),
-            faults=tuple(said.get("faults", ())),
-            metrics_url=said.get("metrics_url"),
-            service=FarmAccess((said["url"],), said["token"], run="local") if "url" in said else None,
+            faults=tuple(record.get("faults", ())),
+            metrics_url=record.get("metrics_url"),
+            service=FarmAccess((record["url"],), record["token"], run="local") if "url" in record else None,
         )
 
     def _start(self) -> str:
@@ -194,17 +194,17 @@ class LocalFarm:
 
     async def down(self) -> str:
         """See :class:`OperatorAccess`. Raises SandboxUnavailableError when it does not end."""
-        said = self._run_record()
-        if said is None:
+        record = self._run_record()
+        if record is None:
             left = len(self._left())
             if not left:
                 return f"no {self._backend} farm is running on this machine"
             await collect(state_dir(), NAME, dry_run=False)
             return f"ended the {left} containers of a farm that no process ran"
-        await self._end_process(int(said["pid"]))
-        if self._left(farm := said.get("farm", NAME)):
+        await self._end_process(int(record["pid"]))
+        if self._left(farm := record.get("farm", NAME)):
             await collect(state_dir(), farm, dry_run=False)
-        return f"ended process {said['pid']} and its {len(said.get('containers', ()))} containers"
+        return f"ended process {record['pid']} and its {len(record.get('containers', ()))} containers"
 
     async def _end_process(self, pid: int) -> None:
         try:
@@ -227,20 +227,20 @@ class LocalFarm:
             ) from None
 
     def _run_record(self) -> dict[str, Any] | None:
-        said = running(state_dir(), KIND)
-        return next((one for one in said if one.get("backend") == self._backend), None)
+        records = running(state_dir(), KIND)
+        return next((one for one in records if one.get("backend") == self._backend), None)
 
 
-def _place(said: dict[str, Any], now: float) -> Place:
+def _place(entry: dict[str, Any], now: float) -> Place:
     handle = ContainerHandle(
-        id=said["id"], index=said["index"], base_url=said["base_url"], token=said["token"], slots=said["slots"]
+        id=entry["id"], index=entry["index"], base_url=entry["base_url"], token=entry["token"], slots=entry["slots"]
     )
     return Place(
         id=handle.id,
         index=handle.index,
-        state=said.get("state", "running"),
+        state=entry.get("state", "running"),
         node="this machine",
-        detail=said.get("detail", ""),
+        detail=entry.get("detail", ""),
         handle=handle,
-        age_s=now - said["started_at"],
+        age_s=now - entry["started_at"],
     )

@@ -258,8 +258,8 @@ async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
     """The last lines of its standard error, and the reason why it refused to serve, which is only on standard
     output."""
     lines = (await api.log_tail(one.id, "stderr")).splitlines()
-    if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
-        lines.append(f"it did not become ready: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
+    if _ended(one) and (event := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
+        lines.append(f"it did not become ready: {event.reason}" + (f" ({event.next_step})" if event.next_step else ""))
     return lines[-tail:]
 
 
@@ -276,19 +276,19 @@ async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncItera
 
 def waiting_for(snapshot: facts.Snapshot) -> list[str]:
     """Why containers are missing, in Nomad's terms: unplaced, slow to start, or draining."""
-    said = []
+    problems = []
     blocked = [one for one in snapshot.evaluations if one.status in ("blocked", "complete")]
     latest = max(blocked, key=lambda one: one.modify_index, default=None)
     if latest is not None and latest.failures:
         unplaced = placement(latest.failures)
-        said.append(f"{unplaced.reason} ({unplaced.next_step})" if unplaced.next_step else unplaced.reason)
+        problems.append(f"{unplaced.reason} ({unplaced.next_step})" if unplaced.next_step else unplaced.reason)
     for one in snapshot.allocations:
         if one.desired == "run" and one.client == "pending":
             last = one.events[-1] if one.events else None
             latest_word = f"{last.kind}: {last.message}" if last else "no Nomad client has started it yet"
-            said.append(f"container {one.id[:8]} is starting: {latest_word}")
-    said += [f"node {node.name or node.id[:8]} is being drained" for node in snapshot.nodes if node.draining]
-    return said
+            problems.append(f"container {one.id[:8]} is starting: {latest_word}")
+    problems += [f"node {node.name or node.id[:8]} is being drained" for node in snapshot.nodes if node.draining]
+    return problems
 
 
 def _faults(snapshot: facts.Snapshot) -> tuple[str, ...]:

@@ -196,8 +196,8 @@ def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
             raise feeder.failure
         if program.returncode:
             words.seek(0)
-            said = words.read(400).decode("utf-8", "replace").strip()
-            raise BadImageError(f"a layer's zstd compression is broken: {said}")
+            output = words.read(400).decode("utf-8", "replace").strip()
+            raise BadImageError(f"a layer's zstd compression is broken: {output}")
 
 
 class _Feeder(threading.Thread):

@@ -134,8 +134,8 @@ def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
         try:
             manifest, words = program.communicate(timeout=settings.stall_s)
         except subprocess.TimeoutExpired:
-            told = f"no data of {reference} for {settings.stall_s:g} s"
-            raise BusyRegistryError(told, next_step=_CURE) from None
+            reason = f"no data of {reference} for {settings.stall_s:g} s"
+            raise BusyRegistryError(reason, next_step=_CURE) from None
         finally:
             program.kill()
     if program.returncode:

@@ -124,8 +124,8 @@ def _download(artifact: Artifact, directory: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     found = directory / artifact.file
     if done.returncode or not found.exists() or _sha256(found) != artifact.sha256:
-        said = (done.stderr or done.stdout).strip()[-800:]
-        raise DownloadError(f"could not download {artifact.name} {artifact.version} with pip: {said}")
+        output = (done.stderr or done.stdout).strip()[-800:]
+        raise DownloadError(f"could not download {artifact.name} {artifact.version} with pip: {output}")
     return found
 
 

@@ -29,13 +29,13 @@ def test_the_score_is_the_repaired_share_unless_another_test_breaks(
     outcomes = {wanted.broken[0]: clamp, wanted.broken[1]: count, OTHER: other}
     verdict = Verdict(outcomes, 1.0)
     assert repaired_share(wanted, verdict) == score
-    assert bool(Found(verdict, "", "").told(wanted).get("reason")) == (score < 1)
+    assert bool(Found(verdict, "", "").details(wanted).get("reason")) == (score < 1)
 
 
 def test_no_verdict_is_zero_with_the_reason() -> None:
     wanted = task("clamp")
     assert repaired_share(wanted, None) == 0.0
-    told = Found(None, "score 0: cut short", "").told(wanted)
+    told = Found(None, "score 0: cut short", "").details(wanted)
     assert told["reason"] == "score 0: cut short"
     assert told["repaired"] == "0 of 1 broken tests"
 

@@ -111,7 +111,7 @@ def test_all_tests_have_to_pass() -> None:
     outcomes = [Tried(frozenset(passed)) for passed in ("abc", "ac", "ab", "c")]
     assert [(one.score(found), one.score(found, share=True)) for one in outcomes] == [(1, 1), (0, 0.5), (0, 0), (0, 0)]
     assert Tried(None, "why").score(found) == 0
-    told = Tried(frozenset("ac"), changed=("x",), output="said").told(found)
+    told = Tried(frozenset("ac"), changed=("x",), output="said").details(found)
     assert told == {"FAIL_TO_PASS": "1 of 2 pass", "still failing": ["b"], "changed": ["x"], "output": "said"}
 
 

@@ -23,8 +23,8 @@ class FarmAudit(AuditFile):
 
     def ask_refused(self, by: str, run: str, ask: Ask, error: AgentEnvError) -> None:
         """An ask was refused: waiting would not help."""
-        told = {"slots": len(ask.trajectories), "error": error.code, "message": error.message}
-        self._add("ask_refused", by, run, request_id=ask.request_id, tags=_tags(ask), **told)
+        details = {"slots": len(ask.trajectories), "error": error.code, "message": error.message}
+        self._add("ask_refused", by, run, request_id=ask.request_id, tags=_tags(ask), **details)
 
     def lease_ended(self, by: str, run: str, lease: str, why: str) -> None:
         """A lease was ended by the farm: released for its client, ended by an administrator, or reclaimed. What
@@ -51,9 +51,9 @@ class FarmAudit(AuditFile):
         """The settings file was read again; ``error``: it was wrong, and nothing changed."""
         self._add("settings_reloaded", BY_FARM, "", changed=changed, needs_restart=needs_restart, error=error)
 
-    def _add(self, event: str, by: str, run: str, **told: Any) -> None:
+    def _add(self, event: str, by: str, run: str, **details: Any) -> None:
         if self.writes:
-            self.write({"at_unix_s": round(time.time(), 3), "event": event, "by": by, "run": run, **told})
+            self.write({"at_unix_s": round(time.time(), 3), "event": event, "by": by, "run": run, **details})
 
 
 def _tags(ask: Ask) -> dict[str, str]:

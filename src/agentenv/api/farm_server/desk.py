@@ -166,7 +166,7 @@ class Desk:
                     f"request_id {ask.request_id!r} was used for another request",
                     next_step="use a new one for each request",
                 )
-            known.heard, known.client = now, client or known.client
+            known.last_seen, known.client = now, client or known.client
             known.tokens, known.until_unix_s = tokens, until_unix_s
             return known
         opened = OpenAsk(ask, run, client, tokens, now, now, until_unix_s)
@@ -319,7 +319,7 @@ class Desk:
         self._by_lease[lease.id] = opened
 
     def _grant(self, opened: OpenAsk) -> None:
-        opened.ticket, opened.granted, opened.told = None, True, None
+        opened.ticket, opened.granted, opened.last_sent_place = None, True, None
         opened.decided.set()
         slots = len(opened.held)
         self.granted_to[opened.run] = self.granted_to.get(opened.run, 0) + slots
@@ -367,7 +367,7 @@ class Desk:
         """The ask of a run; reading it keeps it alive."""
         opened = self._asks.get((run, request_id))
         if opened is not None:
-            opened.heard = self._clock()
+            opened.last_seen = self._clock()
         return opened
 
     def knows(self, request_id: str, run: str) -> bool:
@@ -381,8 +381,8 @@ class Desk:
             return wire.AskState(request_id=name, state="refused", error=ErrorReply.of(opened.error))
         if opened.granted:
             return wire.AskState(request_id=name, state="granted", leases=tuple(opened.held.values()))
-        opened.told = self.place(opened, self.outlook())
-        return wire.AskState(request_id=name, state="waiting", place=opened.told)
+        opened.last_sent_place = self.place(opened, self.outlook())
+        return wire.AskState(request_id=name, state="waiting", place=opened.last_sent_place)
 
     def outlook(self) -> Outlook:
         """The state of the whole farm, as far as places depend on it, at most ``_OUTLOOK_S`` old: it takes a few ms
@@ -550,8 +550,8 @@ class Desk:
         for key, opened in list(self._asks.items()):
             if opened.ticket is not None:
                 if opened.client and self._news.listens(opened.run, opened.client):
-                    opened.heard = now
-                elif now - opened.heard > wire.ASK_TTL_S:
+                    opened.last_seen = now
+                elif now - opened.last_seen > wire.ASK_TTL_S:
                     del self._asks[key]
                     self._withdraw(opened)
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
@@ -584,7 +584,7 @@ class Desk:
     def _tell_places(self) -> None:
         for opened in self._by_ticket.values():
             if opened.client and self._news.listens(opened.run, opened.client):
-                before, state = opened.told, self.state_of(opened)
+                before, state = opened.last_sent_place, self.state_of(opened)
                 if _differs(before, state.place):
                     self._news.tell(opened.run, opened.client, wire.NewsAsk(ask=state))
 

@@ -55,8 +55,8 @@ class LostNames:
         """Take over what containers remember from before they were followed."""
         for link in links:
             if isinstance(link, WatchedLink) and link.lost_before:
-                told, link.lost_before = link.lost_before, ()
-                for lost in told:
+                arrived, link.lost_before = link.lost_before, ()
+                for lost in arrived:
                     at_s = self._clock() - lost.lost_s
                     slot = LostSlot(link.handle.id, lost.slot, lost.epoch, _error(lost), at_s)
                     self._add(lost.run, lost.trajectory, slot)

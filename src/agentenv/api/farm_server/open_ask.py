@@ -49,7 +49,7 @@ class OpenAsk:
     tokens: tuple[TokenTag, ...]
     """By which it was asked for, last."""
     since: float
-    heard: float
+    last_seen: float
     until_unix_s: float = math.inf
     """When the token expires."""
     ticket: int | None = None
@@ -62,7 +62,7 @@ class OpenAsk:
     over: Once = field(default_factory=Once)
     lost: AgentEnvError | None = None
     """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
-    told: wire.Place | None = None
+    last_sent_place: wire.Place | None = None
     """Its place as last sent in the news."""
 
     @property
@@ -76,5 +76,5 @@ class OpenAsk:
 
     def refuse(self, error: AgentEnvError, now: float) -> None:
         """It gets nothing."""
-        self.ticket, self.error, self.ended, self.told = None, error, now, None
+        self.ticket, self.error, self.ended, self.last_sent_place = None, error, now, None
         self.decided.set()

@@ -178,13 +178,13 @@ class Sights:
 
     def _slot(self, slot: SlotRecord, right: Right) -> wire.SlotSight:
         # Ten thousand of them are made for each viewer: nothing here needs to be validated again.
-        told: dict[str, Any] = {"slot": slot.index, "state": slot.state, "since_s": round(slot.since, 1)}
+        fields: dict[str, Any] = {"slot": slot.index, "state": slot.state, "since_s": round(slot.since, 1)}
         lease = None if slot.lease is None else self._farm.yard.ledger.lease(slot.lease)
         if lease is not None and right.covers(lease.tags.run):
             tags = lease.tags
-            told |= {"epoch": lease.epoch, "run": tags.run, "kind": tags.kind, "environment": tags.environment}
-            told["trajectory"] = lease.trajectory
-        return wire.SlotSight.model_construct(**told)
+            fields |= {"epoch": lease.epoch, "run": tags.run, "kind": tags.kind, "environment": tags.environment}
+            fields["trajectory"] = lease.trajectory
+        return wire.SlotSight.model_construct(**fields)
 
     def _waiting(self, right: Right) -> tuple[wire.QueueSight, ...]:
         """The queue, as far as the token covers it: made once for all who look within two seconds."""

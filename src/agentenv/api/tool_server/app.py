@@ -43,11 +43,11 @@ def tool_app(server: ToolServer, token: str) -> FastAPI:
 
     @app.post("/v1/cancel")
     async def cancel(request: Request) -> Response:
-        return await _answered(request, CancelCalls, lambda told: server.cancel(told.trajectory, told.ids))
+        return await _answered(request, CancelCalls, lambda parsed: server.cancel(parsed.trajectory, parsed.ids))
 
     @app.post("/v1/trajectories/end")
     async def end(request: Request) -> Response:
-        return await _answered(request, EndTrajectory, lambda told: server.ended(told.trajectory))
+        return await _answered(request, EndTrajectory, lambda parsed: server.ended(parsed.trajectory))
 
     return app
 
@@ -70,13 +70,13 @@ async def _answered(request: Request, kind: type[T], act: Callable[[T], Awaitabl
         if len(raw) > MAX_REQUEST_BYTES:
             return _refused(413, "protocol", f"the request is larger than {MAX_REQUEST_BYTES} bytes", "send less")
     try:
-        told = kind.model_validate_json(bytes(raw))
+        parsed = kind.model_validate_json(bytes(raw))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
         return _refused(400, "protocol", f"{where}: {first['msg']}", "see agentenv.wire.toolserver")
     try:
-        return _json_response(await act(told))
+        return _json_response(await act(parsed))
     except CallLostError as error:
         return _error(409, error)
     except PoolClosedError as error:

@@ -24,7 +24,7 @@ class AuditLog(AuditFile):
 
 
 def _entry(request: ToolCallRequest, arguments: Any, result: CallResult, source: str) -> dict[str, Any]:
-    told = json.dumps(arguments, ensure_ascii=False)
+    encoded = json.dumps(arguments, ensure_ascii=False)
     content_bytes = 0 if result.content is None else len(json.dumps(result.content, ensure_ascii=False).encode())
     return {
         "at_unix_s": round(time.time(), 3),
@@ -33,7 +33,7 @@ def _entry(request: ToolCallRequest, arguments: Any, result: CallResult, source:
         "group": request.scope.group,
         "item": request.scope.item,
         "tool": request.tool,
-        "arguments": arguments if len(told) <= _MOST_ARGUMENT_CHARS else told[:_MOST_ARGUMENT_CHARS] + "…",
+        "arguments": arguments if len(encoded) <= _MOST_ARGUMENT_CHARS else encoded[:_MOST_ARGUMENT_CHARS] + "…",
         "source": source,
         "fault": result.fault,
         "error": result.error,

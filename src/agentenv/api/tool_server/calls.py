@@ -255,8 +255,8 @@ class ExternalCallRunner:
     def _broken(self, call: _Prepared, error: Exception) -> InfraError:
         """A tool that raised an unexpected exception: our fault, never the model's. The log has the location,
         without secrets."""
-        told = "".join(traceback.format_exception(error))
-        logger.error("tool %s failed:\n%s", call.tool.name, self._secrets.redactor.text(told))
+        trace = "".join(traceback.format_exception(error))
+        logger.error("tool %s failed:\n%s", call.tool.name, self._secrets.redactor.text(trace))
         return InfraError(f"the tool {call.tool.name} failed: {type(error).__name__}: {error}")
 
 

@@ -49,8 +49,8 @@ class Recording(BaseModel):
 
 def key_of(tool: str, arguments: Mapping[str, Any], after: str = "") -> str:
     """The key of a request: equal for the same tool, arguments (in any order) and history."""
-    told = json.dumps([tool, arguments, after], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+    identity = json.dumps([tool, arguments, after], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def file_name(item: str) -> str:

@@ -132,15 +132,15 @@ def external_tool(
             "is not an async function",
             next_step="write `async def`, blocking work in asyncio.to_thread",
         )
-    told = description or _first_paragraph(inspect.getdoc(function) or "")
-    if not told:
+    summary = description or _first_paragraph(inspect.getdoc(function) or "")
+    if not summary:
         raise ConfigError(f"tool {called}", "has no description", next_step="write a docstring for the model to read")
     for limit in ("concurrent", "per_trajectory", "per_group"):
         if (value := fields.get(limit)) is not None and value < 1:
             raise ConfigError(f"tool {called}", f"{limit} is {value!r}", next_step="allowed: 1 or more")
     arguments, wants_run = _arguments_of(function, called)
     timeout_s = fields.get("timeout_s", 30.0)
-    spec = ToolSpec(name=called, description=told, arguments=arguments, default_timeout_s=timeout_s, kind="external")
+    spec = ToolSpec(name=called, description=summary, arguments=arguments, default_timeout_s=timeout_s, kind="external")
     return ExternalTool(spec=spec, run=function, wants_run=wants_run, **fields)
 
 

@@ -32,7 +32,7 @@ _MOST_SCREENSHOTS: Final = 20
 _SCREENSHOT_BYTES: Final = 128 * 1024
 _QUALITIES: Final = (70, 40, 10, 1)
 _REF: Final = re.compile(r"(?:@|ref=)?((?:f[0-9]{1,9})?e[0-9]{1,9})")
-_HINDRANCES: Final = (  # in Playwright's message or call log → told to the model
+_HINDRANCES: Final = (  # in Playwright's message or call log → details to the model
     ("Download is starting", "it is a download, and downloads are discarded"),
     ("intercepts pointer events", "another element covers it"),
     ("element is not enabled", "it is disabled"),
@@ -283,13 +283,13 @@ class BrowserTools:
         """
         timeout_s = self._settings.navigation_timeout_s
         limit_s = timeout_s if navigates else _ACTION_S
-        told: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         async with self._explained(run, what):
             page = await tabs.current()
             with Watch(tabs, page, self._allowed, self._redact) as watch:
                 try:
                     async with asyncio.timeout(2 * limit_s):  # what Playwright has no limit for
-                        told = await act(page) or {}
+                        details = await act(page) or {}
                 except (PlaywrightError, TimeoutError) as error:
                     if isinstance(error, PlaywrightError):
                         await self.chromium.refuse_lost(run.scope.trajectory, error)
@@ -305,7 +305,7 @@ class BrowserTools:
                 if navigates:
                     raise ToolFailure(watch.refused, keep=True)
                 watch.notes.append(f"a page could not be opened: {watch.refused}")
-            return await self._view(run, tabs, told, watch.notes)
+            return await self._view(run, tabs, details, watch.notes)
 
     @asynccontextmanager
     async def _explained(self, run: ToolRun, what: str) -> AsyncIterator[None]:
@@ -316,7 +316,7 @@ class BrowserTools:
             await self.chromium.refuse_lost(run.scope.trajectory, error)
             raise ToolFailure(f"cannot {what}: {reason(error)}") from error
 
-    async def _view(self, run: ToolRun, tabs: Tabs, told: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    async def _view(self, run: ToolRun, tabs: Tabs, details: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         """The page after an action: the beginning of its snapshot, details of the action, and notes."""
         page = await tabs.current()
         try:
@@ -330,7 +330,7 @@ class BrowserTools:
         return {
             "url": page.url,
             "title": await _title(page),
-            **told,
+            **details,
             "note": "; ".join(notes),
             "text": text[:_SHOWN_CHARS],
             "total_chars": len(text),
@@ -388,7 +388,7 @@ async def _exists(found: Locator) -> bool:
 def _failure(what: str, error: Exception, slow: str, notes: list[str]) -> ToolFailure:
     """Why an action failed, in words for the model; ``slow``: that it took too long."""
     otherwise = slow if isinstance(error, PlaywrightTimeoutError | TimeoutError) else reason(error)
-    why = next((told for logged, told in _HINDRANCES if logged in str(error)), otherwise)
+    why = next((details for logged, details in _HINDRANCES if logged in str(error)), otherwise)
     return ToolFailure("; ".join([f"cannot {what}: {why}", *notes]))
 
 

@@ -65,7 +65,7 @@ class SearchProvider(Protocol):
 
 @dataclass(frozen=True)
 class _Busy:
-    said: str
+    failure_text: str
     wait_s: float
 
 
@@ -111,7 +111,7 @@ class HttpSearch:
             else:
                 if isinstance(answer, list):
                     return answer[:count]
-                failure, wait_s = answer.said, answer.wait_s
+                failure, wait_s = answer.failure_text, answer.wait_s
             if attempt + 1 < _TRIES:
                 wait_s = max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1))
                 await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
@@ -132,9 +132,9 @@ class HttpSearch:
                 waits = answer.headers.get("Retry-After", "")
                 return _Busy(f"HTTP {answer.status}", float(waits) if waits.isdigit() else 0.0)
             if answer.status != 200:
-                said = raw[:300].decode("utf-8", "replace")
+                failure_text = raw[:300].decode("utf-8", "replace")
                 raise InfraError(
-                    f"the search provider {self._name} refused the request: HTTP {answer.status}: {said}",
+                    f"the search provider {self._name} refused the request: HTTP {answer.status}: {failure_text}",
                     next_step="check key and url in the tool server's [search]",
                 )
         return _hits(raw, dialect, self._name)

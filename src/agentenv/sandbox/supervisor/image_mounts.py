@@ -77,7 +77,7 @@ class Images(Protocol):
 @dataclass
 class _Mounted:
     place: Path
-    said: Mapping[str, Any]
+    manifest_json: Mapping[str, Any]
     lock: int
     """Kept open: see :func:`held_manifest`."""
     config: ImageConfig | None = None
@@ -105,7 +105,7 @@ class ImageMounts:
         mounted = self._mounted[digest]
         async with mounted.reading:
             if mounted.config is None:
-                mounted.config = await asyncio.to_thread(config_of, mounted.said, [mounted.place])
+                mounted.config = await asyncio.to_thread(config_of, mounted.manifest_json, [mounted.place])
 
     def require(self, digest: str) -> None:
         """See Images: mounts it if it is not mounted."""
@@ -114,11 +114,11 @@ class ImageMounts:
 
     def _mount(self, digest: str) -> _Mounted:
         name = digest.replace(":", "-")
-        lock, said = held_manifest(self._store, digest)
+        lock, manifest_json = held_manifest(self._store, digest)
         try:
             place = self._place / name
             place.mkdir(parents=True, exist_ok=True)
-            layers = [f"{layer['diff_id'].replace(':', '-')}.tar" for layer in said["layers"]]
+            layers = [f"{layer['diff_id'].replace(':', '-')}.tar" for layer in manifest_json["layers"]]
             with _working_in(self._store / "layers"):  # an option has 255 bytes at most
                 source = ("source", f"../images/{name}.idx")
                 made = syscalls.make_mount("erofs", [source, *(("device", layer) for layer in layers)])
@@ -129,7 +129,7 @@ class ImageMounts:
         except BaseException:
             os.close(lock)
             raise
-        return _Mounted(place, said, lock)
+        return _Mounted(place, manifest_json, lock)
 
 
 def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
@@ -143,13 +143,13 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
             f"image {digest} is not in the store {store}", next_step="fetch it: agentenv images pull"
         ) from None
     try:
-        said = json.loads(manifest.read_bytes())
-        if why := why_no_config(said["env"], said["user"], said["workdir"]):
+        manifest_json = json.loads(manifest.read_bytes())
+        if why := why_no_config(manifest_json["env"], manifest_json["user"], manifest_json["workdir"]):
             raise BadImageError(f"the configuration of image {digest} cannot be a slot's: {why}")
     except BaseException:
         os.close(lock)
         raise
-    return lock, said
+    return lock, manifest_json
 
 
 def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:

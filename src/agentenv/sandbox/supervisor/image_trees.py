@@ -94,12 +94,12 @@ class ImageTrees:
         return found.layers, found.config
 
     async def _prepare(self, digest: str) -> None:
-        lock, said = held_manifest(self._store, digest)
+        lock, manifest_json = held_manifest(self._store, digest)
         locks = [lock]
         try:
             for _ in range(_ATTEMPTS):
                 names = await self._run(digest)
-                if len(names) != len(said["layers"]):
+                if len(names) != len(manifest_json["layers"]):
                     raise ImageUnavailableError(f"image {digest} was unpacked to {len(names)} layers")
                 with contextlib.suppress(FileNotFoundError):
                     for name in names:
@@ -108,7 +108,7 @@ class ImageTrees:
                 _close(locks[1:])
                 del locks[1:]
             roots = [self._checked(name) for name in reversed(names)]
-            config = await asyncio.to_thread(config_of, said, roots)
+            config = await asyncio.to_thread(config_of, manifest_json, roots)
         except OSError as error:
             _close(locks)
             raise _failed(digest, str(error)) from error

@@ -154,8 +154,8 @@ class SlotProxy:
         """The present process's; None when there is none."""
         if self._running is None or self._running.ended:
             return None
-        told = Path(f"/proc/self/fdinfo/{self._running.pidfd}").read_text(encoding="ascii")
-        return int(told.partition("Pid:")[2].split()[0])
+        info = Path(f"/proc/self/fdinfo/{self._running.pidfd}").read_text(encoding="ascii")
+        return int(info.partition("Pid:")[2].split()[0])
 
     async def change(self, policy: NetworkPolicy) -> Counts:
         """Replace the policy. Returns when no connection is left that it does not allow. Raises

@@ -364,8 +364,8 @@ class Supervisor:
             reason = str(error)
         try:
             if self._greeted and self._server is not None:
-                told = Exported(checkpoint, layer, layers, reason)
-                self._server.link.send(told, descriptor if descriptor >= 0 else None)
+                exported = Exported(checkpoint, layer, layers, reason)
+                self._server.link.send(exported, descriptor if descriptor >= 0 else None)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)

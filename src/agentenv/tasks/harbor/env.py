@@ -196,7 +196,7 @@ class HarborEnv(AgentEnv):
             if self.config.allow_network and task.verifier.network != task.agent.network:
                 await exec_tool.set_network(task.verifier.network)
             found = await judged(exec_tool, task)
-        return found.score, {**found.told(), "model faults": agent_result.model_faults}
+        return found.score, {**found.details(), "model faults": agent_result.model_faults}
 
     async def _judged_apart(self, exec_tool: ToolContext, task: HarborTask, separate: Separate) -> Judged:
         """Run the verifier in a slot of its own, which is no rollout's: those that wait for one have theirs."""

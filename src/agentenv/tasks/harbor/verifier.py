@@ -49,7 +49,7 @@ class Judged:
             raise TaskError(f"the verifier wrote {', '.join(self.rewards)}", next_step=f"call one of them {REWARD!r}")
         return next(iter(self.rewards.values()))
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The data kept in the transcript."""
         kept = {
             "rewards": dict(self.rewards),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from agentenv import AsyncFarm, ImageRoot
-from agentenv.tasks.swe.making import AS_COMMIT, PYTEST, Draft, image_of, said, written
+from agentenv.tasks.swe.making import AS_COMMIT, PYTEST, Draft, image_of, output_of, written
 from agentenv.tasks.swe.records import DEFAULT_WORKDIR, TestLog
 from agentenv.tasks.swe.scoring import controls_tests
 
@@ -107,8 +107,8 @@ async def _patches(farm: AsyncFarm, package: Package, out: Path, base: str) -> d
     directory = out / "images" / f"{package.source}-patches"
     image = await image_of(directory, _files(package, "none", base), f"{package.source}'s patches")
     async with farm.sandbox(ImageRoot(image)) as box:
-        series = await said(box, f"grep -v '^#' {_KEPT}/series")
-        return {name: await said(box, f"cat '{_KEPT}/{name}'") for name in series.split()}
+        series = await output_of(box, f"grep -v '^#' {_KEPT}/series")
+        return {name: await output_of(box, f"cat '{_KEPT}/{name}'") for name in series.split()}
 
 
 def _files(package: Package, patch: str, base: str) -> dict[str, str | Path]:

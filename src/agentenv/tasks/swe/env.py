@@ -201,8 +201,8 @@ class SweEnv(AgentEnv):
         record = self.records[item["instance_id"]]
         found = await self.run_tests(exec_tool, record)
         score = resolved(record, found.verdict) if self.config.reward == "resolved" else share(record, found.verdict)
-        told = {name: value for name, value in found.told(record).items() if value not in ("", [])}
-        return score, {**told, "model faults": agent_result.model_faults}
+        details = {name: value for name, value in found.details(record).items() if value not in ("", [])}
+        return score, {**details, "model faults": agent_result.model_faults}
 
     async def run_tests(self, exec_tool: ToolContext, record: SweRecord) -> Found:
         """The outcome of the record's tests in this slot, run with pytest. Override it for another runner."""

@@ -84,7 +84,7 @@ class Tried:
         found = len(passed & set(record.fail_to_pass)) / len(record.fail_to_pass)
         return found if share else float(found == 1.0)
 
-    def told(self, record: SweRecord) -> dict[str, Any]:
+    def details(self, record: SweRecord) -> dict[str, Any]:
         """The data kept in the transcript."""
         passed = self.passed or frozenset()
         failing = [test for test in record.fail_to_pass if test not in passed]

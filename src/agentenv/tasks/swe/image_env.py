@@ -154,7 +154,7 @@ class SweImageEnv(AgentEnv):
         config: SweImageConfig = self.config
         found = await tried(exec_tool, record, Beginning(**workspace_meta), config.tests_timeout_s)
         score = found.score(record, share=config.reward == "share")
-        return score, {**found.told(record), "model faults": agent_result.model_faults}
+        return score, {**found.details(record), "model faults": agent_result.model_faults}
 
 
 if __name__ == "__main__":

@@ -88,18 +88,18 @@ async def record_of(farm: AsyncFarm, draft: Draft) -> dict[str, Any]:
 
 
 async def _told_apart(box: AsyncSandbox, draft: Draft) -> dict[str, Any]:
-    base_commit = (await said(box, "git rev-parse HEAD")).strip()
+    base_commit = (await output_of(box, "git rev-parse HEAD")).strip()
     await box.write_file(_PATCH, draft.patch)
-    await said(box, f"patch -p1 --quiet --no-backup-if-mismatch < {_PATCH}")
-    names = (await said(box, "git add --all && git diff --cached --name-only HEAD")).split()
+    await output_of(box, f"patch -p1 --quiet --no-backup-if-mismatch < {_PATCH}")
+    names = (await output_of(box, "git add --all && git diff --cached --name-only HEAD")).split()
     tests = [name for name in names if controls_tests(name)]
     rest = [name for name in names if not controls_tests(name)]
     gold, test_patch = [
-        await said(box, f"git diff --cached --no-renames HEAD -- {' '.join(part)}") for part in (rest, tests)
+        await output_of(box, f"git diff --cached --no-renames HEAD -- {' '.join(part)}") for part in (rest, tests)
     ]
     command = command_of(draft.command, tests)
     after = await _outcomes(box, draft, command)
-    await said(box, f"git reset -q --hard HEAD && git apply <<'END_OF_PATCH'\n{test_patch}\nEND_OF_PATCH")
+    await output_of(box, f"git reset -q --hard HEAD && git apply <<'END_OF_PATCH'\n{test_patch}\nEND_OF_PATCH")
     before = await _outcomes(box, draft, command)
     fail_to_pass = sorted(name for name, good in after.items() if good and not before.get(name, False))
     if not gold or not fail_to_pass:
@@ -130,7 +130,7 @@ async def _outcomes(box: AsyncSandbox, draft: Draft, command: str) -> dict[str, 
     return {name: status in PASSED for name, status in found.items()}
 
 
-async def said(box: AsyncSandbox, command: str) -> str:
+async def output_of(box: AsyncSandbox, command: str) -> str:
     """What a command prints. Raises TaskError when it fails."""
     done = await box.run(command)
     if done.exit_code:

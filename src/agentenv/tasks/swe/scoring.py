@@ -78,7 +78,7 @@ class Found:
     changed: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
 
-    def told(self, record: SweRecord) -> dict[str, Any]:
+    def details(self, record: SweRecord) -> dict[str, Any]:
         """The data kept in the transcript."""
         passed = self.verdict.as_expected if self.verdict else frozenset()
         failing = [test for test in record.fail_to_pass if test not in passed]
