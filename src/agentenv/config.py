@@ -320,9 +320,7 @@ def _ours(state: Path) -> Path:
             state.mkdir(mode=0o700, parents=True)
         owners = {state.lstat().st_uid, (found := state.stat()).st_uid}
     except OSError:
-        return (
-            state  # it does not exist, so nothing was written there; creating it will report why it cannot be created
-        )
+        return state  # it does not exist, so nobody wrote there; creating it will report why it cannot be created
     if foreign := owners - {os.geteuid()}:
         problem, cure = (
             f"belongs to user {foreign.pop()}",

@@ -60,9 +60,7 @@ def sequence_of(node: Any, first_step: int = 0, known: TokenSequence | None = No
         )
     tokens, masks, logprobs = list(node.tokens), list(node.masked_tokens), list(node.logprobs)
     if not len(tokens) == len(masks) == len(logprobs):
-        raise ModelServerError(
-            f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs: the lengths differ"
-        )
+        raise ModelServerError(f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs differ")
     begins = len(known.tokens) if known else 0
     if known and (tokens[:begins], masks[:begins], logprobs[:begins]) != (known.tokens, known.masks, known.logprobs):
         raise ModelServerError("the managed server changed tokens of an earlier turn")

@@ -61,9 +61,7 @@ def leases(
 
 @verb
 def drain(
-    container: Annotated[
-        str, typer.Argument(metavar="CONTAINER", help="The container's id, as `agentenv farm leases` shows it.")
-    ],
+    container: Annotated[str, typer.Argument(metavar="CONTAINER", help="Container id, from `agentenv farm leases`.")],
     url: FarmUrlOption = None,
     bearer: FarmTokenOption = None,
     as_json: JsonOption = False,
@@ -173,9 +171,7 @@ async def _revoke(jti: str, end_leases: bool, url: str | None, bearer: str | Non
     leases = f"{revoked.leases} leases {'ended' if revoked.ended else 'are not renewed'}"
     err().print(f"revoked: {revoked.streams} streams ended, {revoked.asks} requests withdrawn, {leases}")
     if not revoked.kept:
-        err().print(
-            f"the farm cannot store the revocation: add {jti} to tokens.denied in its settings", highlight=False
-        )
+        err().print(f"the farm cannot store this: add {jti} to tokens.denied in its settings", highlight=False)
 
 
 @verb

@@ -41,9 +41,7 @@ def gc(
     ] = UNATTENDED_AFTER_S,
     kept: Annotated[
         str | None,
-        typer.Option(
-            metavar="FARM", help="End the containers of this kept farm of this machine, if no process runs it."
-        ),
+        typer.Option(metavar="FARM", help="End the containers of this kept farm, if no process runs the farm."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

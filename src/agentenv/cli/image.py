@@ -66,12 +66,8 @@ def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
 @verb
 def machine(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the machine's files.")],
-    name: Annotated[
-        str, typer.Option("--image", metavar="NAME", help="The container image to make the machine from.")
-    ] = IMAGE,
-    again: Annotated[
-        bool, typer.Option("--again", help="Rebuild with the newest kernel, even if the files are current.")
-    ] = False,
+    name: Annotated[str, typer.Option("--image", metavar="NAME", help="Container image to make it from.")] = IMAGE,
+    again: Annotated[bool, typer.Option("--again", help="Rebuild, with the newest kernel.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make the files of containers that are virtual machines (driver vm), unless they are there and current.

@@ -46,8 +46,7 @@ UserOption = Annotated[
     str | None, typer.Option("--user", metavar="NAME[:GROUP]", help="With an image: run as this user of the image.")
 ]
 WorkdirOption = Annotated[
-    str | None,
-    typer.Option("--workdir", metavar="DIR", help="With an image: working directory, instead of the image's."),
+    str | None, typer.Option("--workdir", metavar="DIR", help="With an image: working directory.")
 ]
 CpusOption = Annotated[
     float | None, typer.Option("--cpus", min=0.01, metavar="CORES", help="With an image: limit of CPU cores.")
@@ -118,11 +117,9 @@ class RootOptions:
     def check(self, backend: Backend, *, farm: bool) -> None:
         """Raise ConfigError for what does not go together."""
         if self.image is not None and self.dockerfile is not None:
-            raise ConfigError(
-                "--image, --dockerfile", "exclude each other", next_step="use either --image or --dockerfile"
-            )
+            raise ConfigError("--image, --dockerfile", "exclude each other", next_step="use only one")
         if self.network and self.allow:
-            raise ConfigError("--network, --allow", "exclude each other", next_step="use either --network or --allow")
+            raise ConfigError("--network, --allow", "exclude each other", next_step="use only one")
         if not self.has_image:
             for option, given in (
                 ("--user", self.user), ("--workdir", self.workdir), ("--cpus", self.cpus), ("--allow", self.allow),

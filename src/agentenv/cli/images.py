@@ -158,9 +158,7 @@ def gc(
     ],
     keep_s: Annotated[
         float,
-        typer.Option(
-            "--keep", min=0, metavar="SECONDS", help="Keep images used within this time, even beyond the limit."
-        ),
+        typer.Option("--keep", min=0, metavar="SECONDS", help="Keep images used within this time, over budget too."),
     ] = 3600.0,
     keep_committed_s: Annotated[
         float,

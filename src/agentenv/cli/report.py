@@ -92,7 +92,7 @@ def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: l
     console.print(f"{rollouts} rollouts in {groups} groups", soft_wrap=True)
     if len(runs) > 1:
         console.print(
-            f"[yellow]note[/] the records are of {len(runs)} runs; --run ID (or last) chooses one:", soft_wrap=True
+            f"[yellow]note[/] {len(runs)} runs have records here; --run ID (or last) chooses one:", soft_wrap=True
         )
         for run in runs:
             mean = "no score" if run["mean"] is None else f"mean {run['mean']:.3f}"

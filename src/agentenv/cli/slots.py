@@ -25,9 +25,7 @@ def slots(
     backend: BackendOption = None,
     job: JobOption = None,
     state: Annotated[list[SlotState] | None, typer.Option(help="Only slots in this state. May be repeated.")] = None,
-    trajectory: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only leases with this text in their trajectory.")
-    ] = "",
+    trajectory: Annotated[str, typer.Option(metavar="TEXT", help="Only trajectories with this text.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """List every slot: its state and age, its lease and expiry, and the running command.

@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the ver
 @verb
 def tool_server(
     config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="Configuration file (TOML): secrets, allow list, search, cassettes."),
+        Path | None, typer.Option("--config", "-c", help="TOML file: secrets, allow list, search, cassettes.")
     ] = None,
     token_file: Annotated[
         Path, typer.Option(help="File of the bearer token; created, readable only by you, if it does not exist.")

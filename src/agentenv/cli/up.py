@@ -222,9 +222,8 @@ def _print_summary(summary: dict[str, Any], *, as_json: bool, stays: bool, job: 
         return
     slots, count = sum(summary["slots"].values()), summary["answering_containers"]
     farm_size = f"{count} container{'s' if count != 1 else ''}, {slots} slot{'s' if slots != 1 else ''}"
-    flag = ("" if summary["backend"] == "local" else f" --backend {summary['backend']}") + (
-        f" --job {job}" if job else ""
-    )
+    backend = "" if summary["backend"] == "local" else f" --backend {summary['backend']}"
+    flag = backend + (f" --job {job}" if job else "")
     console = err()
     console.print(
         f"[green]up[/] {farm_size} · {escape(summary['where'])}",

@@ -111,9 +111,7 @@ def refuse_farm_contradictions(config: FarmFields, tool_pool_mode: str) -> None:
     if tool_pool_mode != "farm":
         for field in ("farm_url", "farm_token", "farm_run", "farm_max_slots"):
             if getattr(config, field):
-                raise ConfigError(
-                    field, "is set without tool_pool_mode='farm'", next_step="set the mode, or unset this"
-                )
+                raise ConfigError(field, "is set without tool_pool_mode='farm'", next_step="set it, or unset this")
         return
     for field in OF_THE_FARM:  # the command line sets every field, most of them to their defaults
         default = type(config).model_fields[field].get_default(call_default_factory=True)

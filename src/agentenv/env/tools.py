@@ -139,10 +139,8 @@ class GroupServices:
     def of(self, group: str, tools: Sequence[ToolDefinition], item: str, kind: RunKind = "train") -> RolloutServices:
         """The services of this group, with these tools. Long item ids are replaced by their digest for tool servers.
         ``kind``: what its slots are for, which a shared farm divides by."""
-        item_name = (
-            item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
-        )
-        sessions = GroupSessions(self.executor, group, item_name, kind)
+        label = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
+        sessions = GroupSessions(self.executor, group, label, kind)
         return replace(self.farm, sessions=sessions, tools=tuple(tools))
 
 

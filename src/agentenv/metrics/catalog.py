@@ -18,9 +18,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-BUILD = Metric(
-    "agentenv_build_info", "gauge", "Always 1; the labels identify the running version.", ("version", "backend")
-)
+BUILD = Metric("agentenv_build_info", "gauge", "Always 1; the labels tell what is running.", ("version", "backend"))
 
 POOL_CONTAINERS = Metric("agentenv_pool_containers", "gauge", "Containers by state.", ("state",))
 POOL_GOAL = Metric("agentenv_pool_containers_goal", "gauge", "Containers requested from the backend.")
@@ -69,9 +67,7 @@ RECONNECTS = Metric("agentenv_executor_reconnects_total", "counter", "Connection
 REASKED = Metric("agentenv_executor_calls_reasked_total", "counter", "Calls resubmitted after a lost connection.")
 
 FARM_LEADER = Metric("agentenv_farm_leader", "gauge", "1: the service leads and grants slots; 0: it is a standby.")
-FARM_GENERATION = Metric(
-    "agentenv_farm_generation", "gauge", "Generation of the leading service; 0: this one is a standby."
-)
+FARM_GENERATION = Metric("agentenv_farm_generation", "gauge", "Generation of the leader; 0: this is a standby.")
 FARM_CLIENTS = Metric("agentenv_farm_clients", "gauge", "Clients with an open event stream.")
 FARM_WAITING = Metric("agentenv_farm_asks_waiting", "gauge", "Requests that wait for slots.", ("run", "kind"))
 FARM_HELD = Metric("agentenv_farm_slots_held", "gauge", "Slots held.", ("run", "kind"))

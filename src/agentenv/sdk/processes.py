@@ -102,8 +102,7 @@ class SlotProcess:
     """A program that runs in the background of a slot, until it ends, is killed, or the slot is wiped or sealed.
 
     Its two outputs are one stream here, of which the slot keeps the last 200 kB: read it as it comes, or what is older
-    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows
-    it."""
+    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot forgot it."""
 
     def __init__(self, caller: Caller, name: str) -> None:
         self.name: str = name
@@ -146,17 +145,14 @@ class SlotProcess:
             reply = await self._call("write", input_data=rest[:_READ_BYTES])
             rest = rest[reply.written_bytes :]
             if rest and loop.time() > until_s:
-                raise SessionBusyError(
-                    f"{self.name} did not read {len(rest)} bytes of its input within {timeout_s:g} s"
-                )
+                raise SessionBusyError(f"{self.name} left {len(rest)} bytes of input unread for {timeout_s:g} s")
 
     async def close_input(self) -> None:
         """Close its standard input: it reads end of file."""
         await self._call("close")
 
     async def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it is not
-        stopped."""
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``."""
         loop = asyncio.get_running_loop()
         until_s = None if timeout_s is None else loop.time() + timeout_s
         while self.exit_code is None:

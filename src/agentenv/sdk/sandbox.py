@@ -421,8 +421,7 @@ class Process(Blocking[SlotProcess]):
     """A program that runs in the background of a slot, until it ends, is killed, or the slot is wiped or sealed.
 
     Its two outputs are one stream here, of which the slot keeps the last 200 kB: read it as it comes, or what is older
-    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot no longer knows
-    it."""
+    is discarded (``dropped_bytes`` counts it). Every method raises UnknownSessionError when the slot forgot it."""
 
     @property
     def name(self) -> str:
@@ -457,8 +456,7 @@ class Process(Blocking[SlotProcess]):
         self._loop.run(self._driven.close_input())
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it is not
-        stopped."""
+        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``."""
         return self._loop.run(self._driven.wait(timeout_s))
 
     def kill(self, signal: Signal = "KILL") -> None:

@@ -57,9 +57,7 @@ from agentenv.wire.tools import (
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 """Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
 _NOT_SERVED: Final = '{tool} needs a tool server that has it: set tool_server_url (or "inprocess")'
-_ELSEWHERE: Final = (
-    "images are built where the slot's own image is stored: pull it here, or use a sandbox of this machine"
-)
+_ELSEWHERE: Final = "images are built where the slot's own is stored: pull it here, or use a sandbox of this machine"
 
 
 class SlotTools(ABC):

@@ -1,5 +1,4 @@
-"""One program whose input and output are streams: nothing is dropped, the program waits while its output is not
-read."""
+"""One program whose input and output are streams: nothing is dropped, the program waits for its reader."""
 
 from __future__ import annotations
 

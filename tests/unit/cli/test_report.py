@@ -46,7 +46,7 @@ def test_runs_in_one_file_are_listed_and_one_can_be_chosen(tmp_path: Path) -> No
     file.write_text(of_run(1, first) + of_run(2, second) + of_run(1, third) + first.model_dump_json() + "\n")
     every = CliRunner().invoke(app, ["report", str(file)], env={"COLUMNS": "200"})
     assert every.exit_code == 0
-    assert "the records are of 3 runs" in every.stderr
+    assert "3 runs have records here" in every.stderr
     assert "run-1  e, model m<1>: 2 groups, mean 0.430" in every.stderr
     assert "–  records that name no run: 1 groups" in every.stderr
     page = file.with_suffix(".html").read_text()
@@ -80,7 +80,7 @@ GROUPS = '{"tokens": [[1]], "masks": [[-100]], "scores": [1.0], "messages": []}\
     [
         (None, "is not a file"),
         ('{"x": 1}\n', "is not a group record"),
-        (GROUPS, "is a scored group as a trainer gets it (data_path_to_save_groups)"),
+        (GROUPS, "is a scored group for a trainer (data_path_to_save_groups)"),
     ],
 )
 def test_what_holds_no_rollouts_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

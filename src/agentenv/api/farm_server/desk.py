@@ -163,8 +163,7 @@ class Desk:
         if known is not None:
             if known.ask != ask:
                 raise ProtocolError(
-                    f"request_id {ask.request_id!r} was used for another request",
-                    next_step="use a new one for each request",
+                    f"request_id {ask.request_id!r} was used for another request", next_step="use a new one for each"
                 )
             known.last_seen, known.client = now, client or known.client
             known.tokens, known.until_unix_s = tokens, until_unix_s
@@ -544,8 +543,8 @@ class Desk:
     # -- upkeep ----------------------------------------------------------------------------------
 
     def tick(self, reclaim_after_s: float | None) -> None:
-        """Once a second: drop asks that no client follows, refuse those that can never be served, reclaim for
-        guarantees, and tell places."""
+        """Once a second: drop asks without a client, refuse those that can never be served, reclaim for guarantees,
+        and send places."""
         now = self._clock()
         for key, opened in list(self._asks.items()):
             if opened.ticket is not None:

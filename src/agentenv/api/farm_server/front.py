@@ -70,10 +70,7 @@ class Front:
             return reply(503, elsewhere(self._farm))
         # As it came, not decoded: a decoded path could end the header.
         path, query = scope["raw_path"].partition(b"?")[0], scope["query_string"]
-        standby = PoolClosedError(
-            "this farm service is a standby", next_step="send the request to the leader (Location)"
-        )
-        response = reply(307, standby)
+        response = reply(307, PoolClosedError("this farm service is a standby", next_step="use the leader (Location)"))
         location = (path if path.startswith(b"/") else b"/") + (b"?" + query if query else b"")
         response.headers["Location"] = self._farm.leader_url + location.decode("latin-1")
         return response

@@ -313,9 +313,8 @@ class Keeper:
             if not any(path.is_relative_to(allowed.resolve()) for allowed in self._settings.paths):
                 raise ForbiddenError("image", f"{reference.name} is outside the directories that keepers read")
         else:
-            kind = reference.kind
             raise ForbiddenError(
-                "image", f"{kind}: images exist only on one machine", next_step="push it to a registry"
+                "image", f"{reference.kind}: is of one machine only", next_step="push the image to a registry"
             )
         return reference
 

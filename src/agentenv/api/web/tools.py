@@ -154,9 +154,7 @@ async def _read_apart(page: Page) -> Readable:
 
 
 def _unreadable(page: Page) -> ToolFailure:
-    return ToolFailure(
-        f"{page.url} is too large or too deeply nested to convert to text; http_fetch returns its source"
-    )
+    return ToolFailure(f"{page.url} is too large or too nested to convert to text; http_fetch returns its source")
 
 
 def _refuse_failed(page: Page) -> None:

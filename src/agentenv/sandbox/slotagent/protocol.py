@@ -128,9 +128,7 @@ def decode(packet: bytes) -> Message:
     if kind is None:
         raise ProtocolError(f"slot agent packet of unknown kind {number}")
     if payload_bytes != len(packet) - _HEADER.size:
-        raise ProtocolError(
-            f"slot agent packet announces {payload_bytes} payload bytes, has {len(packet) - _HEADER.size}"
-        )
+        raise ProtocolError(f"slot agent packet for {payload_bytes} payload bytes has {len(packet) - _HEADER.size}")
     return Message(kind, run, arg, packet[_HEADER.size :])
 
 

@@ -328,9 +328,7 @@ class SlotLifecycle:
         self.process, self._network = waited.process, waited.network
         if self.process.untouched and (self._network is None or not self._network.exited.done()):
             return True
-        log.warning(
-            "slot %d: recreating it: something had used the slot while it waited for its image to end", self.number
-        )
+        log.warning("slot %d: it was used while it waited for the end of its image; recreating it", self.number)
         await self._end()
         await self._discard()
         return False

@@ -50,12 +50,8 @@ class HarborConfig(AgentEnvConfig):
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
         "if the task asks for more than that half",
     )
-    max_cpus: float | None = Field(
-        default=None, gt=0, description="Limit of CPU cores: a task that requests more gets this many"
-    )
-    max_memory_mib: int | None = Field(
-        default=None, ge=1, description="Limit of memory: a task that requests more gets this much"
-    )
+    max_cpus: float | None = Field(default=None, gt=0, description="Limit of the cores a task gets")
+    max_memory_mib: int | None = Field(default=None, ge=1, description="Limit of the memory a task gets")
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )

@@ -104,18 +104,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
     parser.add_argument("--split", default="test")
     parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
-    parser.add_argument(
-        "--image", default="", help="image of records that name none, with {instance_id} or {image_id} in it"
-    )
+    parser.add_argument("--image", default="", help="of records without one, with {instance_id} or {image_id} in it")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")
     parser.add_argument("--empty", action="store_true", help="only the empty player plays")
     parser.add_argument("--only-repos", type=comma_separated, default=[], help="separated by commas")
     parser.add_argument("--only-instances", type=comma_separated, default=[], help="separated by commas")
-    parser.add_argument(
-        "--python-only", action="store_true", help="leave out records with tests that are not pytest ids"
-    )
+    parser.add_argument("--python-only", action="store_true", help="only records with pytest ids")
     parser.add_argument("--max-records", type=int)
     parser.add_argument("--patch-is", choices=("fix", "bug"), default="fix", help="bug: as in SWE-smith")
     parser.add_argument("--dependencies", help="directory of the repositories' dependencies")

@@ -94,9 +94,7 @@ class SweEnv(AgentEnv):
         if config.clone_url and "{repo}" not in config.clone_url:
             raise ConfigError("clone_url", f"got {config.clone_url!r}", next_step="allowed: a URL with {repo} in it")
         if config.dependencies is not None and not Path(config.dependencies).is_dir():
-            raise ConfigError(
-                "dependencies", f"{config.dependencies} is not a directory", next_step="make it, or unset"
-            )
+            raise ConfigError("dependencies", f"{config.dependencies} is not a directory", next_step="make it")
         chosen = Path(config.repositories) if config.repositories else cache_dir() / "swe"
         self._repositories = chosen.absolute()
         self._checkouts = Checkouts(self._repositories, config.clone_url, keep=config.keep_checkouts)
