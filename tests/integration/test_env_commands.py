@@ -304,7 +304,7 @@ async def test_serve_goes_on_with_its_slots_when_the_trainer_api_died_and_came_b
                     assert await process.wait() == 143
     assert batch[0]["scores"] == [1.0, 0.0]
     said = log.read_text()
-    assert said.count("had forgotten this environment") == 1, said
+    assert said.count("lost this environment's registration") == 1, said
     assert said.count("the trainer's API answers, after") == 1
 
 

@@ -153,7 +153,7 @@ async def test_without_slots_for_them_they_are_refused_and_nothing_waits_for_eve
     for member in record.trajectories:
         assert (member.score, member.fault, member.attempt) == (None, "task", 1)
         assert "hook_slots: is 0" in member.error
-        assert "set it to how many such agents may run at once" in member.error
+        assert "set it to the number of such agents that may run at once" in member.error
 
 
 async def test_an_evaluation_while_serving_is_not_in_the_results_of_training(

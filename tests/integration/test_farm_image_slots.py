@@ -169,9 +169,9 @@ async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: S
     elsewhere = small_image(shared.directory / "elsewhere")
     wrong: list[tuple[str, type[AgentEnvError], str]] = [
         (f"oci:{images}/none", ConfigError, "there is no"),
-        (f"oci:{images}/empty", BadImageError, "no index.json"),
+        (f"oci:{images}/empty", BadImageError, "index.json is missing"),
         (f"oci:{images}/broken", BadImageError, "the layer's tar is broken at byte 0"),
-        (elsewhere, ForbiddenError, "not below a directory that keepers read"),
+        (elsewhere, ForbiddenError, "outside the directories that keepers read"),
         ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
         ("127.0.0.1:10/team/app:1", ForbiddenError, "is not on this machine's allow list"),
         ("Not A Name", ConfigError, "white space"),

@@ -40,7 +40,7 @@ def test_its_names_are_those_of_its_directory(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("2x", "no module can be named"), ("class", "no module"), (".", "not empty")]
+    ("name", "said"), [("2x", "is not a valid module name"), ("class", "not a valid module name"), (".", "not empty")]
 )
 def test_a_directory_that_will_not_do_is_refused(project: Path, name: str, said: str) -> None:
     where = project if name == "." else project.parent / name

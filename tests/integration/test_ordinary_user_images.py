@@ -236,7 +236,7 @@ def test_without_ids_he_is_told_how_to_get_them(without_cgroups: User) -> None:
 def test_who_asks_for_one_id_has_no_images(without_cgroups: User) -> None:
     done = without_cgroups.agentenv("exec", "--isolation", "user", "--image", without_cgroups.image, "id")
     assert done.returncode == 2
-    assert "as isolation = user asks for" in done.stderr.replace("\n", " ")
+    assert "as isolation = user requests" in done.stderr.replace("\n", " ")
 
 
 def test_the_doctor_says_what_he_has(with_cgroups: User) -> None:

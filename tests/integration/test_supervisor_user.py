@@ -245,7 +245,7 @@ def test_one_id_is_what_he_asks_for_by_name(place: Path) -> None:
     store = str(place / "store")
     with Container(place, prefix=prefix(subordinate=True), store_dir=store, isolation="user") as container:
         assert container.ready()["isolation"] == "user"
-        assert "as isolation = user asks for" in no_images(container)
+        assert "as isolation = user requests" in no_images(container)
 
 
 def test_without_ids_he_is_told_how_to_get_them(place: Path) -> None:

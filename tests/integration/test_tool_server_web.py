@@ -190,7 +190,7 @@ async def test_a_page_made_to_tangle_the_parser_costs_only_its_own_call(
         result = await tangled
     assert quick["status"] == 200
     assert (result.fault, result.exit_code) == ("none", 1)
-    assert "too tangled" in result.stderr
+    assert "too nested" in result.stderr
 
 
 async def test_a_recorded_web_is_replayed_without_one(site: Web, tmp_path: Any) -> None:
