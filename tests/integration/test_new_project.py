@@ -53,7 +53,7 @@ def test_a_directory_that_will_not_do_is_refused(project: Path, name: str, said:
 def test_a_name_that_would_hide_a_module_is_refused(tmp_path: Path, name: str) -> None:
     done = CliRunner().invoke(app, ["new", str(tmp_path / name)])
     assert done.exit_code == 2, done.output
-    assert f"there is a module named '{name.replace('-', '_')}' already" in " ".join(done.stderr.split())
+    assert f"would hide the module '{name.replace('-', '_')}'" in " ".join(done.stderr.split())
     assert not (tmp_path / name).exists()
 
 
