@@ -143,7 +143,7 @@ def execute(
       agentenv exec --image python:3.13 tar cz -C /usr/local/lib . > lib.tgz
     """
 
-    asked = Asked(
+    asked = RootOptions(
         image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ()),
         tuple(settings or ()),
     )  # fmt: skip

@@ -223,7 +223,7 @@ def relay(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8701,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): speak TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pass calls on to the containers, for clients that cannot reach them, until Ctrl-C.
@@ -243,7 +243,7 @@ def relay(
     try:
         run_to_end(_relay(url, bearer, host, port, context, as_json))
     except InterruptedBySignalError as ended:
-        err().print(f"ended by {ended}; clients go on through another relay")
+        err().print(f"ended by {ended}; clients continue through another relay")
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -203,7 +203,7 @@ def serve(
         list[str] | None, typer.Option("--peer", metavar="URL", help="Another node's keeper; repeatable.")
     ] = None,
     peers_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="URLs of other nodes' keepers, one a line; it may change.")
+        Path | None, typer.Option(metavar="FILE", help="URLs of other nodes' keepers, one per line; may change.")
     ] = None,
     auth_file: AuthFileOption = None,
     tls_verify: TlsVerifyOption = True,
@@ -213,7 +213,7 @@ def serve(
         typer.Option(
             "--registry",
             metavar="HOST",
-            help="Ask only this registry (docker.io for debian), which need not be public; repeatable.",
+            help="Allow this registry only (docker.io for debian), even if it is not public; repeatable.",
         ),
     ] = None,
     allow_path: Annotated[
@@ -223,15 +223,15 @@ def serve(
     pulls: Annotated[int, typer.Option(min=1, help="Images fetched at once.")] = 4,
     per_registry: Annotated[int, typer.Option(min=1, help="Images fetched at once from one registry.")] = 3,
     patience_s: Annotated[
-        float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long a busy registry is asked again.")
+        float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long to retry a busy registry.")
     ] = 900.0,
     budget_gib: Annotated[
         float | None,
-        typer.Option("--budget", min=0, metavar="GIB", help="What the store may keep; by default everything."),
+        typer.Option("--budget", min=0, metavar="GIB", help="Size limit of the store; by default none."),
     ] = None,
     keep_s: Annotated[
         float,
-        typer.Option("--keep", min=0, metavar="SECONDS", help="Keep what was used in this time, whatever the budget."),
+        typer.Option("--keep", min=0, metavar="SECONDS", help="Keep images used within this time, over budget too."),
     ] = 3600.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -128,12 +128,12 @@ AuthFileOption = Annotated[
     typer.Option("--auth-file", metavar="FILE", help="Credentials, as docker login and skopeo login write them."),
 ]
 TlsVerifyOption = Annotated[
-    bool, typer.Option("--tls-verify/--no-tls-verify", help="Ask registries for a valid certificate.")
+    bool, typer.Option("--tls-verify/--no-tls-verify", help="Require a valid certificate of registries.")
 ]
 MirrorOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--mirror", metavar="PREFIX=OTHER", help="Ask OTHER for images whose name begins with PREFIX; repeatable."
+        "--mirror", metavar="PREFIX=OTHER", help="Fetch images that begin with PREFIX from OTHER; repeatable."
     ),
 ]
 

@@ -122,7 +122,7 @@ def shell(
     from agentenv.cli.upload import named, put_all
     from agentenv.farm import open
 
-    asked = Asked(
+    asked = RootOptions(
         image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ()),
         tuple(settings or ()),
     )  # fmt: skip

@@ -126,7 +126,7 @@ def up(
                 "job_id": job, "image": image, "memory_mib": memory_mib, "variables": _named(variables or ()),
                 "memory_oversubscription": oversubscribe,
             }  # fmt: skip
-            told = run_to_end(bring_up(settings, containers, timeout_s, of_job))
+            summary = run_to_end(bring_up(settings, containers, timeout_s, of_job))
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]: the Nomad job keeps running; `agentenv down` ends it")
             raise typer.Exit(128 + ended.number) from None

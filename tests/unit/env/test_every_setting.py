@@ -14,7 +14,7 @@ import pytest
 
 from agentenv.api.farm_server.settings import FarmSettings
 from agentenv.cli import up
-from agentenv.cli.image_root import Asked
+from agentenv.cli.image_root import RootOptions
 from agentenv.config import ContainerFields, ContainerSettings, PoolSettings
 from agentenv.env.environment import AgentEnvConfig
 from agentenv.env.farm_fields import CONTAINER, LIMITS
@@ -115,18 +115,18 @@ def nested(setting: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("setting", CONTAINERS)
 def test_exec_and_shell_set_those_of_their_container(setting: str) -> None:
     name, value = setting.removeprefix("containers."), other_value(setting)
-    found = Asked(settings=(f"{name}={toml(value)}",)).container()
+    found = RootOptions(settings=(f"{name}={toml(value)}",)).container()
     assert getattr(found, name) == getattr(ContainerSettings.model_validate({name: value}), name)
 
 
 def test_what_they_cannot_set_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^gone_after_s: is not of a container"):
-        Asked(settings=("gone_after_s=9",)).container()
+        RootOptions(settings=("gone_after_s=9",)).container()
     with pytest.raises(ConfigError, match=r"^opn_files: there is no such setting \(did you mean limits\.open_files"):
-        Asked(settings=("opn_files=9",)).container()
+        RootOptions(settings=("opn_files=9",)).container()
     with pytest.raises(ConfigError, match=r"^--set: got 'isolation'"):
-        Asked(settings=("isolation",)).container()
-    assert Asked(settings=("isolation=user",)).container().isolation == "user", "text needs no quotes"
+        RootOptions(settings=("isolation",)).container()
+    assert RootOptions(settings=("isolation=user",)).container().isolation == "user", "text needs no quotes"
 
 
 def test_every_one_has_a_meaning() -> None:

@@ -27,7 +27,7 @@ def test_settings_that_are_given_as_they_are_by_default_contradict_nothing() -> 
 @pytest.mark.parametrize("field", OF_THE_FARM)
 def test_what_is_the_farm_s_to_say_is_refused(field: str) -> None:
     other = OTHERS[field] if field in OTHERS else AgentEnvConfig.model_fields[field].get_default() + 1
-    with pytest.raises(ConfigError, match=f"{field}: is the farm's to say"):
+    with pytest.raises(ConfigError, match=f"{field}: is set by the farm service"):
         AgentEnvConfig(**{"tool_pool_mode": "farm", field: other})
 
 
