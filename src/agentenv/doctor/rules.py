@@ -173,14 +173,15 @@ def _cgroups(facts: Facts) -> Finding:
     if not lacking:
         where = "" if scope is None else ", in a scope that systemd makes for each container"
         return Finding("cgroups", Level.ok, f"{groups.version}: memory, pids and cpu per slot{where}")
-    return Finding(
-        "cgroups",
-        Level.weaker,
-        f"{groups.version}: no writable {', '.join(sorted(lacking))}; rlimits bound each process, not the slot",
-        "Delegate=yes in the [Service] section of this unit (systemd-run -p Delegate=yes …), or writable cgroups"
-        if facts.root
-        else "start as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …)",
-    )
+    if groups.version == "v1" and facts.root:
+        # No unit delegates these. Debian 13's kernel has no memory controller for them any more.
+        cure = "boot with cgroup v2: no systemd.unified_cgroup_hierarchy=0 in the kernel's command line"
+    elif facts.root:
+        cure = "Delegate=yes in the [Service] section of this unit (systemd-run -p Delegate=yes …), or writable cgroups"
+    else:
+        cure = "start as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …)"
+    detail = f"{groups.version}: no writable {', '.join(sorted(lacking))}; rlimits bound each process, not the slot"
+    return Finding("cgroups", Level.weaker, detail, cure)
 
 
 def _network(facts: Facts) -> Finding:

@@ -264,3 +264,11 @@ def test_workspaces_are_kept_or_copied_and_both_is_said() -> None:
     assert workspaces("").detail == "workspaces are checkpointed in place, in milliseconds"
     copied = workspaces("Linux is older than 6.3")
     assert copied.detail.endswith("each way: Linux is older than 6.3")
+
+
+def test_no_unit_delegates_what_the_kernel_of_cgroup_v1_lacks() -> None:
+    facts = dataclasses.replace(GOOD, root=True, cgroups=Cgroups("v1", frozenset({"pids", "cpu"})))
+    finding = next(one for one in judge(facts) if one.name == "cgroups")
+    assert "no writable memory;" in finding.detail
+    assert "cgroup v2" in finding.cure
+    assert "Delegate" not in finding.cure
