@@ -182,6 +182,16 @@ def test_mostly_quarantined_containers_are_retired_once_empty() -> None:
     assert ledger.freed("a", 2, 2) == [Retire("a", "2 of 3 slots are quarantined")]
 
 
+def test_a_container_with_half_its_slots_quarantined_goes_on_being_leased() -> None:
+    ledger = _with(("a", 0, 2))
+    leases = [_take(ledger, f"t{n}") for n in range(2)]
+    for lease in leases:
+        ledger.release(lease, 1)
+    assert ledger.quarantined("a", 0, 1) == []
+    ledger.freed("a", 1, 1)
+    assert _grants(ledger.enqueue(SlotRequest(("new",)), 1, 100)[1])[0][1:] == ("a", 1)
+
+
 def test_a_container_that_is_not_wanted_is_retired_once_every_slot_has_come_back() -> None:
     """Not before: whoever releases its last lease waits at the container for the reset."""
     ledger = _with(("a", 0, 2), ("b", 1, 2))
