@@ -216,7 +216,7 @@ async def test_an_image_of_a_checkpoint_needs_the_slots_own_and_the_container(no
     asked = {"container": "c", "checkpoint": "0" * 32, "base_url": "http://127.0.0.1:9", "token": "t", "wait_s": 20}
     for base, said in (
         (f"sha256:{'1' * 64}", b"is not in the store of its node"),
-        (image.digest, b"container c: a layer"),
+        (image.digest, b"container c: GET /v1/checkpoints/"),
     ):
         status, body = await node.commit(**asked, image=base)
         assert (status, said in body, b'"failed"' in body) == (200, True, True), body

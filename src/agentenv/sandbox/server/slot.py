@@ -118,13 +118,13 @@ class Slot:
             return False
         if REPORTED[move.to] is not self.reported:
             self._reported_since_s = self._loop.time()
+            self._context.changed(self.index)
         self.state = move.to
         if self._patience is not None and move.to is not State.agent_gone:
             self._patience.cancel()
             self._patience = None
         if move.ask_reset:
             self._context.supervisor.reset(self.index, self.epoch)
-        self._context.changed(self.index)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
         return True
@@ -450,6 +450,7 @@ class Slot:
                 raise
         self._open_calls(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self._move(Event.made if lease is None else Event.taken_over)
+        self._context.changed(self.index)  # also where only the epoch is another
         if lease is not None:
             self.calls.any_ran = True  # as far as this server process can know
             self._take_up(lease)
