@@ -114,7 +114,7 @@ async def test_a_body_has_to_come_in_time() -> None:
     async with serving.served(app, "farm", host="127.0.0.1", port=0) as url:
         status, headers, error = await spoken(url, head(Content_Length="100", **BEARER), b"{")
     assert (status, headers["connection"]) == (408, "close")
-    assert "did not come within 0.2 s" in error.message
+    assert "did not arrive within 0.2 s" in error.message
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "9" * 40])
