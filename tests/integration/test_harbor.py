@@ -253,7 +253,7 @@ def test_more_than_this_machine_has_is_refused_before_anything_is_played_unless_
     toml = (task / "task.toml").read_text().replace("cpus = 1", "cpus = 4096")
     (task / "task.toml").write_text(toml)
     assert run(monkeypatch, task, "--agent", "oracle") == 2
-    assert "environment.cpus: task count-requests: asks for 4096 cores" in capsys.readouterr().err
+    assert "environment.cpus: task count-requests: requests 4096 cores" in capsys.readouterr().err
     assert run(monkeypatch, task, "--agent", "oracle", "--max-cpus", 1) == 0
 
 

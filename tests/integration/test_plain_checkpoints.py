@@ -165,7 +165,7 @@ async def test_what_does_not_fit_is_refused_by_name_and_the_slot_goes_on(slots: 
     await _run(session, "head -c 40M /dev/urandom > large && ln large other")
     (fork,) = await slots.fork(session)
     await _run(fork, "head -c 40M /dev/urandom > more")
-    with pytest.raises(CheckpointError, match=f"checkpoint_bytes.* of at most {BUDGET_BYTES}"):
+    with pytest.raises(CheckpointError, match=f"checkpoint_bytes.* of {BUDGET_BYTES} are used"):
         await fork.checkpoint()
     await _run(fork, "rm more && echo changed >> other")
     with pytest.raises(CheckpointError, match="checkpoint_bytes"):
