@@ -14,7 +14,7 @@ import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import aiohttp
 from pydantic import ValidationError
@@ -39,6 +39,16 @@ _CONNECT_S: Final = scaled(15.0)
 _CLOSE_S: Final = scaled(2.0)
 _MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 _LONGEST_PAUSE_S: Final = 1.0
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of :meth:`ContainerConnection.stream`."""
+
+    lease: str
+    params: Params | None
+    data: Any
+    timeout_s: float | None
+    silence_s: float | None
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -116,20 +126,10 @@ class ContainerConnection:
                 yield response
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        *expected: type[AgentEnvError],
-        lease: str = "",
-        params: Params | None = None,
-        data: Any = None,
-        timeout_s: float | None = None,
-        silence_s: float | None = None,
+        self, method: str, path: str, *expected: type[AgentEnvError], **options: Unpack[RequestOptions]
     ) -> bytes:
         """The body of the response to a request that was accepted, 16 MiB at most; see :meth:`stream`."""
-        async with self.stream(
-            method, path, *expected, lease=lease, params=params, data=data, timeout_s=timeout_s, silence_s=silence_s
-        ) as response:
+        async with self.stream(method, path, *expected, **options) as response:
             return await self._read(response)
 
     async def socket(

@@ -161,14 +161,7 @@ class SweEnv(AgentEnv):
 
     def item_of(self, record: SweRecord) -> dict[str, Any]:
         """A record as the item in its transcripts; its patches are not included."""
-        return {
-            "instance_id": record.instance_id,
-            "repo": record.repo,
-            "base_commit": record.base_commit,
-            "version": record.version,
-            "FAIL_TO_PASS": list(record.fail_to_pass),
-            "PASS_TO_PASS": len(record.pass_to_pass),
-        }
+        return record.item(version=record.version)
 
     def build_task(self, item: Any) -> str:
         """The task's text: the issue, and how tests are run, but not which tests."""

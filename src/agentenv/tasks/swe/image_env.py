@@ -110,14 +110,7 @@ class SweImageEnv(AgentEnv):
 
     def item_of(self, record: SweRecord) -> dict[str, Any]:
         """A record as the item in its transcripts; its patches are not included."""
-        return {
-            "instance_id": record.instance_id,
-            "repo": record.repo,
-            "base_commit": record.base_commit,
-            "image": record.image,
-            "FAIL_TO_PASS": list(record.fail_to_pass),
-            "PASS_TO_PASS": len(record.pass_to_pass),
-        }
+        return record.item(image=record.image)
 
     def task_image(self, item: Any) -> ImageRoot:
         """The record's image."""

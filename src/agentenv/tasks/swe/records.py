@@ -83,6 +83,17 @@ class SweRecord:
         named = (*self.fail_to_pass, *self.pass_to_pass)
         return tuple(sorted({test.partition("::")[0] for test in named}))
 
+    def item(self, **more: str) -> dict[str, Any]:
+        """The record as the item in its transcripts, with ``more`` about it. Its patches are not included."""
+        return {
+            "instance_id": self.instance_id,
+            "repo": self.repo,
+            "base_commit": self.base_commit,
+            **more,
+            "FAIL_TO_PASS": list(self.fail_to_pass),
+            "PASS_TO_PASS": len(self.pass_to_pass),
+        }
+
 
 @dataclass(frozen=True)
 class Wanted:

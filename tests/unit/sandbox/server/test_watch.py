@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server import bodies, watch
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
@@ -28,6 +30,7 @@ def _container(slots: int = 3) -> tuple[Container, Watchers]:
     """A container of free slots, whose supervisor is a mock."""
     watchers = Watchers()
     context = MagicMock(reply_memory=16, index={}, statistics=Statistics(), changed=watchers.changed)
+    context.env, context.shell, context.spare_shells = {}, "bash", False
     context.poller.loop = asyncio.get_running_loop()
     context.poller.going.wait = AsyncMock()
     context.supervisor.silent_s.return_value = 0.0
@@ -156,6 +159,22 @@ async def test_what_is_no_change_sends_nothing() -> None:
         assert watcher.take() == []
     slot.state = State.free
     assert watcher.take() == [], "it does not watch any more"
+    container.close()
+
+
+async def test_moves_within_a_lease_are_no_changes_and_a_new_epoch_of_a_free_slot_is_one() -> None:
+    container, watchers = _container()
+    _lease(container, 0)
+    leased, free = container.slot(0), container.slot(1)
+    assert leased.lease is not None
+    with watchers.watching() as watcher:
+        sealing = asyncio.create_task(leased.seal(leased.lease.key))
+        await until(lambda: leased.state is State.sealing)
+        leased.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), MagicMock())
+        await sealing
+        assert watcher.take() == []
+        free.ready(SlotReady(1, 1, None, kept=False, limits=LimitFiles()), MagicMock())
+        assert watcher.take() == [1]
     container.close()
 
 
