@@ -32,9 +32,9 @@ def few_ids(first: int = FIRST, count: int = IDS) -> Iterator[None]:
     their own."""
     ordinary = local_process.container_command
 
-    async def command(name: str, spec: Path, option: str) -> list[str]:
+    async def command(name: str, spec: Path, *, detached: bool) -> list[str]:
         asked = [str(first), str(count), ":".join(map(str, groups))]
-        return [sys.executable, __file__, *asked, *await ordinary(name, spec, option)]
+        return [sys.executable, __file__, *asked, *await ordinary(name, spec, detached=detached)]
 
     with ExitStack() as stack:
         groups = [stack.enter_context(_group(parent, first)) for parent in _own_groups()]

@@ -24,7 +24,6 @@ from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.base import ContainerBackend, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
-from agentenv.slots.backends.local_kept import LocalKeptBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.yard import Yard
@@ -70,11 +69,8 @@ class KillableLocal(LocalBackend):
         os.kill(self.pids[container_id], signal.SIGKILL)
 
 
-class KillableKept(LocalKeptBackend):
-    """Ends its containers when it is closed, as the others do."""
-
-    def kill_container(self, container_id: str) -> None:
-        os.kill(self.pids[container_id], signal.SIGKILL)
+class KillableKept(KillableLocal):
+    """Detached containers, which it ends when it is closed, as the others do."""
 
     async def __aexit__(self, *error: Any) -> None:
         try:
@@ -91,7 +87,7 @@ def breakable(request: pytest.FixtureRequest, settings: ContainerSettings, state
         case "nomad":
             return nomad_farm(request.getfixturevalue("cluster").address, settings)
         case "kept":
-            return KillableKept(settings, state_dir=state_dir)
+            return KillableKept(settings, detached=True, state_dir=state_dir)
         case _:
             return KillableLocal(settings, state_dir=state_dir)
 

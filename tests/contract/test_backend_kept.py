@@ -19,9 +19,9 @@ from agentenv.config import ContainerSettings, PoolSettings, isolation_here
 from agentenv.errors import ConfigError
 from agentenv.process_marks import own_mark, process_mark
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
-from agentenv.slots.backends.kept_files import KeptFarm
-from agentenv.slots.backends.kept_process import KeptProcess, OtherProcess
-from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.backends.local_files import FarmFiles
+from agentenv.slots.backends.local_process import LocalProcess, OtherProcess
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import LeaseKey, RenewRequest
 from agentenv.wire.spec import SandboxSpec
@@ -36,10 +36,9 @@ UNATTENDED_AFTER_S = 600
 """What a test that failed leaves running does not stay for ever."""
 
 
-def farm(state: Path, settings: ContainerSettings = SETTINGS, **options: Any) -> LocalKeptBackend:
-    return LocalKeptBackend(
-        settings, state_dir=state, **{"start_timeout_s": START_S, "unattended_after_s": UNATTENDED_AFTER_S, **options}
-    )
+def farm(state: Path, settings: ContainerSettings = SETTINGS, **options: Any) -> LocalBackend:
+    bounds = {"start_timeout_s": START_S, "unattended_after_s": UNATTENDED_AFTER_S}
+    return LocalBackend(settings, detached=True, state_dir=state, **{**bounds, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +74,11 @@ import asyncio, sys
 from pathlib import Path
 from agentenv.config import ContainerSettings
 from agentenv.slots.backends.base import ContainerStarted
-from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.backends.local import LocalBackend
 
 async def main():
     settings = ContainerSettings(slots_per_container=1, require_sandbox=False)
-    async with LocalKeptBackend(settings, state_dir=Path(sys.argv[1]), start_timeout_s=180) as backend:
+    async with LocalBackend(settings, detached=True, state_dir=Path(sys.argv[1]), start_timeout_s=180) as backend:
         await backend.scale(2)
         events = backend.events()
         for _ in range(2):
@@ -249,9 +248,9 @@ async def test_a_container_whose_farm_is_gone_ends_itself(tmp_path: Path) -> Non
 # -- half-started ----------------------------------------------------------------------------------
 
 
-def half_started(state: Path, index: int = 0) -> tuple[KeptFarm, KeptProcess, int]:
+def half_started(state: Path, index: int = 0) -> tuple[FarmFiles, LocalProcess]:
     """A farm held by hand, and a container of it that is written but not started."""
-    held = KeptFarm.open(state, "default")
+    held = FarmFiles.open(state, "default")
     files = held.new(index)
     settings = SETTINGS.model_copy(update={"isolation": isolation_here("auto")})
     spec = SandboxSpec.launch(
@@ -261,13 +260,14 @@ def half_started(state: Path, index: int = 0) -> tuple[KeptFarm, KeptProcess, in
         data_dir=held.data_dir,
         unattended_after_s=UNATTENDED_AFTER_S,
     )
-    return held, KeptProcess(files), files.write(spec, "t" * 32)
+    files.write(spec, "t" * 32)
+    return held, LocalProcess(files)
 
 
 @pytest.mark.parametrize("launched", [True, False])
 async def test_a_container_that_is_still_starting_is_awaited(tmp_path: Path, *, launched: bool) -> None:
-    held, process, lock = half_started(tmp_path)
-    launching = asyncio.create_task(process.launch(lock))
+    held, process = half_started(tmp_path)
+    launching = asyncio.create_task(process.launch(detached=True))
     if launched:
         await launching
     else:
@@ -282,8 +282,7 @@ async def test_a_container_that_is_still_starting_is_awaited(tmp_path: Path, *, 
 
 
 async def test_a_container_that_was_never_launched_is_swept(tmp_path: Path) -> None:
-    held, process, lock = half_started(tmp_path)
-    os.close(lock)
+    held, process = half_started(tmp_path)
     held.close()
     async with farm(tmp_path) as backend:
         assert backend.found == 0
@@ -291,8 +290,8 @@ async def test_a_container_that_was_never_launched_is_swept(tmp_path: Path) -> N
 
 
 async def test_a_container_that_is_never_ready_is_ended(tmp_path: Path) -> None:
-    held, process, lock = half_started(tmp_path)
-    await process.launch(lock)
+    held, process = half_started(tmp_path)
+    await process.launch(detached=True)
     held.close()
     async with farm(tmp_path, start_timeout_s=0.001) as backend:
         async with asyncio.timeout(30):
@@ -335,8 +334,8 @@ async def test_a_farm_left_while_a_container_starts_has_it_next_time(tmp_path: P
 
 async def test_two_for_one_index_become_one(tmp_path: Path) -> None:
     [first] = await begun(tmp_path, 1)
-    held, process, lock = half_started(tmp_path)
-    await process.launch(lock)
+    held, process = half_started(tmp_path)
+    await process.launch(detached=True)
     held.close()
     async with farm(tmp_path) as backend:
         [kept] = await started(backend.events(), 1)
@@ -454,7 +453,7 @@ async def test_an_ended_process_has_no_mark_and_gets_no_signal(monkeypatch: pyte
     sent: list[object] = []
     monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
     monkeypatch.setattr(os, "killpg", lambda *given: sent.append(given))
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     process.kill_group()
     assert sent == []
     process.close()

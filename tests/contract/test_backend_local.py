@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
+import logging
 import os
 import signal
 import stat
@@ -17,7 +17,8 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConnectionLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
-from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.backends.local_files import FarmFiles
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import ContainerSpec, SandboxSpec
 from tests.integration.supervisor_harness import cgroups_of, processes_with
@@ -41,8 +42,8 @@ async def test_secrets_are_neither_arguments_nor_environment_nor_readable(tmp_pa
     async with SlotPool(backend, PATIENT) as pool:
         lease = await pool.lease("t")
         token = lease.container.token.encode()
-        files = [path for path in tmp_path.glob("launch-*/*") if path.suffix in (".token", ".json")]
-        assert files
+        files = list(tmp_path.glob("launch-*/*/*"))
+        assert {path.name for path in files} == {"token", "spec.json", "events", "log"}
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
         for pid in processes_with(str(tmp_path)):
             for name in ("cmdline", "environ"):
@@ -114,6 +115,20 @@ async def test_the_end_of_a_container_is_told_with_its_last_words(tmp_path: Path
                 await control.slots(timeout_s=0.5)
 
 
+async def test_a_container_s_log_is_repeated_as_debug_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "agentenv.slots.backends.local_process")
+    async with LocalBackend(SETTINGS, state_dir=tmp_path) as backend:
+        await backend.scale(1)
+        started = await anext(backend.events())
+        assert isinstance(started, ContainerStarted)
+        [log] = tmp_path.glob("launch-*/*/log")
+        with log.open("a") as file:
+            file.write("a line of a container\n")
+        await until(lambda: f"{started.handle.id}: a line of a container" in caplog.messages)
+
+
 async def test_a_machine_that_cannot_isolate_is_refused_at_once_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,22 +169,23 @@ async def test_a_full_disk_is_said_at_once_with_the_cure(tmp_path: Path, monkeyp
         with pytest.raises(SandboxUnavailableError, match="No space left") as caught:
             await asyncio.wait_for(pool.lease("t"), 90)
         monkeypatch.undo()
-        assert [path.name for path in tmp_path.glob("launch-*/*")] == ["lock"]
+        assert {path.name for path in tmp_path.glob("launch-*/*")} == {"lock", "said.json"}
     assert "AGENTENV_STATE_DIR" in caught.value.next_step
 
 
 def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None:
-    living = LaunchDirectory.open(tmp_path)
+    living = FarmFiles.temporary(tmp_path)
+    files = living.new(0)
     spec = SandboxSpec.launch(
-        ContainerSpec(), container="c", token_file=living.token_file("c"), data_dir=living.data_dir
+        ContainerSpec(), container=files.id, token_file=files.token_file, data_dir=living.data_dir
     )
-    path = living.write(spec, "secret")
+    files.write(spec, "secret")
     dead = tmp_path / "launch-dead"
     dead.mkdir()
     (dead / "lock").touch()
-    other = LaunchDirectory.open(tmp_path)
+    other = FarmFiles.temporary(tmp_path)
     assert not dead.exists()
-    assert json.loads(path.read_text())["container"] == "c"
+    assert files.spec().container == files.id
     other.close()
     living.close()
     living.close()

@@ -13,7 +13,7 @@ import pytest
 from agentenv.config import ContainerSettings
 from agentenv.process_marks import process_mark
 from agentenv.slots.backends.base import ContainerStarted
-from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.backends.local import LocalBackend
 from tests import cli
 from tests.integration.supervisor_harness import processes_with
 from tests.waiting import START_S, wait_for
@@ -27,9 +27,11 @@ def command(tmp_path: Path) -> Iterator[cli.Command]:
     assert processes_with(str(tmp_path)) == []
 
 
-async def opened(state: Path, count: int) -> tuple[LocalKeptBackend, dict[str, int]]:
+async def opened(state: Path, count: int) -> tuple[LocalBackend, dict[str, int]]:
     """A farm that somebody runs, and the processes of its containers."""
-    backend = await LocalKeptBackend(SETTINGS, state_dir=state, farm="f", start_timeout_s=START_S).__aenter__()
+    backend = await LocalBackend(
+        SETTINGS, detached=True, farm="f", state_dir=state, start_timeout_s=START_S
+    ).__aenter__()
     await backend.scale(count)
     events = backend.events()
     async with asyncio.timeout(START_S):
@@ -38,7 +40,7 @@ async def opened(state: Path, count: int) -> tuple[LocalKeptBackend, dict[str, i
     return backend, backend.pids
 
 
-async def closed(backend: LocalKeptBackend) -> None:
+async def closed(backend: LocalBackend) -> None:
     await backend.stop_all()
     await backend.__aexit__(None, None, None)
 

@@ -137,8 +137,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def slots(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, program: Path
 ) -> AsyncIterator[ImageSlots]:
-    async def command(name: str, spec: Path, option: str) -> list[str]:
-        return [sys.executable, "-c", STARTED_WITH, str(program), str(spec), option]
+    async def command(_name: str, spec: Path, *, detached: bool) -> list[str]:
+        assert not detached
+        return [sys.executable, "-c", STARTED_WITH, str(program), str(spec), "--lifeline"]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentenv.slots.backends.local_process.container_command", command)
@@ -148,7 +149,7 @@ async def slots(
 
 def log_of(slots: ImageSlots) -> str:
     assert slots.backend is not None
-    return " ".join(running.process.last_words() for running in slots.backend._running.values())
+    return " ".join(process.files.last_words() for process in slots.backend._running.values())
 
 
 async def test_the_right_one_is_not_refused(slots: ImageSlots) -> None:

@@ -27,7 +27,7 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ForbiddenError, LeaseReclaimedError, UnauthorizedError
 from agentenv.farm_client.access import farm_access
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.backends.local import LocalBackend
 from agentenv.wire.farm import Grant, TokenRequest
 from tests.farm_service import KEYS, TOKEN_S, Served, served, token
 from tests.plain_http import PlainHttp, plain_http
@@ -238,12 +238,12 @@ async def test_a_farm_that_was_restarted_counts_what_its_tokens_hold(tmp_path: P
     settings = ContainerSettings(slots_per_container=8, require_sandbox=False)
     pool = PoolSettings(min_containers=1, max_containers=1)
     bearer = token(RUN, cap=2)
-    backend = LocalKeptBackend(settings, state_dir=tmp_path)
+    backend = LocalBackend(settings, detached=True, state_dir=tmp_path)
     async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
         await Site(farm, Access(KEYS), http).wants(bearer, 1, 1)
         await until(lambda: farm.farm.line.held(RUN) == 2 and farm.farm.load().waiting == 0, START_S)
         await until(lambda: len([*farm.farm.desk.leases(lambda _: True)]) == 2)
-    again = LocalKeptBackend(settings, state_dir=tmp_path)
+    again = LocalBackend(settings, detached=True, state_dir=tmp_path)
     async with served(again, pool) as farm, aiohttp.ClientSession() as http:
         await until(lambda: farm.farm.line.held(RUN) == 2, START_S)
         (name,) = await Site(farm, Access(KEYS), http).wants(bearer, 1)
@@ -266,8 +266,8 @@ class Lives:
 
     @asynccontextmanager
     async def life(self, idle_s: float = IDLE_S) -> AsyncIterator[tuple[Farm, PlainHttp]]:
-        backend = LocalKeptBackend(
-            ContainerSettings(slots_per_container=2, require_sandbox=False), state_dir=self.directory
+        backend = LocalBackend(
+            ContainerSettings(slots_per_container=2, require_sandbox=False), detached=True, state_dir=self.directory
         )
         pool = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
         plain = PlainSettings(idle_s=idle_s, acquire_timeout_s=START_S)
@@ -275,8 +275,8 @@ class Lives:
             yield farm.farm, http
 
     async def end(self) -> None:
-        async with LocalKeptBackend(
-            ContainerSettings(slots_per_container=2, require_sandbox=False), state_dir=self.directory
+        async with LocalBackend(
+            ContainerSettings(slots_per_container=2, require_sandbox=False), detached=True, state_dir=self.directory
         ) as backend:
             await backend.stop_all()
 

@@ -82,13 +82,13 @@ def _lines(
 async def _local_lines(
     backend: Backend, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
-    from agentenv.farm.local import kept_logs, log_file
+    from agentenv.farm.local import detached_logs, log_file
     from agentenv.farm.log import lines_of
 
     named, known = ("", True) if container is None else await _named(backend, container)
 
     def of_containers() -> list[Path]:
-        return [path for path in kept_logs(backend) if named in path.parent.name]
+        return [path for path in detached_logs(backend) if named in path.parent.name]
 
     async for path, line in lines_of(log_file(backend), more=of_containers, containing=named, tail=tail, follow=follow):
         known = True

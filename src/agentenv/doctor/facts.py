@@ -96,7 +96,7 @@ def gather() -> Facts:
     existing = _nearest_existing(state)
     compiler = shutil.which("cc")
     bwrap = shutil.which("bwrap")
-    scope = make_scope("doctor", kept=False)
+    scope = make_scope("doctor", detached=False)
     return Facts(
         system=platform.system(),
         kernel=platform.release(),

@@ -1,4 +1,4 @@
-"""Kept farms of this machine (:mod:`agentenv.slots.backends.local_kept`) that nobody runs: what they have left."""
+"""Farms of detached containers on this machine that nobody runs: what they have left."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError
 from agentenv.farm.orphans import KEPT, Orphan
-from agentenv.slots.backends.kept_files import KeptContainer, KeptFarm, containers_of, farms, is_run
-from agentenv.slots.backends.kept_process import KeptProcess
-from agentenv.slots.backends.local_kept import end_container
+from agentenv.slots.backends.local import end_container
+from agentenv.slots.backends.local_files import ContainerFiles, FarmFiles, containers_of, farms, is_run
+from agentenv.slots.backends.local_process import LocalProcess
 
 _GRACE_S = scaled(5.0)
 
@@ -35,7 +35,7 @@ async def collect(state: Path, ending: str | None, *, dry_run: bool) -> list[Orp
 
 async def _collect(state: Path, name: str, *, end: bool) -> list[Orphan]:
     try:
-        farm = KeptFarm.open(state, name)
+        farm = FarmFiles.open(state, name)
     except ConfigError:
         if end:
             raise
@@ -45,7 +45,7 @@ async def _collect(state: Path, name: str, *, end: bool) -> list[Orphan]:
         for container in farm.containers():
             [orphan] = _judged(name, [container], end=end)
             if not orphan.problem:
-                await end_container(KeptProcess(container), farm.data(container), _GRACE_S)
+                await end_container(LocalProcess(container), farm, _GRACE_S)
                 left = str(container.path) if container.path.exists() else ""
                 orphan = Orphan(orphan.kind if not left else "container", orphan.name, orphan.why, not left, left)
             found.append(orphan)
@@ -57,7 +57,7 @@ async def _collect(state: Path, name: str, *, end: bool) -> list[Orphan]:
     return found
 
 
-def _judged(farm: str, containers: list[KeptContainer], *, end: bool) -> list[Orphan]:
+def _judged(farm: str, containers: list[ContainerFiles], *, end: bool) -> list[Orphan]:
     why, cure = f"no process runs its farm {farm!r}", f"`agentenv gc --kept {farm}` ends it"
     return [
         Orphan(KEPT, container.id, why, problem="" if end else cure)

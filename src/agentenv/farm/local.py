@@ -2,7 +2,7 @@
 
 The process that runs it tells the others where its service and its containers are, by a file in the state directory
 (:mod:`agentenv.run_files`), which has mode 0600 because it contains their tokens. Containers of the backend ``local``
-outlive that process (:mod:`agentenv.slots.backends.local_kept`); those of ``fake`` are part of it.
+outlive that process (:mod:`agentenv.slots.backends.local`); those of ``fake`` are part of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.backends.kept_files import KeptContainer, containers_of, farms
+from agentenv.slots.backends.local_files import ContainerFiles, containers_of, farms
 from agentenv.slots.backends.registry import Backend
 
 KIND = "farm"
@@ -51,7 +51,7 @@ def log_file(backend: Backend) -> Path:
     return state_dir() / f"farm-{backend}.log"
 
 
-def kept_logs(backend: Backend) -> list[Path]:
+def detached_logs(backend: Backend) -> list[Path]:
     """Logs of the containers that outlive the process that runs the farm."""
     if backend is not Backend.local:
         return []
@@ -186,7 +186,7 @@ class LocalFarm:
             return f"{left} of its containers still run: `agentenv up` takes them over, `agentenv down` ends them"
         return "start one: `agentenv up`"
 
-    def _left(self, farm: str = NAME) -> list[KeptContainer]:
+    def _left(self, farm: str = NAME) -> list[ContainerFiles]:
         """Containers that outlived whoever ran the farm."""
         if self._backend is not Backend.local:
             return []

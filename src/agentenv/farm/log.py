@@ -17,8 +17,6 @@ from agentenv.errors import ConfigError
 
 _MAX_BYTES = 10 * 1024 * 1024
 _POLL_S = 0.2
-_CONTAINERS_LOGGER = "agentenv.slots.backends.local_process"
-"""Logger that repeats the containers' logs as debug messages."""
 
 
 class _PrivateFile(RotatingFileHandler):
@@ -29,21 +27,19 @@ class _PrivateFile(RotatingFileHandler):
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Write the logs of agentenv and its containers to ``path`` (mode 0600): at most 10 MiB, and one older file."""
+    """Write the logs of agentenv to ``path`` (mode 0600): at most 10 MiB, and one older file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _PrivateFile(path, maxBytes=_MAX_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    ours, containers = logging.getLogger("agentenv"), logging.getLogger(_CONTAINERS_LOGGER)
-    before = ours.level, containers.level
-    ours.setLevel(min(ours.level or logging.INFO, logging.INFO))
-    containers.setLevel(logging.DEBUG)
+    ours = logging.getLogger("agentenv")
+    before = ours.level
+    ours.setLevel(min(before or logging.INFO, logging.INFO))
     ours.addHandler(handler)
     try:
         yield
     finally:
         ours.removeHandler(handler)
-        ours.setLevel(before[0])
-        containers.setLevel(before[1])
+        ours.setLevel(before)
         handler.close()
 
 

@@ -112,10 +112,11 @@ def backend_of(settings: FarmSettings, url: str, stand_by: Callable[[str, str], 
     description of another that has the containers. Raises ConfigError."""
     start_timeout_s = settings.pool.start_timeout_s
     if settings.backend == "local":
-        from agentenv.slots.backends.local_kept import LocalKeptBackend
+        from agentenv.slots.backends.local import LocalBackend
 
-        return LocalKeptBackend(
+        return LocalBackend(
             settings.containers,
+            detached=True,
             farm=settings.name,
             start_timeout_s=start_timeout_s,
             unattended_after_s=settings.unattended_after_s,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     parser.add_argument(
         "--detach",
         action="store_true",
-        help="run in the background, in a session of its own; standard error must be a file, which is kept short",
+        help="run in the background, in a session of its own; standard error must be a file that it can keep short",
     )
     parser.add_argument(_OF_USER, dest="of_user", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help="where to build missing programs, if not next to this package")
@@ -93,14 +94,14 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     try:
         if options.lifeline:
             check_lifeline()
-        if options.detach:
-            _check_log()
+        if options.detach and not log_can_be_cut(_STDERR):
+            raise ConfigError("--detach", "standard error is not a file opened to be read and appended to")
         spec = SandboxSpec.load(options.spec)
         owner = _owner(spec, of_user=options.of_user)
         if options.detach and not _detach():
             return 0
         argv = server_argv or server_process.default_argv()
-        code = _contain(spec, argv, options.cache, owner, lifeline=options.lifeline, detached=options.detach)
+        code = _contain(spec, argv, options.cache, owner, lifeline=options.lifeline)
         if options.detach:
             events.emit("exited", code=code)
         return code
@@ -147,9 +148,13 @@ def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606
 
 
-def _check_log() -> None:
-    if not stat.S_ISREG(os.fstat(_STDERR).st_mode):
-        raise ConfigError("--detach", "standard error is not a file")
+def log_can_be_cut(fd: int) -> bool:
+    """Whether it is a file that :func:`trim_log` can cut: not what a shell's ``2>`` or ``2>>`` opens."""
+    try:
+        flags, kind = fcntl.fcntl(fd, fcntl.F_GETFL), os.fstat(fd).st_mode
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISREG(kind) and flags & (os.O_ACCMODE | os.O_APPEND) == os.O_RDWR | os.O_APPEND
 
 
 def check_lifeline() -> None:
@@ -159,15 +164,13 @@ def check_lifeline() -> None:
         raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
 
 
-def _contain(
-    spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, owner: Owner, *, lifeline: bool, detached: bool
-) -> int:
+def _contain(spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, owner: Owner, *, lifeline: bool) -> int:
     directory = Path(spec.data_dir).absolute() / spec.container
     token = read_token(Path(spec.token_file))
     held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
     try:
         launch = _prepare(spec, directory, token, held, server_argv, cache, owner, lifeline=lifeline)
-        return _fork_supervisor(launch, detached=detached)
+        return _fork_supervisor(launch)
     finally:
         os.close(held.lock)
         if held.uids is not None:
@@ -363,7 +366,7 @@ def _namespace(kind: str) -> str:
     return text.partition(":")[2]
 
 
-def _fork_supervisor(launch: Launch, *, detached: bool) -> int:
+def _fork_supervisor(launch: Launch) -> int:
     """Enter the namespaces, fork PID 1, wait for it."""
     try:
         _enter_namespaces(launch.identity)
@@ -379,7 +382,7 @@ def _fork_supervisor(launch: Launch, *, detached: bool) -> int:
     os.close(alive_read)
     launch.listener.close()
     try:
-        return _wait(pid, detached=detached)
+        return _wait(pid)
     finally:
         os.close(alive_write)
 
@@ -411,10 +414,10 @@ def _be_supervisor(launch: Launch, alive: int) -> None:
         os._exit(code)
 
 
-def _wait(pid: int, *, detached: bool) -> int:
+def _wait(pid: int) -> int:
     """Forward signals to the supervisor until it ends; returns its exit code."""
     while True:
-        number = _next_signal(detached=detached)
+        number = _next_signal()
         if number != signal.SIGCHLD:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -424,10 +427,10 @@ def _wait(pid: int, *, detached: bool) -> int:
             return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def _next_signal(*, detached: bool) -> int:
-    """Wait for a signal, keeping the log of a detached container short meanwhile."""
+def _next_signal() -> int:
+    """Wait for a signal, keeping the log short meanwhile."""
     signals = {*_SIGNALS, signal.SIGCHLD}
-    while detached:
+    while log_can_be_cut(_STDERR):
         if (found := signal.sigtimedwait(signals, _TRIM_EVERY_S)) is not None:
             return found.si_signo
         trim_log(_STDERR)

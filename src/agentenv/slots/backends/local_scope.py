@@ -1,7 +1,7 @@
 """Where the cgroups of a local container are made: below this process's own cgroup, or in a scope that systemd makes.
 
 A login session's cgroup is root's, so without a scope the slots of an ordinary user would have no limits of their own;
-and systemd ends what is in a service's cgroup with the service, which kept containers outlive.
+and systemd ends what is in a service's cgroup with the service, which detached containers outlive.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Place:
     able: bool
     lingers: bool
 
-    def wants_scope(self, *, kept: bool) -> bool:
-        """Whether a container is to have a scope of its own. ``kept``: it outlives whoever starts it.
+    def wants_scope(self, *, detached: bool) -> bool:
+        """Whether a container is to have a scope of its own. ``detached``: it outlives whoever starts it.
 
         A user's scopes are in the same slice as his sessions, so the limits of the one are those of the other. Of what
-        runs elsewhere (a service with limits, a batch job), only kept containers leave the cgroup.
+        runs elsewhere (a service with limits, a batch job), only detached containers leave the cgroup.
         """
         of_session = self.uid != 0 and f"user-{self.uid}.slice" in self.unit.parts
-        if kept and self.unit.name.endswith(".service"):
+        if detached and self.unit.name.endswith(".service"):
             return True
         return of_session and not self.able
 
     @property
     def lasts(self) -> bool:
-        """Whether a kept container in a scope lasts as long as one beside this process."""
+        """Whether a detached container in a scope lasts as long as one beside this process."""
         return self.lingers or f"user@{self.uid}.service" in self.unit.parts
 
 
@@ -84,13 +84,13 @@ def find_place() -> Place | None:
     return Place(uid, PurePosixPath("/") / own.relative_to(top), able, lingers=uid == 0 or _lingers(uid))
 
 
-def make_scope(container: str, *, kept: bool) -> Scope | None:
+def make_scope(container: str, *, detached: bool) -> Scope | None:
     """The scope that this container is to be started in; None where it needs none, or where systemd makes none with
     limits, which is logged (the container then reports what it lacks). Takes up to 10 s."""
     here = find_place()
-    if here is None or not here.wants_scope(kept=kept):
+    if here is None or not here.wants_scope(detached=detached):
         return None
-    if kept and not here.lasts:
+    if detached and not here.lasts:
         logger.warning(
             "%s gets no scope of systemd's, which would end with your last login session: %s", container, _CURE
         )

@@ -1,11 +1,13 @@
-"""The log of a container that outlives its starter."""
+"""The log of a container, where it is a file."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from agentenv.sandbox.supervisor.launch import trim_log
+import pytest
+
+from agentenv.sandbox.supervisor.launch import log_can_be_cut, trim_log
 
 MIB = 1024 * 1024
 
@@ -37,3 +39,28 @@ def test_one_endless_line_does_not_stay(tmp_path: Path) -> None:
         assert log.read_bytes() == b""
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (os.O_RDWR | os.O_APPEND, True),
+        (os.O_WRONLY | os.O_APPEND, False),  # 2>>
+        (os.O_WRONLY | os.O_TRUNC, False),  # 2>
+        (os.O_RDWR, False),  # its other writers would go on where they were
+    ],
+)
+def test_only_a_log_that_is_read_and_appended_to_is_cut(tmp_path: Path, flags: int, *, expected: bool) -> None:
+    fd = os.open(tmp_path / "log", flags | os.O_CREAT, 0o600)
+    assert log_can_be_cut(fd) is expected
+    os.close(fd)
+    assert not log_can_be_cut(fd)
+
+
+def test_a_pipe_is_not_cut() -> None:
+    reads, writes = os.pipe()
+    try:
+        assert not log_can_be_cut(writes)
+    finally:
+        os.close(reads)
+        os.close(writes)

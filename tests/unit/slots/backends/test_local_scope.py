@@ -18,14 +18,14 @@ _JOB = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
 
 
 @pytest.mark.parametrize(
-    ("uid", "unit", "able", "kept", "expected"),
+    ("uid", "unit", "able", "detached", "expected"),
     [
         # An ordinary user's login session and programs get one where their own cgroup is not enough,
         (1000, _SESSION, False, False, True),
         (1000, _SESSION, False, True, True),
         (1000, _APP, False, False, True),
         (1000, _APP, True, False, False),
-        # a service's kept containers always, whatever its cgroup could do,
+        # a service's detached containers always, whatever its cgroup could do,
         (1000, _OWN_SERVICE, True, True, True),
         (1000, _OWN_SERVICE, True, False, False),
         (1000, _SERVICE, False, True, True),
@@ -39,9 +39,9 @@ _JOB = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
         (0, "/init.scope", True, False, False),
     ],
 )
-def test_who_wants_a_scope(uid: int, unit: str, able: bool, kept: bool, expected: bool) -> None:
+def test_who_wants_a_scope(uid: int, unit: str, able: bool, detached: bool, expected: bool) -> None:
     place = Place(uid, PurePosixPath(unit), able=able, lingers=True)
-    assert place.wants_scope(kept=kept) is expected
+    assert place.wants_scope(detached=detached) is expected
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_scope_is_tried_before_a_container_is_started_in_it(
 ) -> None:
     assert session.uid == 1000
     said = _systemd_run(tmp_path, monkeypatch, "echo cpuset cpu io memory pids")
-    scope = make_scope("local-0", kept=False)
+    scope = make_scope("local-0", detached=False)
     assert scope is not None
     assert scope.controllers == {"cpu", "memory", "pids"}
     tried = said.read_text().splitlines()
@@ -103,7 +103,7 @@ def test_where_systemd_makes_none_the_container_starts_without_and_it_is_logged(
     monkeypatch.setattr(local_scope, "_TRIAL_S", 2.0)
     _systemd_run(tmp_path, monkeypatch, script)
     with caplog.at_level(logging.WARNING):
-        assert make_scope("local-0", kept=False) is None
+        assert make_scope("local-0", detached=False) is None
     assert reason in caplog.text
 
 
@@ -113,11 +113,11 @@ def test_a_kept_container_gets_none_that_would_end_before_it(
     assert not session.lasts
     said = _systemd_run(tmp_path, monkeypatch, "echo cpu memory pids")
     with caplog.at_level(logging.WARNING):
-        assert make_scope("farm-0", kept=True) is None
+        assert make_scope("farm-0", detached=True) is None
     assert "loginctl enable-linger" in caplog.text
     assert not said.exists()
 
 
 def test_without_systemd_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(local_scope, "_SYSTEMD", tmp_path)
-    assert make_scope("local-0", kept=False) is None
+    assert make_scope("local-0", detached=False) is None

@@ -15,9 +15,9 @@ from agentenv import locks, run_files
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import launch, sweep
 from agentenv.sandbox.supervisor.reaper import end_of
-from agentenv.slots.backends import local
+from agentenv.slots.backends import local_files
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.backends.local import LaunchDirectory
+from agentenv.slots.backends.local_files import FarmFiles
 
 
 def _dead(state: Path, count: int) -> None:
@@ -43,10 +43,10 @@ def test_a_dead_launch_that_another_start_removes_meanwhile(tmp_path: Path, monk
             shutil.rmtree(path.parent)  # between the look and the lock
         return opened(path, flags, *args, **options)
 
-    monkeypatch.setattr(local, "remove_if_dead", raced)
+    monkeypatch.setattr(local_files, "remove_if_dead", raced)
     monkeypatch.setattr(os, "open", open_late)
-    directory = LaunchDirectory.open(tmp_path)
-    assert [path.name[:11] for path in tmp_path.glob("launch-*")] == [directory.token_file("x").parent.name[:11]]
+    directory = FarmFiles.temporary(tmp_path)
+    assert [path.name[:11] for path in tmp_path.glob("launch-*")] == [directory.new(0).path.parent.name[:11]]
     directory.close()
 
 
@@ -63,9 +63,9 @@ def test_a_directory_just_made_that_another_start_takes_for_a_dead_one_s(
         return real(lock, create=create)
 
     monkeypatch.setattr(run_files, "try_lock", raced)
-    directory = LaunchDirectory.open(tmp_path)
+    directory = FarmFiles.temporary(tmp_path)
     assert taken
-    assert directory.token_file("x").parent.exists()
+    assert directory.new(0).path.parent.exists()
     directory.close()
 
 
