@@ -45,7 +45,7 @@ class Running(Protocol):
     async def ended(self) -> str:
         """Wait until it has ended by itself; returns the reason. May be cancelled and called again."""
 
-    async def stop(self, reason: str) -> None:
+    async def stop(self) -> None:
         """Stop it, orderly if possible, else by force. Returns when nothing of it is left."""
 
 
@@ -182,7 +182,7 @@ class Fleet:
         if not dead:
             self._events.put_nowait(ContainerDraining(container, reason))
         try:
-            await finish(asyncio.create_task(running.stop(reason), name=f"stop {container}"))
+            await finish(asyncio.create_task(running.stop(), name=f"stop {container}"))
         finally:
             self._events.put_nowait(ContainerGone(container, reason))
 

@@ -248,7 +248,7 @@ class _Container:
     async def ended(self) -> str:
         return await self.process.ended()
 
-    async def stop(self, reason: str) -> None:  # noqa: ARG002 - the fleet reports it
+    async def stop(self) -> None:
         await self.backend.stop_container(self.process)
 
 

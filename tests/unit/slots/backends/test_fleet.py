@@ -27,7 +27,7 @@ class Thing:
     async def ended(self) -> str:
         return await asyncio.shield(self.death)
 
-    async def stop(self, reason: str) -> None:
+    async def stop(self) -> None:
         await self.may_stop.wait()
         self.stopped = True
 

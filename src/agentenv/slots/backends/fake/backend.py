@@ -135,7 +135,7 @@ class FakeBackend(FleetBackend):
         try:
             await container.start()
         except BaseException:
-            await finish(asyncio.create_task(container.stop("its start was cancelled")))
+            await finish(asyncio.create_task(container.stop()))
             raise
         self._containers[name] = container
         container.end.add_done_callback(lambda _: self._containers.pop(name, None))
@@ -185,9 +185,9 @@ class FakeContainer:
         self._restarting = asyncio.create_task(self.server.start())
         self._restarting.add_done_callback(self._restarted)
 
-    async def stop(self, reason: str) -> None:
+    async def stop(self) -> None:
         """End it, and wait until its processes and files are removed."""
-        self.kill(reason)
+        self.kill("stopped")
         await self._cleaning.wait()
         await self.stand_in.aclose()
 
