@@ -111,7 +111,7 @@ async def test_a_slot_reset_while_there_is_no_process_to_be_had_comes_back(backe
         await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 3)
         limit = _limit_file(backend, "pids.max")
         limit.write_text("1")
-        pool._give_back(lease)
+        pool._leases.give_back(lease)
         log = backend._running[lease.container.id].files
         await until(lambda: log.last_words().count("start") >= 5)
         assert SlotState.quarantined not in pool.statistics().slots

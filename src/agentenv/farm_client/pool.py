@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
@@ -30,9 +29,7 @@ from agentenv.errors import (
     ConnectionLostError,
     ContainerLostError,
     FarmUnreachableError,
-    LeaseLostError,
     PoolClosedError,
-    SlotDestroyedError,
     StaleLeaseError,
     TooManyRequestsError,
 )
@@ -41,11 +38,11 @@ from agentenv.farm_client.asks import FarmAsks, retries
 from agentenv.farm_client.client import FarmClient, reachable
 from agentenv.farm_client.images import FarmImages
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
-from agentenv.slots.lease import Leases, SlotLease
+from agentenv.slots.lease import LeaseBook, Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.wire import farm as wire
-from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, SlotRequest, Tags
+from agentenv.wire.leases import NO_TAGS, SlotRequest, Tags
 from agentenv.wire.states import ContainerState, SlotState
 
 logger = logging.getLogger(__name__)
@@ -54,14 +51,6 @@ logger = logging.getLogger(__name__)
 _CLOSE_GRACE_S: Final = scaled(5.0)
 _INFO_S: Final = scaled(5.0)
 _PROBE_S: Final = scaled(2.0)
-
-
-@dataclass(eq=False)
-class _Container:
-    """A container with leases of ours."""
-
-    link: ContainerLink
-    leases: dict[int, SlotLease] = field(default_factory=dict)
 
 
 class FarmPool(Leases):
@@ -86,14 +75,15 @@ class FarmPool(Leases):
         self._route = access.route
         self._clock = clock
         self._limits = RequestLimits()
-        self._containers: dict[str, _Container] = {}
+        self._links: dict[str, ContainerLink] = {}
+        """To the containers with leases of ours."""
         self._routes: dict[str, asyncio.Task[bool]] = {}
         self._reached = False
         """Whether a container was reached without a relay."""
         self._numbers = itertools.count(1)
-        self._releasing: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskSet()
         self._tally = Tally()
+        self._leases = LeaseBook(self, self._tally, self._settings.reset_timeout_s)
         self._asks = FarmAsks(self._client, self._settings, self._tally, self._tasks, clock, lost=self._end)
         self.images = FarmImages(self._client, self._tasks)
         """The images of this run, if the farm fetches them (``info.images``)."""
@@ -143,10 +133,7 @@ class FarmPool(Leases):
 
     async def _close(self) -> None:
         self._asks.dismiss(PoolClosedError("the pool was closed while waiting for a slot"))
-        for held in list(self._containers.values()):
-            for lease in list(held.leases.values()):
-                self._give_back(lease)
-                lease.end(LeaseLostError(f"the pool was closed while {lease.trajectory!r} held its slot"))
+        self._leases.close()
         last = {task for task in self._tasks if task.get_name().startswith(("release", "cancel"))}
         if last:
             await asyncio.wait(last, timeout=_CLOSE_GRACE_S)
@@ -182,12 +169,11 @@ class FarmPool(Leases):
                 leases.append(await self._hold(grant))
         except (asyncio.CancelledError, ConfigError):
             for lease in leases:
-                self._give_back(lease)
+                self._leases.give_back(lease)
             self._asks.withdraw(wanted)
             raise
         finally:
             self._asks.forget(wanted)
-        self._tally.granted += len(leases)
         self._tally.waits.add(self._clock() - wanted.since)
         return leases
 
@@ -207,20 +193,16 @@ class FarmPool(Leases):
 
     async def _hold(self, grant: wire.Grant) -> SlotLease:
         name = grant.lease.split("/", 1)[0]
-        held = self._containers.get(name)
-        if held is None:
+        if name not in self._links:
             base_url = await self._base_url(grant)
-            held = self._containers.get(name)
-        if held is None:
-            handle = ContainerHandle(name, grant.index, base_url, grant.token, grant.slots)
-            link = ContainerLink(handle, self._session, self._settings, self._limits, self._clock)
-            held = self._containers[name] = _Container(link)
-            self._tasks.start(name, self._keep(name, held), "heartbeat")
-        number = next(self._numbers)
-        lease = SlotLease(number, grant.trajectory, grant.key, held.link.handle, self)
-        held.leases[number] = lease
-        held.link.hold(number, grant.key)
-        return lease
+            if name not in self._links:
+                handle = ContainerHandle(name, grant.index, base_url, grant.token, grant.slots)
+                link = ContainerLink(handle, self._session, self._settings, self._limits, self._clock)
+                self._links[name] = link
+                self._tasks.start(name, self._keep(link), "heartbeat")
+        link, number = self._links[name], next(self._numbers)
+        link.hold(number, grant.key)
+        return self._leases.hold(number, grant.trajectory, grant.key, link)
 
     async def _base_url(self, grant: wire.Grant) -> str:
         if not grant.relay_url or self._route == "direct":
@@ -245,44 +227,34 @@ class FarmPool(Leases):
             probe = self._routes[base_url] = asyncio.create_task(reachable(base_url, _PROBE_S))
         return await asyncio.shield(probe)
 
-    async def _keep(self, name: str, held: _Container) -> None:
+    async def _keep(self, link: ContainerLink) -> None:
         """Renew the leases in a container until it is lost or none is left."""
-        await held.link.keep_in_touch(
-            lambda ended: self._ended(held, ended),
-            lambda liveness: self._silent(name, held, liveness),
-        )
+        await link.keep_in_touch(self._ended, lambda liveness: self._silent(link, liveness))
 
-    def _ended(self, held: _Container, ended: Ended) -> None:
+    def _ended(self, ended: Ended) -> None:
         for number, why in ended.items():
-            lease = held.leases.get(number)
-            if lease is not None:
-                self._lose(
-                    held,
-                    lease,
-                    why
-                    or StaleLeaseError(
-                        f"slot {lease.key.slot} of {lease.container.id} is no longer leased to {lease.trajectory!r}",
-                        next_step="start the rollout again on a new slot",
-                    ),
+            if (lease := self._leases.get(number)) is not None:
+                stale = StaleLeaseError(
+                    f"slot {lease.key.slot} of {lease.container.id} is no longer leased to {lease.trajectory!r}",
+                    next_step="start the rollout again on a new slot",
                 )
+                self.refused(lease, why or stale)
 
     def _end(self, name: str, error: AgentEnvError) -> None:
         """The farm says that a lease has ended."""
-        if (release := self._releasing.get(name)) is not None:
-            release.cancel()  # its container may be gone, and would be asked until the timeout
-        if (held := self._containers.get(name.rsplit("/", 2)[0])) is not None:
-            for lease in list(held.leases.values()):
-                if _name_of(lease) == name:
-                    self._lose(held, lease, error)
+        self._tasks.cancel(name)  # a release: its container may be gone, and would be asked until the timeout
+        for lease in self._leases_at(self._links.get(name.rsplit("/", 2)[0])):
+            if lease.name == name:
+                self.refused(lease, error)
 
-    def _silent(self, name: str, held: _Container, liveness: Liveness) -> None:
+    def _silent(self, link: ContainerLink, liveness: Liveness) -> None:
         if liveness is not Liveness.gone:
             return
-        self._containers.pop(name, None)
+        name = link.handle.id
+        self._links.pop(name, None)
         reason = f"it has not responded for {self._settings.gone_after_s:g} s"
-        for lease in list(held.leases.values()):
-            self._lose(
-                held,
+        for lease in self._leases_at(link):
+            self.refused(
                 lease,
                 ContainerLostError(
                     f"container {name} is gone, with slot {lease.key.slot} of {lease.trajectory!r}: {reason}",
@@ -290,61 +262,36 @@ class FarmPool(Leases):
                 ),
             )
 
-    def _lose(self, held: _Container, lease: SlotLease, error: AgentEnvError) -> None:
-        held.leases.pop(lease.id, None)
-        held.link.let_go(lease.id)
-        self._tally.lost += 1
-        self._tally.faults[error.code] += 1
-        lease.end(error)
-        self._leave(lease.container.id, held)
+    def _leases_at(self, link: ContainerLink | None) -> list[SlotLease]:
+        numbers = () if link is None else link.held
+        return [lease for number in numbers if (lease := self._leases.get(number)) is not None]
 
-    def _leave(self, name: str, held: _Container) -> None:
-        """Without leases a container needs no heartbeats."""
-        if not held.leases and self._containers.get(name) is held:
-            del self._containers[name]
+    def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        self._leases.lose(lease.id, error)
+        self._let_go(lease)
+
+    def give_back(self, lease: SlotLease) -> asyncio.Task[None]:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        self._let_go(lease)
+        return self._tasks.start(lease.name, self._released(lease), "release")
+
+    def _let_go(self, lease: SlotLease) -> None:
+        """Renew it no longer. Without leases a container needs no heartbeats."""
+        link, name = lease.link, lease.container.id
+        link.let_go(lease.id)
+        if not link.held and self._links.get(name) is link:
+            del self._links[name]
             asyncio.get_running_loop().call_soon(self._stop_heartbeat, name)
 
     def _stop_heartbeat(self, name: str) -> None:
-        if name not in self._containers:
-            for task in self._tasks:
-                if task.get_name() == f"heartbeat of {name}":
-                    task.cancel()
+        if name not in self._links:
+            self._tasks.cancel(name)
 
-    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
-        """For :meth:`SlotLease.act`."""
-        held = self._containers.get(lease.container.id)
-        if lease.released or held is None or lease.id not in held.leases:
-            raise StaleLeaseError(f"{lease!r} can no longer be used")
-        try:
-            return await unless_lost(held.link.control.act(lease.key, action), lease.wait_lost())
-        except (LeaseLostError, SlotDestroyedError) as error:
-            if lease.id in held.leases:
-                self._lose(held, lease, error)
-            raise
-
-    async def release_lease(self, lease: SlotLease) -> None:
-        """For :meth:`SlotLease.release`."""
-        self._give_back(lease)
-        returning = self._releasing.get(_name_of(lease))
-        if returning is not None and lease.lost is None:
-            await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
-
-    def _give_back(self, lease: SlotLease) -> None:
-        held = self._containers.get(lease.container.id)
-        if held is None or held.leases.pop(lease.id, None) is None:
-            return
-        held.link.let_go(lease.id)
-        lease.released = True
-        self._tally.released += 1
-        task = self._tasks.start("farm", self._released(held.link, lease), "release")
-        self._releasing[_name_of(lease)] = task
-        task.add_done_callback(lambda _: self._releasing.pop(_name_of(lease), None))
-        self._leave(lease.container.id, held)
-
-    async def _released(self, link: ContainerLink, lease: SlotLease) -> None:
+    async def _released(self, lease: SlotLease) -> None:
         """Release it, unless nothing listens at the container any more: it would be asked until the timeout."""
         try:
-            await unless_lost(self._release(link, lease), self._until_gone(link))
+            await unless_lost(self._release(lease), self._until_gone(lease.link))
         except ContainerLostError as error:
             logger.info("%r is left to expire: %s", lease, error)
 
@@ -356,11 +303,11 @@ class FarmPool(Leases):
             silent_s = 0.0 if await reachable(link.handle.base_url, _PROBE_S) else silent_s + _PROBE_S
         return ContainerLostError(f"nothing has listened at {link.handle.id} for {silent_s:g} s")
 
-    async def _release(self, link: ContainerLink, lease: SlotLease) -> None:
+    async def _release(self, lease: SlotLease) -> None:
         began = self._clock()
         while True:
             try:
-                reply = await link.control.release(lease.key, timeout_s=lease_timeout_s(self._settings))
+                reply = await lease.link.control.release(lease.key, timeout_s=lease_timeout_s(self._settings))
             except ConnectionLostError as error:  # the TTL ends it
                 logger.info("%r is left to expire: %s", lease, error)
                 return
@@ -392,17 +339,12 @@ class FarmPool(Leases):
 
     def held(self) -> Iterable[SlotLease]:
         """Leases that have not ended."""
-        return [lease for held in self._containers.values() for lease in held.leases.values()]
+        return iter(self._leases)
 
     def __repr__(self) -> str:
         if self._closing is not None:
             return f"<{type(self).__name__} closed>"
         return f"<{type(self).__name__} of {self._client.url}: {self.statistics()}>"
-
-
-def _name_of(lease: SlotLease) -> str:
-    """As the farm names it (:data:`agentenv.wire.farm.LeaseId`)."""
-    return f"{lease.container.id}/{lease.key.slot}/{lease.key.epoch}"
 
 
 def lease_timeout_s(settings: PoolSettings) -> float:

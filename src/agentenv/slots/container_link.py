@@ -186,9 +186,9 @@ class ContainerLink:
         self._keys.pop(lease_id, None)
 
     @property
-    def idle(self) -> bool:
-        """Whether it holds no lease."""
-        return not self._keys
+    def held(self) -> tuple[int, ...]:
+        """The leases that it renews."""
+        return tuple(self._keys)
 
     def key(self, lease_id: int) -> LeaseKey:
         """Key of a granted lease. Raises KeyError for any other."""

@@ -1,27 +1,20 @@
-"""A trajectory's right to one slot, as its holder sees it."""
+"""A trajectory's right to one slot, and the book of those that are held."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from agentenv.background import unless_lost
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError, StaleLeaseError
+from agentenv.slots.container_link import ContainerLink
+from agentenv.slots.statistics import Tally
 from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
-
-
-class LeaseOwner(Protocol):
-    """The pool, as far as a lease needs it."""
-
-    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
-        """The answer of the lease's container; what the lease was lost with, when it is lost first."""
-
-    async def release_lease(self, lease: SlotLease) -> None:
-        """See :meth:`SlotLease.release`."""
 
 
 class SlotLease:
@@ -31,15 +24,23 @@ class SlotLease:
     """
 
     def __init__(
-        self, lease_id: int, trajectory: str, key: LeaseKey, container: ContainerHandle, landlord: LeaseOwner
+        self,
+        lease_id: int,
+        trajectory: str,
+        key: LeaseKey,
+        link: ContainerLink,
+        container: ContainerHandle,
+        book: LeaseBook,
     ) -> None:
+        """``link``: what is done to the slot goes by it. ``container``: its calls go there."""
         self.id = lease_id
         self.trajectory = trajectory
         self.key = key
+        self.link = link
         self.container = container
         self.lost: AgentEnvError | None = None
         self.released = False
-        self._landlord = landlord
+        self._book = book
         self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -69,7 +70,7 @@ class SlotLease:
         """
         if self.lost is not None:
             raise self.lost
-        return await self._landlord.act(self, action)
+        return await self._book.act(self, action)
 
     async def release(self) -> None:
         """Return the slot. Waits until the container has reset it or is gone, at most the pool's
@@ -77,16 +78,106 @@ class SlotLease:
 
         Cancelling this stops the waiting, not the release.
         """
-        await self._landlord.release_lease(self)
+        await self._book.release(self)
 
     def end(self, error: AgentEnvError) -> None:
-        """Called by the pool when the slot is lost."""
+        """Called by the book when the slot is lost."""
         self.lost = error
         self._ended.set()
+
+    @property
+    def name(self) -> str:
+        """As a farm names it (:data:`agentenv.wire.farm.LeaseId`)."""
+        return f"{self.container.id}/{self.key.slot}/{self.key.epoch}"
 
     def __repr__(self) -> str:
         state = "lost" if self.lost is not None else "released" if self.released else "held"
         return f"<SlotLease {self.trajectory!r} {self.container.id}/{self.key.slot} epoch {self.key.epoch} {state}>"
+
+
+class LeaseKeeper(Protocol):
+    """Whose book it is: what its leases need done elsewhere."""
+
+    def give_back(self, lease: SlotLease) -> asyncio.Task[None] | None:
+        """A lease was released: have its slot reset. The task that does that; None if there is nothing to wait for."""
+
+    def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
+        """A held lease's container no longer knows it: have it lost (:meth:`LeaseBook.lose`)."""
+
+
+class LeaseBook:
+    """The leases that are held: each until it is released or lost, whichever is first."""
+
+    def __init__(self, keeper: LeaseKeeper, tally: Tally, reset_timeout_s: float) -> None:
+        """``reset_timeout_s``: how long a release waits for the slot's reset."""
+        self._keeper = keeper
+        self._tally = tally
+        self._reset_timeout_s = reset_timeout_s
+        self._held: dict[int, SlotLease] = {}
+        self._resets: dict[int, asyncio.Task[None]] = {}
+
+    def __iter__(self) -> Iterator[SlotLease]:
+        return iter(list(self._held.values()))
+
+    def get(self, lease_id: int) -> SlotLease | None:
+        """The lease; None if it is not held (any more)."""
+        return self._held.get(lease_id)
+
+    def hold(
+        self,
+        lease_id: int,
+        trajectory: str,
+        key: LeaseKey,
+        link: ContainerLink,
+        container: ContainerHandle | None = None,
+    ) -> SlotLease:
+        """A lease that was granted. ``container``: see :class:`SlotLease`, by default the link's."""
+        lease = self._held[lease_id] = SlotLease(lease_id, trajectory, key, link, container or link.handle, self)
+        self._tally.granted += 1
+        return lease
+
+    def lose(self, lease_id: int, error: AgentEnvError) -> None:
+        """It has ended, and its trajectory has not released it. No effect on one that is not held."""
+        lease = self._held.pop(lease_id, None)
+        if lease is not None:
+            self._tally.lost += 1
+            self._tally.faults[error.code] += 1
+            lease.end(error)
+
+    def give_back(self, lease: SlotLease) -> None:
+        """Release it, without waiting. May be repeated."""
+        if self._held.pop(lease.id, None) is None:
+            return
+        lease.released = True
+        self._tally.released += 1
+        if (reset := self._keeper.give_back(lease)) is not None:
+            self._resets[lease.id] = reset
+            reset.add_done_callback(lambda _: self._resets.pop(lease.id, None))
+
+    async def release(self, lease: SlotLease) -> None:
+        """For :meth:`SlotLease.release`."""
+        self.give_back(lease)
+        reset = self._resets.get(lease.id)
+        if reset is not None and lease.lost is None:
+            # Cancelling wait() leaves the task alone. A slow reset is the pool's problem, not the rollout's.
+            await asyncio.wait({reset}, timeout=self._reset_timeout_s)
+
+    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
+        """For :meth:`SlotLease.act`."""
+        if lease.id not in self._held:
+            raise StaleLeaseError(f"{lease!r} can no longer be used")
+        try:
+            return await unless_lost(lease.link.control.act(lease.key, action), lease.wait_lost())
+        except (LeaseLostError, SlotDestroyedError) as error:
+            if lease.id in self._held:
+                self._keeper.refused(lease, error)
+            raise
+
+    def close(self) -> None:
+        """Give back what is held; its holders get LeaseLostError."""
+        for lease in self:
+            self.give_back(lease)
+            lease.end(LeaseLostError(f"the pool was closed while {lease.trajectory!r} held its slot"))
 
 
 class Leases(ABC):

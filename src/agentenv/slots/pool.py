@@ -10,25 +10,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from agentenv.background import finish, unless_lost
+from agentenv.background import finish
 from agentenv.config import PoolSettings
 from agentenv.deadlines import scaled
-from agentenv.errors import (
-    AgentEnvError,
-    LeaseLostError,
-    PoolClosedError,
-    SlotDestroyedError,
-    StaleLeaseError,
-)
+from agentenv.errors import AgentEnvError, PoolClosedError, StaleLeaseError
 from agentenv.slots.backends.base import ContainerBackend, StartFailed
 from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
-from agentenv.slots.lease import Leases, SlotLease
+from agentenv.slots.lease import LeaseBook, Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments, check_group, timeout_error, unavailable_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.slots.yard import Yard
-from agentenv.wire.leases import ActionReply, LeaseAction, SlotRequest
+from agentenv.wire.leases import SlotRequest
 
 _CLOSE_GRACE_S = scaled(5.0)
 """Time for containers to answer releases while closing; leases expire there anyway."""
@@ -64,7 +58,7 @@ class SlotPool(Leases):
         link = functools.partial(ContainerLink, guest=True) if guest else ContainerLink
         self._yard = Yard(backend, self._settings, self, clock=clock, link=link)
         self._waiting: dict[int, _Waiting] = {}
-        self._held: dict[int, SlotLease] = {}
+        self._leases = LeaseBook(self, self._yard.tally, self._settings.reset_timeout_s)
         self._closing: asyncio.Task[None] | None = None
 
     # -- opening and closing ------------------------------------------------------------------
@@ -99,9 +93,7 @@ class SlotPool(Leases):
         for ticket in tickets:
             self.fail(ticket, PoolClosedError("the pool was closed while waiting for a slot"))
         self._yard.perform(commands)
-        for lease in list(self._held.values()):
-            self._give_back(lease)
-            lease.end(LeaseLostError(f"the pool was closed while {lease.trajectory!r} held its slot"))
+        self._leases.close()
         await self._yard.close(_CLOSE_GRACE_S)
 
     def _check_open(self) -> None:
@@ -130,7 +122,7 @@ class SlotPool(Leases):
             leases = await waiting.granted
         except asyncio.CancelledError:
             for lease in waiting.leases:  # handed over at the very moment of the cancellation
-                self._give_back(lease)
+                self._leases.give_back(lease)
             self._yard.perform(self._yard.ledger.withdraw(ticket, self._clock()))
             raise
         finally:
@@ -138,42 +130,24 @@ class SlotPool(Leases):
         self._yard.tally.waits.add(self._clock() - began)
         return leases
 
-    async def act(self, lease: SlotLease, action: LeaseAction) -> ActionReply:
-        """For :meth:`SlotLease.act`."""
-        link = self._yard.links.get(lease.container.id)
-        if lease.released or link is None:
-            raise StaleLeaseError(f"{lease!r} can no longer be used")
-        try:
-            return await unless_lost(link.control.act(lease.key, action), lease.wait_lost())
-        except (LeaseLostError, SlotDestroyedError) as error:
-            why = None if isinstance(error, StaleLeaseError) else error
-            self._yard.perform(self._yard.ledger.stale(lease.id, self._clock(), why))
-            raise
+    def give_back(self, lease: SlotLease) -> asyncio.Task[None] | None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        self._yard.perform(self._yard.ledger.release(lease.id, self._clock()))
+        return self._yard.returning(lease.id)
 
-    async def release_lease(self, lease: SlotLease) -> None:
-        """For :meth:`SlotLease.release`."""
-        self._give_back(lease)
-        returning = self._yard.returning(lease.id)
-        if returning is not None and lease.lost is None:
-            # Cancelling wait() leaves the task alone. A slow reset is the pool's problem, not the rollout's.
-            await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
-
-    def _give_back(self, lease: SlotLease) -> None:
-        if self._held.pop(lease.id, None) is not None:
-            lease.released = True
-            self._yard.tally.released += 1
-            self._yard.perform(self._yard.ledger.release(lease.id, self._clock()))
+    def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        why = None if isinstance(error, StaleLeaseError) else error
+        self._yard.perform(self._yard.ledger.stale(lease.id, self._clock(), why))
 
     # -- the yard's desk ----------------------------------------------------------------------
 
     def hand_over(self, granted: HandOver, link: ContainerLink) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""
-        lease = SlotLease(granted.lease, granted.trajectory, link.key(granted.lease), link.handle, self)
-        self._held[lease.id] = lease
-        self._yard.tally.granted += 1
+        lease = self._leases.hold(granted.lease, granted.trajectory, link.key(granted.lease), link)
         waiting = self._waiting.get(granted.ticket)
         if waiting is None or waiting.granted.done():
-            self._give_back(lease)
+            self._leases.give_back(lease)
             return
         waiting.leases.append(lease)
         if len(waiting.leases) == waiting.slots:  # the leases of a group come in one go
@@ -194,11 +168,7 @@ class SlotPool(Leases):
 
     def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""
-        held = self._held.pop(lease.id, None)
-        if held is not None:
-            self._yard.tally.lost += 1
-            self._yard.count(error)
-            held.end(error)
+        self._leases.lose(lease.id, error)
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
         """See :class:`agentenv.slots.yard.Desk`."""
