@@ -18,7 +18,15 @@ PLAIN_MODELS: tuple[WireModel, ...] = (
     plain.OfTrajectory(trajectory_id="t1", run="team/exp7"),
     _TOOL,
     plain.ExecuteRequest(
-        trajectory_id="t1", run="team/exp7", tool=_TOOL, timeout_s=30.0, call_id="c-1", lease="c/3/7", kind="eval"
+        trajectory_id="t1",
+        run="team/exp7",
+        tool=_TOOL,
+        timeout_s=30.0,
+        call_id="c-1",
+        lease="c/3/7",
+        kind="eval",
+        image="debian:trixie",
+        root={"memory_bytes": 2**29, "network": {"kind": "allow", "hosts": ["example.org"]}},
     ),
     plain.ExecuteReply.of(_RESULT, "c/3/7", "u-1"),
     plain.ReleaseRequest(trajectory_id="t1", run="team/exp7", reset_workspace=False),

@@ -31,9 +31,11 @@ from agentenv.farm_client.access import FarmAccess
 from agentenv.farm_client.client import FarmClient
 from agentenv.farm_client.pool import FarmPool
 from agentenv.wire import images as wire
+from agentenv.wire.spec import MIB
 from tests.farm_process import COMMAND, SETTINGS, FarmProcess
 from tests.image_sources import member, oci_layout, tar_of
 from tests.integration.test_env_prepared import PreparedEnv
+from tests.plain_http import plain_http
 from tests.small_image import small_image
 from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
 from tests.waiting import START_S, eventually
@@ -290,3 +292,20 @@ async def test_slots_outlive_the_farm_and_images_the_keeper(shared: Shared) -> N
         async with await opening as other:
             assert (await other.run("cat /etc/issue")).stdout == "late"
         assert (await box.run("cat /opt/own")).stdout == "mine\n"
+
+
+async def test_a_trajectory_over_plain_http_has_an_image_also_after_the_farm_was_killed(shared: Shared) -> None:
+    named: dict[str, Any] = {"image": shared.image("plain"), "root": {"memory_bytes": 256 * MIB, "writable_bytes": MIB}}
+    async with plain_http(shared.farm.url, shared.token) as http:
+        first = await http.bash("t", "id -u; cat /etc/issue; echo mine > /opt/own", **named)
+        assert first.output.split() == ["0", "plain"]
+        full = await http.bash("t", "head -c 2000000 /dev/zero > /opt/large")
+        assert (full.status, full.body["success"]) == (200, False)
+        await shared.farm.kill(signal.SIGKILL)
+        await shared.farm.start()
+        again = await http.bash("t", "cat /opt/own /etc/issue", **named)
+        assert (again.output, again.body["lease"]) == ("mine\nplain", first.body["lease"])
+        assert (await http.bash("t", "true", image=shared.image("another"))).refusal == (409, "protocol")
+        assert await http.release("t")
+        assert (await http.bash("t", "id -u")).output != "0\n", "a plain slot"
+        assert await http.release("t")

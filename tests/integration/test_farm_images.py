@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
+from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.image_keeper.app import served as keeper_served
 from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings
 from agentenv.api.image_keeper.peers import Peers
@@ -18,14 +20,17 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, ImageUnavailableError
 from agentenv.farm_client.pool import FarmPool
 from agentenv.image_placement.keepers import Keepers
+from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.store import Store, StoredImage
 from agentenv.store.addition import Runtime
 from agentenv.wire import images as wire
 from agentenv.wire.roots import RootSpec
-from tests.farm_service import Served, served
+from agentenv.wire.spec import MIB
+from tests.farm_service import Served, served, token
 from tests.image_sources import OciLayout, member, oci_layout, tar_of
-from tests.waiting import until
+from tests.plain_http import plain_http
+from tests.waiting import eventually, until
 
 TOKEN = "keepers-token-0123456789"
 NODES = ("a", "b")
@@ -67,10 +72,11 @@ async def farm(stores: Stores) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def _farm_of(stores: Stores) -> AsyncIterator[Served]:
+async def _farm_of(stores: Stores, backend: ContainerBackend | None = None, **options: Any) -> AsyncIterator[Served]:
     """A farm service over the nodes; opened twice, it has restarted."""
     keepers = Keepers(TOKEN, lambda handle: stores.urls[handle.node])
-    async with served(FakeBackend(TWO_SLOTS, nodes=NODES), ALL, containers=TWO_SLOTS, keepers=keepers) as opened:
+    backend = backend or FakeBackend(TWO_SLOTS, nodes=NODES)
+    async with served(backend, ALL, containers=TWO_SLOTS, keepers=keepers, **options) as opened:
         await until(lambda: len(list(opened.farm.yard.ledger.placement.nodes())) == len(NODES))
         yield opened
 
@@ -229,3 +235,132 @@ async def test_a_farm_that_was_restarted_has_an_image_fetched_again_that_no_node
         await until(lambda: not any(stored for _, stored, _ in farm.farm.yard.ledger.placement.nodes()))
         async with await pool.lease("t", root=RootSpec(image.digest)):
             assert stores.having(image.digest)
+
+
+# -- over plain HTTP -----------------------------------------------------------------------------
+
+ROOT = {"writable_bytes": 64 * MIB, "user": "app", "network": {"kind": "allow", "hosts": ["example.org"]}}
+NOWHERE = "sha256:" + "0" * 64
+
+
+async def test_a_call_over_plain_http_names_what_its_slot_is_made_from(farm: Served, stores: Stores) -> None:
+    reference = f"oci:{stores.layout.directory}"
+    async with plain_http(farm.url, token()) as http:
+        first = await http.bash("t", "true", image=reference, root=ROOT)
+        assert first.status == 200, first.body
+        ((_, opened),) = farm.farm.desk._asks.items()
+        digest = next(digest for node in NODES for digest in stores.keepers[node].stored)
+        assert opened.ask.root == RootSpec.parse({**ROOT, "image": digest})
+        assert _node_of(first.body["lease"]) in stores.having(digest)
+        for named in ({}, {"image": reference, "root": ROOT}):
+            again = await http.bash("t", "true", **named)
+            assert (again.status, again.body.get("lease")) == (200, first.body["lease"])
+        assert (await http.post("/artifacts/list", trajectory_id="t")).status == 200
+        (stores.layout.directory / "index.json").unlink()
+        by_digest = await http.bash("other", "true", image=digest)
+        assert by_digest.status == 200, by_digest.body
+        assert (await http.bash("third", "true", image=reference)).status == 200, "it was resolved once for the run"
+
+
+async def test_another_image_than_the_first_call_named_is_refused(farm: Served, stores: Stores) -> None:
+    reference = f"oci:{stores.layout.directory}"
+    async with plain_http(farm.url, token()) as http:
+        await http.bash("t", "true", image=reference, root=ROOT)
+        await http.bash("plain", "true")
+        for trajectory, named in (
+            ("t", {"image": NOWHERE}),
+            ("t", {"image": reference}),
+            ("t", {"image": reference, "root": {**ROOT, "user": "root"}}),
+            ("plain", {"image": reference}),
+        ):
+            refused = await http.bash(trajectory, "true", **named)
+            assert refused.refusal == (409, "protocol")
+            assert "was not made from" in refused.body["message"]
+        assert (await http.get("/status")).body["total_requests"] == 2, "none of them was called"
+        assert await http.release("plain")
+        assert (await http.bash("plain", "true", image=reference)).status == 200
+
+
+async def test_what_no_slot_can_be_made_from_is_refused_and_may_be_corrected(farm: Served, stores: Stores) -> None:
+    reference = f"oci:{stores.layout.directory}"
+    async with plain_http(farm.url, token()) as http:
+        for named, refusal, said in (
+            ({"root": ROOT}, (400, "protocol"), "root needs an image"),
+            ({"image": reference, "root": {"image": NOWHERE}}, (400, "config"), "root.image"),
+            ({"image": reference, "root": {"checkpoint": "0" * 32}}, (400, "config"), "root.checkpoint"),
+            ({"image": reference, "root": {"memory_bytes": -1}}, (400, "config"), "root.memory_bytes"),
+            ({"image": reference, "root": {"memory": 1}}, (400, "config"), "memory"),
+            ({"image": reference, "root": "all"}, (400, "config"), "root"),
+            ({"image": "dockerfile:."}, (400, "config"), "of this machine only"),
+            ({"image": f"oci:{stores.layout.directory}/none"}, (400, "config"), "there is no"),
+            ({"image": NOWHERE}, (502, "image_unavailable"), "no reachable node has the image"),
+        ):
+            refused = await http.bash("t", "true", **named)
+            assert refused.refusal == refusal, refused.body
+            assert said in refused.body["message"]
+        assert (await http.bash("t", "true", image=reference)).status == 200
+
+
+async def test_an_image_that_takes_long_is_waited_for_by_the_calls_that_follow(stores: Stores) -> None:
+    patience = PlainSettings(acquire_timeout_s=0.5)
+    async with _farm_of(stores, plain=patience) as farm, plain_http(farm.url, token()) as http:
+
+        async def told() -> bool:
+            refused = await http.bash("t", "true", image=f"{AWAY}:1")
+            assert refused.refusal == (503, "acquire_timeout")
+            return "refused" in refused.body["message"]
+
+        await eventually(told)
+        assert (await http.bash("t", "true")).refusal == (503, "acquire_timeout")
+        assert await http.held() == {"t": "waiting"}
+        assert await http.release("t")
+
+        async def had() -> bool:
+            return (await http.bash("t", "true")).status == 200
+
+        await eventually(had)
+
+
+class _Found:
+    """The backend of a farm service that finds the containers of the one before it."""
+
+    name, generation = "fake", 1
+
+    def __init__(self, before: FakeBackend) -> None:
+        self._containers = before.containers
+        self.found = len(self._containers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def scale(self, count: int) -> None:
+        pass
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        pass
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        for handle in self._containers:
+            yield ContainerStarted(handle)
+        await asyncio.Event().wait()
+
+
+async def test_a_farm_that_was_restarted_finds_an_image_slot_by_its_trajectory(stores: Stores) -> None:
+    reference = f"oci:{stores.layout.directory}"
+    async with _farm_of(stores) as farm:
+        async with plain_http(farm.url, token()) as http:
+            first = await http.bash("t", "true", image=reference, root=ROOT)
+            assert first.status == 200, first.body
+        farm.farm.leave()
+        (stores.layout.directory / "index.json").unlink()  # nobody needs to fetch anything
+        backend = farm.farm._backend
+        assert isinstance(backend, FakeBackend)
+        async with _farm_of(stores, _Found(backend)) as later, plain_http(later.url, token()) as http:
+            assert (await http.bash("t", "true", image=NOWHERE)).refusal == (409, "protocol")
+            for named in ({}, {"image": reference, "root": ROOT}):
+                again = await http.bash("t", "true", **named)
+                assert (again.status, again.body.get("lease")) == (200, first.body["lease"])
+            assert await http.release("t")

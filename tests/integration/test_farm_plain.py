@@ -122,6 +122,21 @@ async def test_a_wait_that_is_too_long_is_refused_for_now_and_keeps_its_place() 
         assert await http.release("t2")
 
 
+async def test_a_slot_that_is_granted_between_two_calls_is_the_next_ones() -> None:
+    async with shared(slots=1, plain=PlainSettings(acquire_timeout_s=0.2)) as farm:
+        http = await farm.client()
+        await http.bash("t1", "true")
+        assert (await http.bash("t2", "true")).refusal == (503, "acquire_timeout")
+        await http.release("t1")
+
+        async def granted() -> bool:
+            return await http.held() == {"t2": "held"}
+
+        await eventually(granted)
+        (lease,) = farm.farm.farm.desk.leases(lambda _: True)
+        assert (await http.bash("t2", "true")).body["lease"] == lease.name
+
+
 async def test_a_release_ends_a_wait() -> None:
     async with shared(slots=1) as farm:
         http = await farm.client()

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from agentenv.background import TaskSet
 from agentenv.errors import (
@@ -20,7 +20,6 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.farm_client.asks import retries
-from agentenv.farm_client.client import FarmClient
 from agentenv.store.reference import located, parse
 from agentenv.wire import images as wire
 
@@ -38,10 +37,20 @@ class _Problem:
     since_s: float
 
 
+class ImageSource(Protocol):
+    """What a farm offers about images: its client, or the service itself."""
+
+    async def want_images(self, request: wire.ImagesRequest) -> wire.ImagesReply:
+        """See the request."""
+
+    async def commit_image(self, request: wire.CommitRequest) -> wire.ImageState:
+        """See the request."""
+
+
 class FarmImages:
     """See the module. ``tasks`` keeps what goes on in the background."""
 
-    def __init__(self, client: FarmClient, tasks: TaskSet) -> None:
+    def __init__(self, client: ImageSource, tasks: TaskSet) -> None:
         self._client = client
         self._tasks = tasks
         self._resolving: dict[str, asyncio.Task[None]] = {}
@@ -83,6 +92,11 @@ class FarmImages:
     def reference(self, digest: str) -> str:
         """Where an image comes from that was resolved here; empty: that is not known."""
         return self._references.get(digest, "")
+
+    def problem(self, reference: str) -> str:
+        """Why a reference that is being resolved is not there yet; empty: nothing has failed."""
+        known = self._problems.get(for_nodes(reference))
+        return "" if known is None else known.words
 
     def prefetch(self, references: Iterable[str]) -> None:
         """These images are wanted soon: they are resolved, and fetched to some nodes, in the background. What fails is

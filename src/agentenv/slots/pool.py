@@ -13,7 +13,7 @@ from typing import Self
 from agentenv.background import finish
 from agentenv.config import PoolSettings
 from agentenv.deadlines import scaled
-from agentenv.errors import AgentEnvError, PoolClosedError, StaleLeaseError
+from agentenv.errors import AgentEnvError, PoolClosedError
 from agentenv.slots.backends.base import ContainerBackend, StartFailed
 from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
@@ -137,8 +137,7 @@ class SlotPool(Leases):
 
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
-        why = None if isinstance(error, StaleLeaseError) else error
-        self._yard.perform(self._yard.ledger.stale(lease.id, self._clock(), why))
+        self._yard.refused(lease.id, error)
 
     # -- the yard's desk ----------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from agentenv.errors import (
     ImageUnavailableError,
     InfraError,
     SandboxUnavailableError,
+    StaleLeaseError,
 )
 from agentenv.image_placement.placement import DEFAULT_COPIES
 from agentenv.slots.backends.base import (
@@ -222,6 +223,11 @@ class Yard:
     def returning(self, lease: int) -> asyncio.Task[None] | None:
         """The task that has the slot of this lease reset; None if there is none."""
         return self._reclaiming.get(lease)
+
+    def refused(self, lease: int, error: AgentEnvError) -> None:
+        """The container of a lease has answered its holder with this: it has ended."""
+        why = None if isinstance(error, StaleLeaseError) else error
+        self.perform(self.ledger.stale(lease, self._clock(), why))
 
     def count(self, error: AgentEnvError) -> None:
         """Count an error by its code."""

@@ -7,14 +7,19 @@ an :class:`agentenv.wire.server.ErrorReply`.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import hashlib
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S, Arguments, CallId, Count, TrajectoryName, WireModel
 from agentenv.wire.calls import CallResult
 from agentenv.wire.farm import FarmLoad, LeaseId, RunName, RunStatus
 from agentenv.wire.leases import RunKind
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.tools import PathArgument
 
 ARTIFACT_BYTES: Final = 1024 * 1024
@@ -22,6 +27,31 @@ MAX_ARTIFACT_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of one file, or of one compressed archive, in a reply."""
 LISTED: Final = 2_000
 MAX_LISTED: Final = 100_000
+
+_ANY_IMAGE: Final = "sha256:" + 64 * "0"
+_NAMED_APART: Final = ("image", "checkpoint")
+"""Fields of a RootSpec that a request does not give as options."""
+
+
+def _options(raw: Any) -> RootSpec:
+    """Raises ConfigError, which is not a ValueError: the client gets it unchanged."""
+    if isinstance(raw, RootSpec):
+        return raw
+    for name in _NAMED_APART:
+        if isinstance(raw, dict) and name in raw:
+            raise ConfigError(f"root.{name}", "is not an option of a root", next_step="name the image beside it")
+    return RootSpec.parse({**raw, "image": _ANY_IMAGE} if isinstance(raw, dict) else raw)
+
+
+RootOptions = Annotated[
+    RootSpec,
+    PlainValidator(_options),
+    PlainSerializer(lambda root: {name: value for name, value in root.to_dict().items() if name not in _NAMED_APART}),
+    WithJsonSchema(
+        {"type": "object", "description": "The fields of agentenv.wire.roots.RootSpec but image and checkpoint."}
+    ),
+]
+"""A root whose image is named by a reference beside it."""
 
 ArtifactBytes = Annotated[int, Field(ge=1, le=MAX_ARTIFACT_BYTES)]
 
@@ -55,6 +85,29 @@ class ExecuteRequest(OfTrajectory):
     """The ``lease`` of an earlier reply: the call is refused (``stale_lease``) unless the trajectory still has it."""
     kind: RunKind = "train"
     """What a slot that this call leases is for."""
+    image: Annotated[str, Field(max_length=1_000, pattern=r"^[^\s\x00-\x1f]*$")] = ""
+    """What a slot that this call leases is made from: a reference, as in ``POST /v1/images``, or a digest. A later call
+    names none, or the same with the same ``root``; with another the call is refused. Empty: a plain slot."""
+    root: RootOptions | None = None
+    """More about that slot: its limits, its network, its user. Needs ``image``."""
+
+    @model_validator(mode="after")
+    def _root_has_an_image(self) -> Self:
+        if self.root is not None and not self.image:
+            raise ValueError("root needs an image")
+        return self
+
+    def root_of(self, digest: str) -> RootSpec:
+        """The root that is asked for, when its image has this digest."""
+        return RootSpec(digest) if self.root is None else replace(self.root, image=digest)
+
+    @property
+    def asked(self) -> str:
+        """The same for calls that ask for the same root; empty: for none."""
+        if not self.image:
+            return ""
+        words = json.dumps([self.image, self.root_of(_ANY_IMAGE).to_dict()], sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 class ExecuteReply(WireModel):

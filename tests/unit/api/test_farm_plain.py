@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,9 +47,12 @@ class _Session:
 
 def holding(clock: ManualClock) -> Any:
     """A trajectory whose lease was taken up just now."""
-    trajectory: Any = Trajectory(None, None, "r", "t", PlainSettings(idle_s=20), clock)  # type: ignore[arg-type]
+    leases: Any = SimpleNamespace(settings=PlainSettings(idle_s=20), clock=clock)
+    trajectory: Any = Trajectory(leases, "r", "t")
     trajectory.lease = _Lease()
-    assert trajectory.due(), "what was granted lasts for some seconds only"
+    assert trajectory.due() is None, "it ends soon if no call waits for it any more"
+    with trajectory.used():
+        assert trajectory.due(), "what was granted lasts for some seconds only"
     trajectory.renewed(clock())
     return trajectory
 

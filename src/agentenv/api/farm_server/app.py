@@ -149,13 +149,14 @@ def _image_routes(app: FastAPI, farm: Farm, access: Access) -> None:
     async def want_images(request: images.ImagesRequest, right: MyRight) -> images.ImagesReply:
         """Have images fetched, and learn what references mean; repeat it to follow them."""
         access.limit(right, len(request.references) + len(request.images))
-        return await farm.images.wanted(request)
+        return await farm.images.want_images(request)
 
     @app.post("/v1/images/commit")
     async def commit(request: images.CommitRequest, right: MyRight) -> images.ImageState:
         """Make an image of a checkpoint; repeat it to follow it."""
         access.limit(right, 1)
-        return await farm.images.commit(request, access.run_of(right, request.run))
+        run = access.run_of(right, request.run)
+        return await farm.images.commit_image(request.model_copy(update={"run": run}))
 
     @app.get("/v1/images")
     async def image_map(right: MyRight) -> images.ImageMap:  # noqa: ARG001 - checked by its scope

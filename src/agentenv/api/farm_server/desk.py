@@ -110,6 +110,8 @@ class Desk:
         """What an ask may be for."""
         self.lost_names = LostNames(clock)
         """Of the leases that the farm holds itself."""
+        self.on_ended: Callable[[int, AgentEnvError], None] = lambda _, __: None
+        """Called with every lease that has ended."""
         self.denied: frozenset[str] = frozenset()
         """Ids of tokens that were revoked."""
         self._not_renewed: set[int] = set()
@@ -353,8 +355,8 @@ class Desk:
                 lost = wire.NewsLost(lease=grant.lease, error=ErrorReply.of(error))
                 self._news.tell(opened.run, opened.client, lost)
             if not opened.held:
-                opened.ended, opened.lost = self._clock(), error
-                opened.over.set()
+                opened.ended = self._clock()
+        self.on_ended(lease.id, error)
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
         """See :class:`agentenv.slots.yard.Desk`."""

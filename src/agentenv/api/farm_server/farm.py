@@ -102,7 +102,7 @@ class Farm:
         self.images = FarmImages(self.yard, keepers)
         self._keepers = keepers
         self.desk.yard = self.yard
-        self.plain = PlainSessions(self.desk, plain or PlainSettings(), clock)
+        self.plain = PlainSessions(self.desk, self.images, plain or PlainSettings(), clock)
         self.activity = Activity()
         """What happens in the containers."""
         self.clock = clock

@@ -20,7 +20,7 @@ class FarmImages:
         self._yard = yard
         self._keepers = keepers
 
-    async def wanted(self, request: wire.ImagesRequest) -> wire.ImagesReply:
+    async def want_images(self, request: wire.ImagesRequest) -> wire.ImagesReply:
         """References are resolved, by having one node fetch what they mean; images that were resolved are fetched to
         as many nodes as the farm keeps copies. Raises ConfigError without keepers."""
         if not request.references and not request.images:
@@ -34,14 +34,15 @@ class FarmImages:
         self._yard.prefetch(image.digest for image in request.images)
         return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
 
-    async def commit(self, request: wire.CommitRequest, run: str) -> wire.ImageState:
-        """An image of a checkpoint, made by the keeper of its container's node. Raises ConfigError without keepers."""
+    async def commit_image(self, request: wire.CommitRequest) -> wire.ImageState:
+        """An image of a checkpoint of its run, made by the keeper of its container's node. Raises ConfigError without
+        keepers."""
         keepers = self._required()
         link = self._yard.links.get(request.container)
         try:
             if link is None:
                 raise CheckpointError(f"the checkpoint is in container {request.container}, which has ended")
-            state = await keepers.commit(link.handle, request, make_pass(link.handle.token, run))
+            state = await keepers.commit(link.handle, request, make_pass(link.handle.token, request.run))
         except AgentEnvError as error:
             return wire.ImageState(wanted=request.checkpoint, state="failed", error=ErrorReply.of(error))
         if state.image is not None:

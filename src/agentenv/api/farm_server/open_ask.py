@@ -59,9 +59,6 @@ class OpenAsk:
     error: AgentEnvError | None = None
     ended: float | None = None
     decided: Once = field(default_factory=Once)
-    over: Once = field(default_factory=Once)
-    lost: AgentEnvError | None = None
-    """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
     last_sent_place: wire.Place | None = None
     """Its place as last sent in the news."""
 

@@ -18,11 +18,11 @@ from agentenv.wire.farm import RunName
 from agentenv.wire.server import ErrorReply
 
 _REFUSALS = {
-    409: "call_id is in use for another call",
+    409: "call_id is in use for another call, the slot is of another image, or the image is broken",
     413: "the request is too large",
     429: "too many requests; retry after Retry-After",
     502: "the slot or the call was lost; release the trajectory",
-    503: "no slot became free in time, or the farm is starting or shutting down; retry after Retry-After",
+    503: "no slot or image was there in time, or the farm is starting or ending; retry after Retry-After",
     504: "the slot's container cannot be reached now",
 }
 _NO_SLOT = {404: "the trajectory has no slot"}
@@ -37,7 +37,7 @@ def plain_routes(app: FastAPI, farm: Farm, access: Access) -> None:
 def _call_routes(app: FastAPI, farm: Farm, access: Access) -> None:
     @app.post("/execute", responses=_replies(_REFUSALS))
     async def execute(request: wire.ExecuteRequest, right: MyRight) -> wire.ExecuteReply:
-        """Call a tool on the trajectory's slot; the first call leases it."""
+        """Call a tool on the trajectory's slot; the first call leases it, and may name its image."""
         run = access.run_of(right, request.run)
         if not farm.plain.knows(run, request.trajectory_id):
             access.limit(right, 1)

@@ -11,20 +11,21 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from agentenv.api.farm_server.audit import BY_FARM
 from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import DeskLease, HeldBefore, renew
-from agentenv.api.farm_server.lost_names import LostSlot
+from agentenv.api.farm_server.images import FarmImages as ImageService
+from agentenv.api.farm_server.plain_leases import PlainLeases
 from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.background import TaskSet, finish
 from agentenv.errors import AgentEnvError, PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm_client.images import FarmImages
+from agentenv.slots.lease import SlotLease
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
@@ -38,34 +39,38 @@ _LARGE_READ_BYTES: Final = 1024 * 1024
 
 
 class PlainRun:
-    """The trajectories of one run, and the executor of their calls, whose pool this is."""
+    """The trajectories of one run, the images that its references mean, and the executor of its calls, whose pool this
+    is."""
 
-    def __init__(self, catalog: ToolCatalog, make: Callable[[str], Trajectory]) -> None:
+    def __init__(self, run: str, catalog: ToolCatalog, leases: PlainLeases, images: FarmImages) -> None:
         self.executor = ToolExecutor(self, catalog)
+        self.images = images
         self.trajectories: dict[str, Trajectory] = {}
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._make = make
+        self._run = run
+        self._leases = leases
 
-    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[DeskLease]:  # noqa: ARG002 - the port's
+    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[SlotLease]:  # noqa: ARG002 - the port's
         """For the executor: the one trajectory's, for as long as that waits."""
         (trajectory,) = request.trajectories
-        return [await self.trajectories[trajectory].acquire(request.tags.kind)]
+        reference = "" if request.root is None else self.images.reference(request.root.image)
+        return [await self.trajectories[trajectory].acquire(request, reference)]
 
     def trajectory(self, name: str) -> Trajectory:
         """The trajectory of that name."""
         if name not in self.trajectories:
-            self.trajectories[name] = self._make(name)
+            self.trajectories[name] = Trajectory(self._leases, self._run, name)
         return self.trajectories[name]
 
 
 class PlainSessions:
     """Every run's trajectories."""
 
-    def __init__(self, desk: Desk, settings: PlainSettings, clock: Callable[[], float]) -> None:
-        self._desk = desk
+    def __init__(self, desk: Desk, images: ImageService, settings: PlainSettings, clock: Callable[[], float]) -> None:
+        self._images = images
         self._settings = settings
         self._clock = clock
-        self._before = HeldBefore(desk, clock)
+        self._leases = PlainLeases(desk, settings, clock)
         self._catalog = ToolCatalog.builtin()
         self._runs: dict[str, PlainRun] = {}
         self._calls_now: Counter[str] = Counter()
@@ -76,11 +81,8 @@ class PlainSessions:
     def knows(self, run: str, name: str) -> bool:
         """Whether the trajectory has a slot, has lost one, or waits for one."""
         found = self._runs.get(run)
-        return (found is not None and name in found.trajectories) or self._had_before(run, name)
-
-    def _had_before(self, run: str, name: str) -> bool:
-        """Whether the trajectory had a slot before this process started, and may have it still."""
-        return self._before.find(run, name) is not None or self._desk.lost_names.find(run, name) is not None
+        mine = found is not None and name in found.trajectories
+        return mine or any((self._leases.before(run, name), self._leases.lost(run, name)))
 
     async def execute(self, run: str, right: Right, request: plain.ExecuteRequest) -> plain.ExecuteReply:
         """Call a tool on the trajectory's slot. Raises TooManyRequestsError when the token has too many calls at once,
@@ -93,7 +95,7 @@ class PlainSessions:
             trajectory = held.trajectory(request.trajectory_id)
             with trajectory.used():
                 try:
-                    session = await trajectory.entered(held.executor, right, request.kind)
+                    session = await trajectory.entered(held.executor, held.images, right, request)
                 except SlotDestroyedError as error:
                     result = CallResult.refused(request.call_id or "-", error)
                 else:
@@ -112,28 +114,15 @@ class PlainSessions:
         """End the trajectory's lease, or its wait. False: it has neither."""
         held = self._runs.get(run)
         trajectory = held.trajectories.pop(name, None) if held is not None else None
-        if (lost := self._desk.lost_names.find(run, name)) is not None:
-            self._desk.lost_names.forget(run, name)
-            self._tasks.start(name, self._forgotten(lost), "release")
-        if trajectory is not None and await trajectory.release(by):
-            return True
-        left = self._before.find(run, name)  # from before this process started
-        return left is not None and self._desk.end(left.id, None, by)
-
-    async def _forgotten(self, lost: LostSlot) -> None:
-        """Its container need not tell the next farm process of it."""
-        link = self._desk.yard.links.get(lost.container)
-        if link is not None:
-            with suppress(AgentEnvError):
-                await link.control.end(lost.ended)
+        ended = self._leases.release(run, name, by)
+        return (trajectory is not None and await trajectory.release(by)) or ended
 
     # -- upkeep ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Once a second: renew the leases that are in use, and forget what is over."""
-        self._desk.lost_names.learn(self._desk.yard.links.values())
-        self._desk.lost_names.forget_old()
-        due: dict[str, list[tuple[Trajectory, DeskLease]]] = defaultdict(list)
+        self._leases.tick()
+        due: dict[str, list[tuple[Trajectory, SlotLease]]] = defaultdict(list)
         for held in self._runs.values():
             for name, trajectory in list(held.trajectories.items()):
                 if trajectory.over():
@@ -145,11 +134,11 @@ class PlainSessions:
             if container not in self._renewing:
                 self._renewing.start(container, self._renew(mine), "renewal")
 
-    async def _renew(self, due: Sequence[tuple[Trajectory, DeskLease]]) -> None:
+    async def _renew(self, due: Sequence[tuple[Trajectory, SlotLease]]) -> None:
         """Renew leases of one container, if it answers."""
         at = self._clock()
         try:
-            await renew([lease for _, lease in due], self._settings.idle_s)
+            await self._leases.renew([lease for _, lease in due])
         except AgentEnvError as error:
             logger.debug("leases are not renewed: %s", error)
         else:
@@ -169,8 +158,10 @@ class PlainSessions:
         await finish(self._leaving)
 
     async def _leave(self) -> None:
+        await asyncio.gather(*(held.images.aclose() for held in self._runs.values()))
         await asyncio.gather(*(held.executor.aclose(cancel=False) for held in self._runs.values()))
         await self._tasks.aclose()
+        await self._leases.aclose()
         await self._renewing.aclose()
 
     def trajectories(self, right: Right) -> tuple[plain.PlainTrajectory, ...]:
@@ -186,11 +177,11 @@ class PlainSessions:
         return [held for run, held in self._runs.items() if right.covers(run)]
 
     def _of(self, run: str) -> PlainRun:
-        if self._desk.closed:
+        if self._leases.closed:
             raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
         if run not in self._runs:
-            make = partial(Trajectory, self._desk, self._before, run, settings=self._settings, clock=self._clock)
-            self._runs[run] = PlainRun(self._catalog, make)
+            images = FarmImages(self._images, self._tasks)
+            self._runs[run] = PlainRun(run, self._catalog, self._leases, images)
         return self._runs[run]
 
     @contextmanager

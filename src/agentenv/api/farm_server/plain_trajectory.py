@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import DeskLease, HeldBefore, granted, renew
-from agentenv.api.farm_server.lost_names import LostSlot
-from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.api.farm_server.audit import BY_FARM
+from agentenv.api.farm_server.plain_leases import PlainLeases
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
+    AcquireTimeoutError,
     AgentEnvError,
     ConnectionLostError,
     InfraError,
@@ -27,13 +25,13 @@ from agentenv.errors import (
 )
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.records import LeaseRecord
+from agentenv.farm_client.images import FarmImages
+from agentenv.slots.lease import SlotLease
+from agentenv.store.reference import is_digest
 from agentenv.wire import farm as wire
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import BY_NAME, LOST_KEPT_S, RunKind
-
-logger = logging.getLogger(__name__)
+from agentenv.wire.leases import BY_NAME, LOST_KEPT_S, SlotRequest, Tags
 
 Result = TypeVar("Result")
 
@@ -42,42 +40,29 @@ _FIRST_TTL_S: Final = 30.0
 _LONGEST_RENEWAL_S: Final = 60.0
 _REMEMBERED_S: Final = LOST_KEPT_S
 """How long calls of a trajectory that has lost its slot are refused, unless it is released."""
+_ROOT: Final = "-"
+"""In the tag of a lease that says which ask made it: what follows says for which root."""
 
 
 class Trajectory:
     """One trajectory of a run: its slot, from the first call until it is released. Its lease is lost once and for all:
     a call must not find another, empty workspace without an error."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        before: HeldBefore,
-        run: str,
-        name: str,
-        settings: PlainSettings,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, leases: PlainLeases, run: str, name: str) -> None:
         self.name = name
         self.run = run
-        self.session: ToolSession | None = None
-        self.lease: DeskLease | None = None
+        self.lease: SlotLease | None = None
         self.running = 0
-        self.used_at = clock()
-        self._desk = desk
-        self._before = before
-        self._settings = settings
-        self._clock = clock
+        self.used_at = leases.clock()
+        self._leases = leases
+        self._settings = leases.settings
+        self._clock = leases.clock
         self._right: Right | None = None
         self._ask: wire.Ask | None = None
+        """The one that its lease was, or is to be, granted for."""
         self._opening: asyncio.Task[ToolSession] | None = None
         self._calls: dict[str, tuple[plain.ExecuteRequest, asyncio.Task[CallResult]]] = {}
-        self._had = ""
-        """The lease that an earlier farm process has granted it."""
-        self._gone: AgentEnvError | None = None
-        self._lost_before: LostSlot | None = None
-        """What it has lost before this process held it."""
         self._renewed_at: float | None = None
-        self._released = False
 
     @property
     def waits(self) -> bool:
@@ -87,10 +72,13 @@ class Trajectory:
     @property
     def lost(self) -> AgentEnvError | None:
         """Why it has no slot any more."""
-        lost = self.lease.lost if self.lease is not None else self._gone
-        idle_s = self._settings.idle_s
-        expired = self._renewed_at is not None and self._clock() - self._renewed_at >= idle_s
-        if expired and isinstance(lost, StaleLeaseError):
+        if self.lease is None:  # what it has lost, it lost before this process held it
+            before = None if self.waits else self._leases.lost(self.run, self.name)
+            return None if before is None else before.error
+        if self._renewed_at is None:  # nothing was called in it
+            return None
+        lost, idle_s = self.lease.lost, self._settings.idle_s
+        if self._clock() - self._renewed_at >= idle_s and isinstance(lost, StaleLeaseError):
             return StaleLeaseError(
                 f"trajectory {self.name!r} made no call for {idle_s:g} s, so its slot was released",
                 next_step="release it to start over, or raise plain.idle_s of the farm",
@@ -102,8 +90,9 @@ class Trajectory:
         """Of the lease that it has, or had."""
         if self.lease is not None:
             return self.lease.name
-        assert self._lost_before is not None, "it has had a slot"
-        return self._lost_before.lease
+        lost = self._leases.lost(self.run, self.name)
+        assert lost is not None, "it has had a slot"
+        return lost.lease
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -117,94 +106,107 @@ class Trajectory:
 
     # -- its slot --------------------------------------------------------------------------------
 
-    async def entered(self, executor: ToolExecutor, right: Right, kind: RunKind) -> ToolSession:
-        """Its session; the first call opens it, and others wait for that. Raises what :func:`granted` does, and why it
-        was lost."""
+    async def entered(
+        self, executor: ToolExecutor, images: FarmImages, right: Right, request: plain.ExecuteRequest
+    ) -> ToolSession:
+        """Its session; the first call opens it, and others wait for that. Raises AcquireTimeoutError: it is waited for
+        still, if another call comes within ASK_TTL_S; what :meth:`PlainLeases.granted` and :meth:`FarmImages.resolve`
+        do, and why it was lost; ProtocolError when its slot was made from another root than the request names."""
         if (lost := self.lost) is not None:
             raise lost.copy()
-        if self.session is None:
-            if not self.waits:
-                self._right = right
-                self._opening = asyncio.create_task(self._open(executor, kind), name=f"slot of {self.name}")
-            assert self._opening is not None
-            await asyncio.wait({self._opening})
-            return _outcome(self._opening)
-        return self.session
-
-    async def _open(self, executor: ToolExecutor, kind: RunKind) -> ToolSession:
-        released = LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
-        if self._released:
-            raise released
-        session = executor.open(self.name, kind=kind)
-        await session.__aenter__()
-        if self._released:
-            await session.aclose()
-            raise released
-        self.session = session
+        if self._opening is None or (self._opening.done() and (self.lease is None or self.lease.lost is not None)):
+            if self.lease is not None:  # nothing was called in it
+                self._leases.release(self.run, self.name, BY_FARM)
+            self._ask = self.lease = None
+            self._opening = asyncio.create_task(self._open(executor, images, right, request))
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may wait for it
+        opening = self._opening
+        await asyncio.wait({opening}, timeout=self._settings.acquire_timeout_s)
+        if not opening.done():
+            if self._ask is not None:
+                raise self._leases.late(self._ask, self.run)
+            why = (request.image and images.problem(request.image)) or "it is being fetched"
+            raise AcquireTimeoutError(f"the image is not there yet: {why}", next_step="retry: the fetch goes on")
+        if opening.cancelled() and not self._leases.closed:
+            raise LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
+        session = _outcome(opening)
+        assert self._ask is not None
+        if request.image and request.asked != self._ask.tags.item.partition(_ROOT)[2]:
+            raise ProtocolError(
+                f"the slot of trajectory {self.name!r} was not made from {request.image} with this root",
+                next_step="name what the first call named, or nothing; or use another trajectory",
+            )
+        if self._renewed_at is None:
+            await self._keep()
         return session
 
-    async def acquire(self, kind: RunKind) -> DeskLease:
-        """Its lease: the one it has had before the farm was restarted, or a new one."""
-        assert self._right is not None
-        if self._ask is None:
-            before = self._before.find(self.run, self.name)
-            lost = self._desk.lost_names.find(self.run, self.name) if before is None else None
-            if lost is not None:
-                self._lost_before, self._gone = lost, lost.error
-                raise lost.error.copy()
-            self._had = "" if before is None else before.name
-            self._ask = self._asked(before, kind)
-        lease = await granted(self._desk, self._ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
-        if lease is not None and self._had in ("", lease.name):
-            await self._keep(lease)
-            self.lease = lease
-            return lease
-        self._ask = None
-        if not self._had:  # the slot was granted when its request no longer waited, and nothing ran in it
-            return await self.acquire(kind)
-        if lease is None:
-            self._gone = LeaseLostError(f"trajectory {self.name!r} has lost its slot", next_step="release it")
-            raise self._gone
-        await lease.release()
-        raise ConnectionLostError(f"the slot {self._had} cannot be reached now", next_step="ask again")
+    async def _open(
+        self, executor: ToolExecutor, images: FarmImages, right: Right, request: plain.ExecuteRequest
+    ) -> ToolSession:
+        root = None
+        if request.image and self._leases.before(self.run, self.name) is None:
+            named = request.image
+            root = request.root_of(named if is_digest(named) else (await images.resolve(named)).digest)
+        # A nonce: what asks for this slot cannot be mistaken for what asked for another one.
+        item = secrets.token_hex(8) + (_ROOT + request.asked if request.image else "")
+        self._right = right
+        return await executor.open(self.name, kind=request.kind, item=item, root=root).__aenter__()
 
-    async def _keep(self, lease: DeskLease) -> None:
+    async def acquire(self, request: SlotRequest, reference: str) -> SlotLease:
+        """Its lease: the one it has had before the farm was restarted, or a new one. ``reference``: where the image of
+        the request's root comes from."""
+        assert self._right is not None
+        before = self._leases.before(self.run, self.name)
+        self._ask = self._asked(request, reference, request.tags if before is None else before.tags)
+        lease = await self._leases.granted(self._ask, self.run, self._right)
+        if before is not None and before.name != lease.name:
+            await lease.release()
+            raise ConnectionLostError(f"the slot {before.name} cannot be reached now", next_step="ask again")
+        self.lease = lease
+        if before is not None:
+            await self._keep()
+        return lease
+
+    async def _keep(self) -> None:
         """Before anything is called it lasts as long as an idle one does, whatever becomes of this process. Raises
         AgentEnvError when that is not known, or it has ended."""
-        at = self._clock()
-        if lease.key.slot not in await renew([lease], self._settings.idle_s):
+        lease, at = self.lease, self._clock()
+        assert lease is not None
+        if lease.key.slot not in await self._leases.renew([lease]):
             raise lease.lost or ConnectionLostError(f"the slot {lease.name} is being taken back", next_step="ask again")
         self.renewed(at)
 
-    def _asked(self, before: LeaseRecord | None, kind: RunKind) -> wire.Ask:
-        """The ask that has made that lease; or a new one, which cannot be mistaken for one of another slot."""
-        nonce = before.tags.item if before is not None else secrets.token_hex(8)
+    def _asked(self, request: SlotRequest, reference: str, tags: Tags) -> wire.Ask:
+        """The ask for the slot with these tags: it finds the lease again that it has made."""
         return wire.Ask(
-            request_id=_digest(self.run, self.name, nonce),
+            request_id=_digest(self.run, self.name, tags.item),
             trajectories=(self.name,),
-            tags=wire.AskTags(environment=BY_NAME, kind=before.tags.kind if before else kind, item=nonce),
+            tags=wire.AskTags(environment=BY_NAME, kind=tags.kind, item=tags.item),
             ttl_s=_FIRST_TTL_S,
+            root=request.root,
+            image_reference=reference,
         )
 
     async def release(self, by: str) -> bool:
         """End its lease, or its wait for one. False: it has none."""
-        self._released = True
         had = self.waits
         if self.lease is not None:  # before anything is awaited: the name may be used again at once
-            had = self._desk.end(self.lease.id, None, by)
+            had = self._leases.end(self.lease.id, by)
         if self._ask is not None:
-            self._desk.cancel(self._ask.request_id, self.run)
-        self._desk.lost_names.forget(self.run, self.name)
-        if self.session is not None:
-            await self.session.aclose()
+            self._leases.withdraw(self._ask, self.run)
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+            if not self._opening.cancelled() and self._opening.exception() is None:
+                await self._opening.result().aclose()
         return had
 
-    def due(self) -> DeskLease | None:
+    def due(self) -> SlotLease | None:
         """The lease, if it has to be renewed: something was called since it was last, or still runs."""
         if self.lease is None or self.lease.lost is not None:
             return None
         if self._renewed_at is None:
-            return self.lease
+            return self.lease if self.running else None
         every_s = min(self._settings.idle_s / 4, _LONGEST_RENEWAL_S)
         used = self.running > 0 or self.used_at >= self._renewed_at
         return self.lease if used and self._clock() - self._renewed_at >= every_s else None
@@ -254,7 +256,11 @@ class Trajectory:
         return plain.PlainTrajectory(
             run=self.run,
             trajectory_id=self.name,
-            state="lost" if lost is not None else "held" if self.lease is not None else "waiting",
+            state="lost"
+            if lost is not None
+            else "held"
+            if self.lease is not None and self.lease.lost is None
+            else "waiting",
             lease=self.lease.name if self.lease is not None else None,
             running_calls=self.running,
             idle_s=0.0 if self.running else self._clock() - self.used_at,
@@ -264,7 +270,7 @@ class Trajectory:
     def over(self) -> bool:
         """Whether it may be forgotten."""
         lost = self.lost is not None
-        if self.running or self.waits or (self.lease is not None and not lost):
+        if self.running or (self.lease is not None and self.lease.lost is None):
             return False
         return self._clock() - self.used_at > (_REMEMBERED_S if lost else wire.ASK_TTL_S)
 
