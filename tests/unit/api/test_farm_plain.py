@@ -10,8 +10,9 @@ import pytest
 from agentenv.api.farm_server.plain_artifacts import decoded
 from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
-from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError, StaleLeaseError
+from agentenv.errors import ConnectionLostError, InfraError, ProtocolError, SlotDestroyedError, StaleLeaseError
 from agentenv.wire import plain
+from agentenv.wire.leases import SlotRequest, Tags
 from tests.clock import ManualClock
 
 
@@ -45,10 +46,14 @@ class _Session:
         raise self.error
 
 
+def _run(clock: ManualClock) -> Any:
+    leases = SimpleNamespace(settings=PlainSettings(idle_s=20), clock=clock, closed=False, lost=lambda *_: None)
+    return SimpleNamespace(name="r", leases=leases, images=None)
+
+
 def holding(clock: ManualClock) -> Any:
     """A trajectory whose lease was taken up just now."""
-    leases: Any = SimpleNamespace(settings=PlainSettings(idle_s=20), clock=clock)
-    trajectory: Any = Trajectory(leases, "r", "t")
+    trajectory: Any = Trajectory(_run(clock), "t")
     trajectory.lease = _Lease()
     assert trajectory.due() is None, "it ends soon if no call waits for it any more"
     with trajectory.used():
@@ -112,3 +117,34 @@ async def test_what_the_policy_did_is_a_result_and_what_the_container_did_is_not
     with pytest.raises(InfraError, match="garbled") as caught:
         await trajectory.call(_Session(ProtocolError("garbled")), request)
     assert type(caught.value) is InfraError
+
+
+async def test_a_lease_that_is_found_again_and_cannot_be_renewed_is_looked_for_by_the_next_call() -> None:
+    run = _run(ManualClock())
+    trajectory: Any = Trajectory(run, "t")
+    found = SimpleNamespace(name="c/0/1", key=SimpleNamespace(slot=0), lost=None)
+    answers: list[Any] = [ConnectionLostError("no answer"), (0,)]
+
+    async def granted(*_: Any) -> Any:
+        return found
+
+    async def renew(_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    class Session:
+        async def __aenter__(self) -> Session:
+            await trajectory.acquire(SlotRequest(("t",)))
+            return self
+
+    run.executor = SimpleNamespace(open=lambda *_, **__: Session())
+    run.leases.of_name = lambda *_: SimpleNamespace(name=found.name, tags=Tags(item="0" * 16))
+    run.leases.granted, run.leases.renew = granted, renew
+    request = plain.ExecuteRequest(trajectory_id="t", tool=plain.PlainTool(name="bash"))
+    right: Any = object()
+    with pytest.raises(ConnectionLostError, match="no answer"):
+        await trajectory.entered(right, request)
+    assert isinstance(await trajectory.entered(right, request), Session)
+    assert answers == []

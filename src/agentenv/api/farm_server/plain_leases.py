@@ -49,9 +49,9 @@ class PlainLeases:
         """Whether the farm is ending."""
         return self._desk.closed
 
-    async def granted(self, ask: wire.Ask, run: str, right: Right) -> SlotLease:
-        """The lease of an ask for one slot, waited for until it is cancelled. Raises what the ask was refused with;
-        LeaseLostError: it was withdrawn, or its lease has ended; PoolClosedError."""
+    async def granted(self, ask: wire.Ask, run: str, right: Right) -> SlotLease | None:
+        """The lease of an ask for one slot, for as long as that waits; None if it was granted one which has ended.
+        Raises what the ask was refused with; LeaseLostError: it was withdrawn meanwhile; PoolClosedError."""
         desk = self._desk
         await desk.ask(wire.AsksRequest(asks=(ask,), run=run), run, right.tokens, right.ends_unix_s)
         while (opened := desk.find(ask.request_id, run)) is not None and not opened.decided.is_set():
@@ -65,7 +65,7 @@ class PlainLeases:
         if not opened.granted:
             raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
         if not opened.held:
-            raise LeaseLostError("the slot was lost before anything was called in it", next_step="release it")
+            return None
         ((number, grant),) = opened.held.items()
         link = desk.yard.links[grant.lease.partition("/")[0]]
         container = ContainerHandle(link.handle.id, grant.index, grant.base_url, grant.token, grant.slots)
@@ -90,7 +90,7 @@ class PlainLeases:
 
     # -- by name ---------------------------------------------------------------------------------
 
-    def before(self, run: str, trajectory: str) -> LeaseRecord | None:
+    def of_name(self, run: str, trajectory: str) -> LeaseRecord | None:
         """The lease of that trajectory, whichever farm process has granted it. All are searched at most once a second:
         later ones were granted by this process, which remembers them."""
         self._learn()
@@ -103,20 +103,15 @@ class PlainLeases:
 
     def lost(self, run: str, trajectory: str) -> LostSlot | None:
         """What that trajectory had, if it has lost it and has nothing now."""
-        return self._desk.lost_names.find(run, trajectory) if self.before(run, trajectory) is None else None
+        return self._desk.lost_names.find(run, trajectory) if self.of_name(run, trajectory) is None else None
 
-    def end(self, lease_id: int, by: str) -> bool:
-        """End a lease for the token ``by``. False: it has ended."""
-        return self._desk.end(lease_id, None, by)
-
-    def release(self, run: str, trajectory: str, by: str) -> bool:
-        """End the lease of that trajectory, whichever farm process has granted it, and forget what it has lost. False:
-        it has none."""
+    def release(self, run: str, trajectory: str, by: str, lease: SlotLease | None = None) -> bool:
+        """End the lease of that trajectory, for the token ``by``, and forget what it has lost. False: it has none."""
         lost = self._desk.lost_names.forget(run, trajectory)
         if lost is not None and (link := self._desk.yard.links.get(lost.container)) is not None:
             self._tasks.start(trajectory, self._forget(link, lost), "release")
-        left = self.before(run, trajectory)
-        return left is not None and self.end(left.id, by)
+        found = lease or self.of_name(run, trajectory)
+        return found is not None and self._desk.end(found.id, None, by)
 
     async def _forget(self, link: ContainerLink, lost: LostSlot) -> None:
         """Its container need not tell the next farm process of it."""

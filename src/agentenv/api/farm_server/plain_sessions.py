@@ -14,53 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from agentenv.api.farm_server.audit import BY_FARM
 from agentenv.api.farm_server.desk import Desk
 from agentenv.api.farm_server.images import FarmImages as ImageService
 from agentenv.api.farm_server.plain_leases import PlainLeases
-from agentenv.api.farm_server.plain_trajectory import Trajectory
+from agentenv.api.farm_server.plain_trajectory import PlainRun, Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.background import TaskSet, finish
 from agentenv.errors import AgentEnvError, PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
-from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.images import FarmImages
 from agentenv.slots.lease import SlotLease
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import SlotRequest
 
 logger = logging.getLogger(__name__)
 
-_LARGE_AT_ONCE: Final = 2
-"""Calls of a run, at once, whose results may be as large as files."""
 _LARGE_READ_BYTES: Final = 1024 * 1024
-
-
-class PlainRun:
-    """The trajectories of one run, the images that its references mean, and the executor of its calls, whose pool this
-    is."""
-
-    def __init__(self, run: str, catalog: ToolCatalog, leases: PlainLeases, images: FarmImages) -> None:
-        self.executor = ToolExecutor(self, catalog)
-        self.images = images
-        self.trajectories: dict[str, Trajectory] = {}
-        self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._run = run
-        self._leases = leases
-
-    async def lease_slots(self, request: SlotRequest, *, timeout_s: float | None = None) -> list[SlotLease]:  # noqa: ARG002 - the port's
-        """For the executor: the one trajectory's, for as long as that waits."""
-        (trajectory,) = request.trajectories
-        reference = "" if request.root is None else self.images.reference(request.root.image)
-        return [await self.trajectories[trajectory].acquire(request, reference)]
-
-    def trajectory(self, name: str) -> Trajectory:
-        """The trajectory of that name."""
-        if name not in self.trajectories:
-            self.trajectories[name] = Trajectory(self._leases, self._run, name)
-        return self.trajectories[name]
 
 
 class PlainSessions:
@@ -68,8 +38,6 @@ class PlainSessions:
 
     def __init__(self, desk: Desk, images: ImageService, settings: PlainSettings, clock: Callable[[], float]) -> None:
         self._images = images
-        self._settings = settings
-        self._clock = clock
         self._leases = PlainLeases(desk, settings, clock)
         self._catalog = ToolCatalog.builtin()
         self._runs: dict[str, PlainRun] = {}
@@ -82,7 +50,7 @@ class PlainSessions:
         """Whether the trajectory has a slot, has lost one, or waits for one."""
         found = self._runs.get(run)
         mine = found is not None and name in found.trajectories
-        return mine or any((self._leases.before(run, name), self._leases.lost(run, name)))
+        return mine or any((self._leases.of_name(run, name), self._leases.lost(run, name)))
 
     async def execute(self, run: str, right: Right, request: plain.ExecuteRequest) -> plain.ExecuteReply:
         """Call a tool on the trajectory's slot. Raises TooManyRequestsError when the token has too many calls at once,
@@ -95,7 +63,7 @@ class PlainSessions:
             trajectory = held.trajectory(request.trajectory_id)
             with trajectory.used():
                 try:
-                    session = await trajectory.entered(held.executor, held.images, right, request)
+                    session = await trajectory.entered(right, request)
                 except SlotDestroyedError as error:
                     result = CallResult.refused(request.call_id or "-", error)
                 else:
@@ -114,8 +82,12 @@ class PlainSessions:
         """End the trajectory's lease, or its wait. False: it has neither."""
         held = self._runs.get(run)
         trajectory = held.trajectories.pop(name, None) if held is not None else None
-        ended = self._leases.release(run, name, by)
-        return (trajectory is not None and await trajectory.release(by)) or ended
+        if trajectory is None:
+            return self._leases.release(run, name, by)
+        had = trajectory.waits
+        had |= self._leases.release(run, name, by, trajectory.lease)  # at once: the name may be used again
+        await trajectory.aclose()
+        return had
 
     # -- upkeep ----------------------------------------------------------------------------------
 
@@ -127,7 +99,7 @@ class PlainSessions:
             for name, trajectory in list(held.trajectories.items()):
                 if trajectory.over():
                     del held.trajectories[name]
-                    self._tasks.start(name, _forget(trajectory), "end")
+                    self._tasks.start(name, trajectory.aclose(), "end")
                 elif (lease := trajectory.due()) is not None:
                     due[lease.container.id].append((trajectory, lease))
         for container, mine in due.items():
@@ -136,7 +108,7 @@ class PlainSessions:
 
     async def _renew(self, due: Sequence[tuple[Trajectory, SlotLease]]) -> None:
         """Renew leases of one container, if it answers."""
-        at = self._clock()
+        at = self._leases.clock()
         try:
             await self._leases.renew([lease for _, lease in due])
         except AgentEnvError as error:
@@ -180,14 +152,13 @@ class PlainSessions:
         if self._leases.closed:
             raise PoolClosedError("the farm service is shutting down", next_step="retry: its replacement will answer")
         if run not in self._runs:
-            images = FarmImages(self._images, self._tasks)
-            self._runs[run] = PlainRun(run, self._catalog, self._leases, images)
+            self._runs[run] = PlainRun(run, self._catalog, self._leases, FarmImages(self._images, self._tasks))
         return self._runs[run]
 
     @contextmanager
     def _one_of(self, right: Right) -> Iterator[None]:
         """Counts the calls of a token."""
-        most = self._settings.calls_at_once
+        most = self._leases.settings.calls_at_once
         if self._calls_now[right.jti] >= most:
             raise TooManyRequestsError(f"{most} calls of this token run or wait already", next_step="ask again")
         self._calls_now[right.jti] += 1
@@ -197,10 +168,6 @@ class PlainSessions:
             self._calls_now[right.jti] -= 1
             if not self._calls_now[right.jti]:
                 del self._calls_now[right.jti]
-
-
-async def _forget(trajectory: Trajectory) -> None:
-    await trajectory.release(BY_FARM)
 
 
 def _not_that(trajectory: str, lease: str | None) -> StaleLeaseError:
