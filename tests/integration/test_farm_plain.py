@@ -22,6 +22,7 @@ from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.front import MAX_REQUEST_BYTES
 from agentenv.api.farm_server.settings import AskLimits, PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import LeaseLostError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.farm import Scope
 from agentenv.wire.leases import Tags
@@ -135,6 +136,31 @@ async def test_a_slot_that_is_granted_between_two_calls_is_the_next_ones() -> No
         await eventually(granted)
         (lease,) = farm.farm.farm.desk.leases(lambda _: True)
         assert (await http.bash("t2", "true")).body["lease"] == lease.name
+
+
+async def test_a_slot_that_ends_before_anything_was_called_in_it_is_not_the_trajectorys_loss() -> None:
+    async with shared(slots=1, plain=PlainSettings(acquire_timeout_s=0.2)) as farm:
+        http = await farm.client()
+        await http.bash("t1", "true")
+        assert (await http.bash("t2", "true")).refusal == (503, "acquire_timeout")
+        await http.release("t1")
+
+        async def granted() -> bool:
+            return await http.held() == {"t2": "held"}
+
+        await eventually(granted)
+        desk = farm.farm.farm.desk
+        (lease,) = desk.leases(lambda _: True)
+        desk.end(lease.id, LeaseLostError("it was not renewed"))
+
+        async def another() -> bool:
+            called = await http.bash("t2", "true")
+            assert called.status == 200 or called.refusal == (503, "acquire_timeout")
+            return called.status == 200 and called.body["lease"] != lease.name
+
+        await eventually(another)
+        (plain,) = farm.farm.farm.plain._runs.values()
+        assert plain.executor.statistics().sessions_now == 1
 
 
 async def test_a_release_ends_a_wait() -> None:

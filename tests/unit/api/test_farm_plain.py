@@ -135,6 +135,8 @@ async def test_a_lease_that_is_found_again_and_cannot_be_renewed_is_looked_for_b
         return answer
 
     class Session:
+        lease = found
+
         async def __aenter__(self) -> Session:
             await trajectory.acquire(SlotRequest(("t",)))
             return self

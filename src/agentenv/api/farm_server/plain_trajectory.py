@@ -149,7 +149,7 @@ class Trajectory:
             if self.lease is not None:  # nothing was called in it
                 self._leases.release(self.run, self.name, BY_FARM)
             self._ask = self.lease = None
-            self._opening = asyncio.create_task(self._open(right, request))
+            self._opening = asyncio.create_task(self._open(right, request, self._opening))
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may wait for it
         opening = self._opening
         await asyncio.wait({opening}, timeout=self._settings.acquire_timeout_s)
@@ -161,6 +161,8 @@ class Trajectory:
         if opening.cancelled() and not self._leases.closed:
             raise LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
         session = _outcome(opening)
+        if (lost := session.lease.lost) is not None:
+            raise lost.copy()
         assert self._ask is not None
         if request.image and request.asked != self._ask.tags.item.partition(_ROOT)[2]:
             raise ProtocolError(
@@ -171,7 +173,10 @@ class Trajectory:
             await self._keep(self.lease)
         return session
 
-    async def _open(self, right: Right, request: plain.ExecuteRequest) -> ToolSession:
+    async def _open(
+        self, right: Right, request: plain.ExecuteRequest, former: asyncio.Task[ToolSession] | None
+    ) -> ToolSession:
+        await _close(former)
         self._right, root, named = right, None, request.image
         if named and self._leases.of_name(self.run, self.name) is None:
             root = request.root_of(named if is_digest(named) else (await self._run.images.resolve(named)).digest)
@@ -220,8 +225,7 @@ class Trajectory:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
-            if not self._opening.cancelled() and self._opening.exception() is None:
-                await self._opening.result().aclose()
+            await _close(self._opening)
 
     def due(self) -> SlotLease | None:
         """The lease, if it has to be renewed: something was called since it was last, or still runs."""
@@ -288,6 +292,12 @@ class Trajectory:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+async def _close(opening: asyncio.Task[ToolSession] | None) -> None:
+    """Close the session that was opened, if one was."""
+    if opening is not None and not opening.cancelled() and opening.exception() is None:
+        await opening.result().aclose()
 
 
 def _outcome(task: asyncio.Task[Result]) -> Result:
