@@ -65,6 +65,7 @@ $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 slotagent: setup ## Compile the static C programs that start slots and run inside them
 	@echo "compiling the C programs of slots, unless they are current, into $(SLOTAGENT)/bin"
 	@$(BIN)/python -m agentenv.sandbox.slotagent.build >/dev/null
+	@$(BIN)/python -m compileall -q src/agentenv # a container's server may write no bytecode: it would compile at every start
 
 image: slotagent containers ## Build the image of the farm's containers, unless it is there and current
 	@exec $(BIN)/agentenv image build

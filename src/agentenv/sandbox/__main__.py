@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
-from agentenv.sandbox.supervisor.launch import main
+gc.set_threshold(20_000, 20, 50)  # before the imports, which make no garbage
+
+from agentenv.sandbox.supervisor.launch import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,12 @@ from agentenv.sandbox.supervisor.server_link import ServerLink
 CONTROL_FD = 3
 LISTEN_FD = 4
 
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/"}
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/",
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # it would look for some in the metadata of every installed package
+}
 
 
 def default_argv() -> list[str]:
