@@ -136,7 +136,7 @@ several = st.lists(st.tuples(st.just("f"), arguments) | st.just(("g", {})), min_
 @pytest.mark.parametrize("family", PARSERS)
 @given(calls=several, layout=st.sampled_from(get_args(Layout)))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_call_is_read_exactly_or_told(family: str, calls: Any, layout: Layout) -> None:
+def test_random_calls_are_read_exactly_or_told(family: str, calls: Any, layout: Layout) -> None:
     check(family, calls, layout, exact=family in JSON_FAMILIES)
 
 

@@ -27,6 +27,7 @@ def test_a_stale_module_fails_the_check_and_is_written_anew(
     stale = tmp_path / "sandbox.py"
     stale.write_text(current.replace("def seal", "def unseal"))
     monkeypatch.setattr(blocking_sdk, "MODULE", stale)
+    monkeypatch.setattr(blocking_sdk, "module", lambda: current)  # as the test above finds it
     assert blocking_sdk.main(["check"]) == 1
     assert "make format" in capsys.readouterr().err
     assert "def unseal" in stale.read_text()

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from agentenv.locks import locked
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_FD,
@@ -49,12 +50,12 @@ BWRAP = (
 
 @cache
 def sanitized() -> Binaries:
-    """The programs with AddressSanitizer, built once per test run; the directory is kept till exit."""
-    return build_sanitized(Path(_SANITIZED_DIRECTORY.name))
+    """The programs with AddressSanitizer, compiled once for all processes: they are named by their sources."""
+    with locked(_SANITIZED / "lock"):
+        return build_sanitized(_SANITIZED)
 
 
-_SANITIZED_DIRECTORY = tempfile.TemporaryDirectory(prefix="slotagent-sanitized-")
-Path(_SANITIZED_DIRECTORY.name).chmod(0o755)
+_SANITIZED = Path(__file__).parents[4] / ".cache/slotagent-sanitized"
 
 
 @contextmanager
