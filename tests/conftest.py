@@ -28,8 +28,9 @@ settings.load_profile("loaded machine")
 
 WAITING_FIRST = (
     *("tests/contract/executor/test_executor_terminal_input", "tests/contract/test_pool", "tests/faults/test_training"),
-    *("tests/nomad", "tests/faults", "tests/contract"),
-    *("tests/integration/test_repair", "tests/integration/test_swe", "tests/integration", "tests/security"),
+    *("tests/integration/test_harbor", "tests/integration/test_swe", "tests/nomad", "tests/faults", "tests/contract"),
+    *("tests/integration/test_repair", "tests/integration/test_image_services", "tests/integration/test_ordinary_user"),
+    *("tests/integration/test_tool_server_browser", "tests/integration", "tests/security"),
 )
 """Tests that mostly wait, by how their ids begin; the longest modules first. The others compute."""
 _UNIT = Path(__file__).parent / "unit"

@@ -9,6 +9,7 @@ import json
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ def tar_of(*members: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORM
     return target.getvalue()
 
 
+@lru_cache(maxsize=4)  # the same programs are a layer of image after image
 def sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -68,7 +70,8 @@ class OciLayout:
     def blob(self, content: bytes, media_type: str) -> dict[str, Any]:
         """Write a blob. Returns its descriptor."""
         digest = sha256(content)
-        self.path(digest).write_bytes(content)
+        if not self.path(digest).exists():
+            self.path(digest).write_bytes(content)
         return {"mediaType": media_type, "digest": digest, "size": len(content)}
 
     def path(self, digest: str) -> Path:

@@ -6,6 +6,7 @@ import io
 import subprocess
 import tarfile
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ RUNTIME: Final = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "FROM_IMAGE=yes"]
 Member = tuple[tarfile.TarInfo, bytes]
 
 
+@lru_cache(maxsize=1)  # tens of MB
 def programs(*names: str, python: bool = True) -> bytes:
     """A layer with these programs, the libraries that they need, and (``python``) what python imports."""
     paths = {Path("/usr/bin") / name for name in names}
@@ -75,7 +77,7 @@ def _python() -> Iterable[Path]:
 
 
 def add_image(store: Path, directory: Path, *layers: bytes, config: dict[str, Any] | None = None) -> str:
-    """Store an image of these layers; returns its digest. ``directory`` is an empty one for its making."""
+    """Store an image of these layers; returns its digest. ``directory`` is where its files are made."""
     oci_layout(directory, *layers, how="", config=RUNTIME if config is None else config)
     digest: str = Store.open(store).ensure(f"oci:{directory}:t").digest
     return digest

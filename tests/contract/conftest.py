@@ -49,6 +49,15 @@ OVER_KEPT = ("test_pool_faults",)
 """Modules whose pools are tried over kept containers too: those that kill them. What a pool does with one that runs is
 the same as over ``local``, whose containers they are."""
 
+OF_THE_POOL = frozenset({
+    "test_no_slot_in_time_is_a_telling_error", "test_a_senseless_timeout_is_refused",
+    "test_a_pool_is_used_only_inside_its_context", "test_a_name_that_is_no_text_is_refused_and_leaks_nothing",
+    "test_a_lease_that_fails_in_no_known_way_fails_its_waiter_and_leaks_nothing",
+    "test_a_group_that_leaves_lets_others_pass", "test_a_group_that_can_never_be_had_is_refused",
+    "test_a_waiter_who_leaves_the_queue_is_forgotten",
+})  # fmt: skip
+"""Tests of what the pool or the farm decides without a container: one kind of containers is enough for them."""
+
 AnyPool = SlotPool | FarmPool
 
 
@@ -135,7 +144,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of pools runs over each kind of container, and over a farm."""
     if "make" in metafunc.fixturenames:
         kept = metafunc.module.__name__.rpartition(".")[2] in OVER_KEPT
-        metafunc.parametrize("make", [*(BACKENDS if kept else KINDS), *SHARED], indirect=True)
+        kinds = [*(BACKENDS if kept else KINDS), *SHARED]
+        if metafunc.function.__name__ in OF_THE_POOL:
+            kinds = ["fake", "farm-fake"]
+        metafunc.parametrize("make", kinds, indirect=True)
 
 
 @pytest.fixture

@@ -57,8 +57,7 @@ class Images:
 
     def make(self, *layers: bytes, config: dict[str, Any] | None = None) -> str:
         """An image of these layers; returns its digest."""
-        place = self.directory / f"image-{len(list(self.directory.iterdir()))}"
-        return add_image(self.store, place, *layers, config=config)
+        return add_image(self.store, self.directory / "layout", *layers, config=config)
 
     def over_programs(self, *members: tuple[tarfile.TarInfo, bytes]) -> str:
         """An image of the small root with these entries over it."""
