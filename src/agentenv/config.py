@@ -8,8 +8,9 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, cast, get_args
 
@@ -36,7 +37,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            raise explain(error) from error
+            raise explain(error, cls) from error
 
 
 def stated(kind: type, name: str, unit: int = 1) -> Any:
@@ -344,20 +345,36 @@ def environment_value(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def explain(error: ValidationError, fields: Collection[str] = ()) -> ConfigError:
-    """The first problem pydantic found, as a ConfigError that names the field and the allowed values. ``fields``: the
-    model's, to suggest one for a field that it does not have."""
+def explain(error: ValidationError, model: type[BaseModel] | None = None) -> ConfigError:
+    """The first problem pydantic found, as a ConfigError that names the field and the allowed values. ``model``: whose
+    fields are suggested for one that it does not have."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "settings"
-    if first["type"] == "extra_forbidden":
-        return no_such_setting(where, fields)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
+        return no_such_setting(where, [*setting_names(model)] if model else ())
     return ConfigError(where, f"{first['msg']} (got {first['input']!r})")
 
 
 def no_such_setting(name: str, fields: Collection[str]) -> ConfigError:
-    """ConfigError for a setting that does not exist, with the one that was probably meant."""
-    close = difflib.get_close_matches(name, fields, n=1)
+    """ConfigError for a setting that does not exist, with the one that was probably meant: of the same section, if
+    that has any."""
+    section, _, last = name.rpartition(".")
+    inside = {field.rpartition(".")[2]: field for field in fields if section and field.rpartition(".")[0] == section}
+    if inside:
+        close = [inside[found] for found in difflib.get_close_matches(last, inside, n=1, cutoff=0.45)]
+    else:
+        close = difflib.get_close_matches(name, fields, n=1)
     return ConfigError(name, "unknown setting", next_step=f"did you mean {close[0]}?" if close else "")
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Names of all fields, with those of the sections (``limits.open_files``)."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(kind := field.annotation, type) and issubclass(kind, BaseModel):
+            yield from setting_names(kind, f"{prefix}{name}.")
+        elif isinstance(kind, type) and is_dataclass(kind):
+            yield from (f"{prefix}{name}.{one.name}" for one in dataclass_fields(kind))
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:

@@ -233,7 +233,7 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise explain(error, type(self).model_fields) from error
+            raise explain(error, type(self)) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A setting that has two names is changed under both."""

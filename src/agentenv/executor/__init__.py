@@ -25,4 +25,5 @@ __all__ = [
     "ToolSession",
 ]
 
-__getattr__, __dir__ = exported(__name__, _HOMES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package's
+    __getattr__, __dir__ = exported(__name__, _HOMES)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentenv.config import ContainerSettings, PoolSettings, no_such_setting
+from agentenv.config import ContainerSettings, PoolSettings, no_such_setting, setting_names
 from agentenv.containers.control import ContainerControl
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.errors import ConfigError, SandboxUnavailableError
@@ -54,7 +54,7 @@ def named_settings(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str
         elif name in ContainerSettings.model_fields and name != "limits":
             container[name] = value
         else:
-            raise no_such_setting(name, [*limits, *ContainerSettings.model_fields, *PoolSettings.model_fields])
+            raise no_such_setting(name, [*setting_names(ContainerSettings), *setting_names(PoolSettings)])
     return container, pool
 
 

@@ -27,4 +27,5 @@ _HOMES = {
     "StoredImage": "agentenv.store.manifest",
     "TreeLimits": "agentenv.store.tree",
 }
-__getattr__, __dir__ = exported(__name__, _HOMES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package's
+    __getattr__, __dir__ = exported(__name__, _HOMES)

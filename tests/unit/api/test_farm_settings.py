@@ -103,6 +103,8 @@ def test_an_empty_file_says_nothing_but_where_it_is(tmp_path: Path) -> None:
         ("not toml", "config", "cannot be read"),
         ("poool = 1", "poool", "did you mean pool"),
         ("[pool]\nmax_container = 2", "pool.max_container", "did you mean pool.max_containers"),
+        ("[limits]\nburts = 2", "limits.burts", "did you mean limits.burst?"),
+        ("[containers.limits]\nopn = 2", "containers.limits.opn", "did you mean containers.limits.open_files?"),
         ("[pool]\nmin_containers = 11", "pool.min_containers", "is more than max_containers"),
         ("[containers]\nslots_per_container = 0", "containers.slots_per_container", "greater than"),
         ("[containers.limits]\nmemory_bytes = 1", "containers.limits.memory_bytes", "raise memory_bytes"),

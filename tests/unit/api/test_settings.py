@@ -60,6 +60,7 @@ def test_a_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "field", "said"),
     [
         ("modul = []", "modul", "did you mean"),
+        ('[cassettes]\ndirektory = "x"', "cassettes.direktory", "did you mean cassettes.directory?"),
         ("not toml", "config", "cannot be read"),
         ("[secrets]\nkey = {}", "secrets.key", "either file or env"),
         ('[search]\nprovider = "brave"', "search", "needs a key"),

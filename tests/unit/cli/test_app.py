@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -126,9 +128,29 @@ def test_public_names_are_the_classes_themselves() -> None:
     assert set(agentenv.__all__) == set(dir(agentenv))
 
 
+def test_a_type_checker_knows_the_lazy_names_and_no_others(tmp_path: Path) -> None:
+    root = Path(agentenv.__file__).parent
+    lazy = [init for init in root.rglob("__init__.py") if "= exported(" in init.read_text()]
+    packages = [".".join(init.parent.relative_to(root.parent).parts) for init in lazy]
+    assert "agentenv" in packages
+    assert "agentenv.api" in packages
+    program = tmp_path / "program.py"
+    names = {package: ", ".join(importlib.import_module(package).__all__) for package in packages}
+    program.write_text("".join(f"from {package} import Nothing, {names[package]}\n" for package in packages))
+    options = ("--config-file=", "--follow-imports=skip", "--namespace-packages", "--explicit-package-bases")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, f"--cache-dir={os.devnull}", *lazy, program],
+        env={**os.environ, "MYPYPATH": str(root.parent)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wrong = re.findall(r"error: (.*)  \[", done.stdout)
+    assert wrong == [f'Module "{package}" has no attribute "Nothing"' for package in packages], (
+        done.stdout + done.stderr
+    )
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'agentenv' has no attribute 'Nothing'"):
-        _ = agentenv.Nothing
+        _ = agentenv.Nothing  # type: ignore[attr-defined]
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

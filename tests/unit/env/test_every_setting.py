@@ -124,6 +124,10 @@ def test_what_they_cannot_set_is_named() -> None:
         RootOptions(settings=("gone_after_s=9",)).container()
     with pytest.raises(ConfigError, match=r"^opn_files: unknown setting \(did you mean limits\.open_files"):
         RootOptions(settings=("opn_files=9",)).container()
+    with pytest.raises(ConfigError, match=r"^limits\.opn: unknown setting \(did you mean limits\.open_files\?\)$"):
+        RootOptions(settings=("limits.opn=9",)).container()
+    with pytest.raises(ConfigError, match=r"^limits\.other: unknown setting$"):  # not: did you mean limits?
+        RootOptions(settings=("limits.other=9",)).container()
     with pytest.raises(ConfigError, match=r"^--set: got 'isolation'"):
         RootOptions(settings=("isolation",)).container()
     assert RootOptions(settings=("isolation=user",)).container().isolation == "user", "text needs no quotes"

@@ -6,14 +6,14 @@ import asyncio
 import dataclasses
 import os
 import tomllib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, Seconds, Settings, explain
 from agentenv.deadlines import ACQUIRE_TIMEOUT_S
@@ -196,7 +196,7 @@ class FarmSettings(Settings):
         try:
             settings = cls.model_validate(read)
         except ValidationError as error:
-            raise explain(error, [*_dotted(cls)]) from None
+            raise explain(error, cls) from None
         return settings.below(path.absolute().parent)
 
     def below(self, directory: Path) -> Self:
@@ -350,11 +350,3 @@ def _from_environment() -> dict[str, Any]:
     """What Nomad's own variables say."""
     found = NomadSettings.from_environment()
     return {name: getattr(found, name) for name in found.model_fields_set}
-
-
-def _dotted(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Names of all fields, with those of the sections."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _dotted(field.annotation, f"{prefix}{name}.")

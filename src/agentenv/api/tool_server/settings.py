@@ -157,7 +157,7 @@ class ToolServerSettings(Settings):
         try:
             settings = cls.model_validate(read)
         except ValidationError as error:
-            raise explain(error, cls.model_fields) from error
+            raise explain(error, cls) from error
         return settings.below(path.resolve().parent)
 
     def below(self, directory: Path) -> ToolServerSettings:
