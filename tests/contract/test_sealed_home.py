@@ -83,6 +83,20 @@ async def test_the_next_lease_has_its_home_again(make: Maker) -> None:
             assert home[2] == "none"
 
 
+async def test_a_checkpoint_s_files_have_their_home_again_until_the_next_seal(make: Maker) -> None:
+    pool, _ = await make.pool(slots=1)
+    async with ToolExecutor(pool, ToolCatalog.builtin()) as executor, executor.open("policy") as session:
+        home = (await run(session, "echo $HOME")).stdout
+        checkpoint = await session.checkpoint()
+        for _ in range(2):
+            await session.seal()
+            await session.checkpoint()  # which changes nothing, before and after
+            assert (await run(session, "echo $HOME")).stdout == "/nonexistent\n"
+            await session.restore(checkpoint)
+            await session.checkpoint()
+            assert (await run(session, "echo $HOME")).stdout == home
+
+
 async def test_caches_have_a_place(make: Maker) -> None:
     pool, _ = await make.pool(slots=1)
     async with ToolExecutor(pool, ToolCatalog.builtin()) as executor, executor.open("policy") as session:

@@ -33,7 +33,7 @@ class Lease:
     era: int = 0
     """How many times a restarted server has taken over this lease."""
     sealed: bool = False
-    """Whether its slot has been sealed: from then on it runs a verifier."""
+    """Whether its slot has been sealed, and has the files that it had then: a verifier runs over a policy's."""
     tags: Tags = field(default_factory=Tags)
     root: RootSpec | None = None
     """What its slot is made from; None: it is a plain one."""

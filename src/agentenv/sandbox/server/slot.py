@@ -227,7 +227,7 @@ class Slot:
         key = self.lease.key
         if why is not None and at_renewal:
             self.lease.not_renewed = why.message
-            self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self._remember(self.lease)
             return self.reported
         if why is not None:
             self._give_back(why)
@@ -272,8 +272,8 @@ class Slot:
         return checkpoint.name
 
     async def restore(self, key: LeaseKey, checkpoint: str) -> None:
-        """Kill everything in the slot and give it the files of a checkpoint in place of its own. Raises as
-        :meth:`seal`; when there is no such checkpoint the lease ends."""
+        """Kill everything in the slot and give it the files of a checkpoint in place of its own, with which it is no
+        longer sealed. Raises as :meth:`seal`; when there is no such checkpoint the lease ends."""
         lease = self._held(key)
         self._move(Event.reroot)
         lease.root = replace(lease.root or RootSpec("", checkpoint), checkpoint=checkpoint)
@@ -292,6 +292,7 @@ class Slot:
         if lease.root is None or not lease.root.image:
             raise SandboxUnavailableError("plain slots have the network of their container")
         lease.root = replace(lease.root, network=policy)
+        self._remember(lease)
         waiter: asyncio.Future[str] = self._loop.create_future()
         self._connecting.append(waiter)
         self._context.supervisor.connect(self.index, self.epoch, policy.to_json())
@@ -334,11 +335,11 @@ class Slot:
             agent.close()
             self._move(event)
         else:
-            if self.state is State.sealing:
-                self.lease.sealed = True
-                self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            if self.state is not State.freezing:  # a restore ends what a seal began
+                self.lease.sealed = self.state is State.sealing
+                self._remember(self.lease)
             self.calls.close()
-            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed and self.state is not State.rerooting)
+            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed)
             self._move(event)
         self.calls.pump()
 
@@ -426,9 +427,13 @@ class Slot:
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
         self.calls.begin_lease()
-        self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
+        self._remember(lease)
         self._watch_expiry()
         self.calls.prepare()
+
+    def _remember(self, lease: Lease) -> None:
+        """The supervisor keeps it for a restarted server."""
+        self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
 
     def _made(self, packet: SlotReady, agent: socket.socket) -> None:
         """A new epoch, or a slot that this (new) server process takes over."""

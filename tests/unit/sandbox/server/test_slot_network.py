@@ -81,6 +81,19 @@ async def test_a_lease_ends_although_a_request_of_it_was_cancelled() -> None:
     assert resets == []
 
 
+async def test_a_restarted_server_knows_the_network() -> None:
+    slot, lease, _ = await leased()
+    kept = MagicMock()
+    slot._context.supervisor.remember = kept  # type: ignore[method-assign]
+    asked = asyncio.create_task(slot.connect(lease.key, POLICY))
+    await asyncio.sleep(0)
+    slot.connected(0, {}, "")
+    await asked
+    taken_over = Lease.from_memory(0, kept.call_args.args[2], 0.0)
+    assert taken_over.root is not None
+    assert taken_over.root.network == POLICY
+
+
 async def test_a_network_that_cannot_be_had_is_told() -> None:
     slot, lease, _ = await leased()
     asked = asyncio.create_task(slot.connect(lease.key, POLICY))

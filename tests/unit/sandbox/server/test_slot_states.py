@@ -158,6 +158,7 @@ class Supervisor:
         self.epoch = 1
         self.work = "reset"
         self.reset_after = False
+        self.remembered: dict[str, Any] = {}
 
     def _ask(self, work: str) -> None:
         if not self.work:
@@ -178,8 +179,8 @@ class Supervisor:
         elif self.work != "reset":
             self.reset_after = True
 
-    def remember(self, *_: object) -> None:
-        pass
+    def remember(self, _slot: int, _epoch: int, lease: dict[str, Any]) -> None:
+        self.remembered = lease
 
     def _turn(self) -> None:
         self.work = "reset"
@@ -334,6 +335,20 @@ async def test_what_is_done_while_something_else_is_has_to_be_asked_for_again() 
     await asyncio.gather(*one.asked)
     assert one.slot.lease.sealed
     assert one.calls.open.call_args.kwargs["sealed"]
+    one.slot.close()
+
+
+async def test_a_restarted_server_knows_whether_the_slot_is_sealed() -> None:
+    one = await _leased()
+    known = []
+    for action in ("seal", "checkpoint", "restore", "checkpoint", "seal"):
+        one.do(action)
+        await asyncio.sleep(0)
+        one.supervisor.answer()
+        assert one.supervisor.remembered["sealed"] == one.calls.open.call_args.kwargs["sealed"]
+        known.append(one.supervisor.remembered["sealed"])
+    await asyncio.gather(*one.asked)
+    assert known == [True, True, False, False, True]
     one.slot.close()
 
 
