@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.tar_headers import BLOCK, MAX_RECORD_BYTES, BrokenTarError, Kind, entries, mapped
+from agentenv.tar_headers import BLOCK, MAX_RECORD_BYTES, BrokenTarError, Kind, entries, is_ended, mapped
 from tests.image_sources import member, tar_of
 
 LONG = "d" * 120 + "/" + "n" * 200
@@ -27,7 +27,10 @@ def summed(header: bytearray) -> bytes:
 
 def header(**fields: bytes) -> bytes:
     """A ustar header of a directory, with some fields as given."""
-    places = {"name": 0, "mode": 100, "uid": 108, "size": 124, "mtime": 136, "type": 156, "link": 157, "major": 329}
+    places = {
+        "name": 0, "mode": 100, "uid": 108, "size": 124, "mtime": 136, "type": 156, "link": 157,
+        "major": 329, "minor": 337,
+    }  # fmt: skip
     made = bytearray(member("x", type=tarfile.DIRTYPE)[0].tobuf(tarfile.USTAR_FORMAT))
     for name, value in fields.items():
         made[places[name] : places[name] + len(value)] = value
@@ -128,6 +131,32 @@ def test_an_empty_file_is_an_empty_layer(tmp_path: Path) -> None:
         assert list(entries(tar)) == []
 
 
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "two.tar").write_bytes(header(name=b"a\0") + header(name=b"b\0"))
+    with mapped(tmp_path / "two.tar") as tar:
+        assert [entry.name for entry in entries(tar)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("before", "zeros", "ended"),
+    [(0, 2, True), (1, 2, True), (3, 3, True), (0, 0, False), (0, 1, False), (3, 1, False)],
+)
+def test_two_blocks_of_zeros_end_a_tar(tmp_path: Path, before: int, zeros: int, ended: bool) -> None:
+    tar = tmp_path / "x.tar"
+    tar.write_bytes(header() * before + bytes(zeros * BLOCK))
+    assert is_ended(tar) is ended
+
+
+def test_the_largest_values_are_read() -> None:
+    (entry,) = entries(header(type=b"L", size=b"%011o\0" % MAX_RECORD_BYTES) + b"n" * MAX_RECORD_BYTES + header())
+    assert entry.name == b"n" * MAX_RECORD_BYTES
+    (entry,) = entries(header(type=b"3", major=b"0007777\0", minor=b"3777777\0", mode=b"\x80\0\0\0\0\0\x0f\xff"))
+    assert (entry.device, entry.mode) == ((4095, 2**20 - 1), 0o7777)
+    for seconds in (2**63 - 1, -(2**63)):
+        (entry,) = entries(pax_header(record(b"mtime", b"%d" % seconds)) + header())
+        assert entry.mtime_ns == seconds * 10**9
+
+
 def sparse_pax() -> bytes:
     return pax_header(record(b"GNU.sparse.major", b"1")) + header(type=b"0")
 
@@ -153,6 +182,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "pax: size of many digits": (pax_header(record(b"size", b"9" * 5000)) + header(type=b"0"), "size of"),
     "pax: time no number": (pax_header(record(b"mtime", b"nan")) + header(), "time of"),
     "pax: fraction no number": (pax_header(record(b"mtime", b"1.-5")) + header(), "time of"),
+    "pax: time too late": (pax_header(record(b"mtime", b"%d" % 2**63)) + header(), "time of"),
+    "pax: time too early": (pax_header(record(b"mtime", b"%d" % -(2**63 + 1))) + header(), "time of"),
     "pax: user no number": (pax_header(record(b"uid", b"root")) + header(), "user or group"),
     "nothing after pax": (pax_header(record(b"path", b"a")), "after the extended header"),
     "record too large": (header(type=b"x", size=b"%011o\0" % (MAX_RECORD_BYTES + 1)) + bytes(1 << 21), "a header of"),
@@ -163,7 +194,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "unknown type": (header(type=b"V"), "unknown type"),
     "link without a target": (header(type=b"2"), "without a target"),
     "link too long": (pax_header(record(b"linkpath", b"t" * 4096)) + header(type=b"2"), "symbolic link to 4096"),
-    "device out of range": (header(type=b"3", major=b"7777777\0"), "device"),
+    "device's major out of range": (header(type=b"3", major=b"0010000\0"), "device 4096:0"),
+    "device's minor out of range": (header(type=b"3", minor=b"4000000\0"), "device 0:1048576"),
 }
 
 

@@ -67,6 +67,37 @@ def test_text_without_a_call_is_kept_as_it_is(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
+def test_text_around_reasoning_is_kept(name: str) -> None:
+    parsed = parser_named(name).parse("first <think>hm</think>then", TOOLS)
+    assert (parsed.content, parsed.reasoning) == ("first then", "hm")
+    parsed = parser_named(name).parse("the prompt opened it</think>then", TOOLS)
+    assert (parsed.content, parsed.reasoning) == ("then", "the prompt opened it")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_marks_of_a_turn_s_end_are_no_text(name: str) -> None:
+    parser = parser_named(name)
+    for mark in parser.end_marks:
+        assert [parser.parse(text + mark * 2).content for text in ("", "Done.")] == ["", "Done."]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_text_behind_a_call_may_be_a_part_of_it_where_values_have_no_quotes(name: str) -> None:
+    parser = parser_named(name)
+    call = parser.written([ParsedCall("bash", {"command": "ls"})])
+    assert not parser.parse(call, TOOLS).open_ended
+    bare = name in ("qwen3_coder", "glm45", "glm47")
+    assert parser.parse(f"{call} Done.", TOOLS).open_ended == bare
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_half_a_surrogate_is_written_so_that_it_can_be_sent(name: str) -> None:
+    value = {"text": "ü", "half": "\ud800"}
+    written = parser_named(name).written([ParsedCall("bash", {"command": value})])
+    assert '{"text": "\\u00fc", "half": "\\ud800"}' in written.encode().decode()
+
+
+@pytest.mark.parametrize("name", PARSERS)
 def test_a_call_inside_closed_reasoning_is_never_run(name: str) -> None:
     parser = parser_named(name)
     drafted = SAMPLES[name].removesuffix("<|im_end|>")
@@ -142,9 +173,9 @@ def test_one_bad_block_drops_them_all_and_keeps_the_text(name: str, inner: str) 
 @pytest.mark.parametrize("name", TAGS)
 def test_a_last_block_never_closed_counts_when_its_json_is_complete(name: str) -> None:
     opener, _ = TAGS[name]
-    assert calls(name, f'{opener}{{"name": "bash", "arguments": {{"command": "ls"}}}}\n') == [
-        ("bash", {"command": "ls"})
-    ]
+    text = f'{opener}{{"name": "bash", "arguments": {{"command": "ls"}}}}\n'
+    assert calls(name, text) == [("bash", {"command": "ls"})]
+    assert parser_named(name).parse(text).open_ended
     said = problem(name, f'{opener}{{"name": "bash", "arguments": {{"comm')
     assert said.endswith("is not valid JSON: Unterminated string starting at character 31")
 
@@ -225,6 +256,10 @@ def test_magistral_reasons_in_its_own_marks() -> None:
     parsed = parser_named("mistral").parse("[THINK]x [TOOL_CALLS]bash{}[/THINK]y[TOOL_CALLS]artifacts{}")
     assert (parsed.reasoning, parsed.content) == ("x [TOOL_CALLS]bash{}", "y")
     assert [call.name for call in parsed.calls] == ["artifacts"]
+
+
+def test_mistral_s_newer_form_takes_strings_as_they_are() -> None:
+    assert calls("mistral", '[TOOL_CALLS]bash{"command": "a\n\tb"}') == [("bash", {"command": "a\n\tb"})]
 
 
 # -- Llama ----------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ def test_qwen3_coder_malformed_and_cut_values_never_run(text: str) -> None:
 def test_sections_of_calls(name: str, good: str, cut: str) -> None:
     section = {"kimi_k2": "<|tool_calls_section_begin|>"}.get(name, "<｜tool▁calls▁begin｜>")
     assert calls(name, f"so: {section}{good}") == [("bash", {"command": "```"})]
+    assert calls(name, section + good.replace('"```"', '"a\n\tb"')) == [("bash", {"command": "a\n\tb"})]
     assert "not valid JSON" in problem(name, section + good + cut)
     assert "not valid JSON" in problem(name, section + cut + good)
     assert "tool call 1 is not closed" in problem(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast, get_args
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic_core import to_json
 
-from agentenv.containers.attachments import encode_arguments
-from agentenv.errors import InvalidArgumentsError
+from agentenv.containers.attachments import Attachments, encode_arguments
+from agentenv.containers.connection import ContainerConnection, Retries
+from agentenv.errors import ConnectionLostError, InvalidArgumentsError
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, carried_as
-from agentenv.wire.calls import MAX_ATTACHMENTS
+from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
 from agentenv.wire.sessions import SLOT_TOOLS
 from tests.sizes import around
 
@@ -27,6 +31,8 @@ VALUES: tuple[Callable[[int], Any], ...] = (
     lambda size: {"NAME": "x" * size},
     lambda size: ["\x01"] * (size // 8),
     lambda size: ["", "é" * size],
+    lambda size: "x" * (size - len('""')),  # of exactly so many bytes as JSON
+    lambda size: ["x" * (size - len('[""]'))],
     lambda size: size,
     lambda size: size > 0,
 )
@@ -52,6 +58,21 @@ def test_too_much_is_refused_by_its_size_in_bytes() -> None:
         encode_arguments({"a": "é" * (MAX_FILE_BYTES // 2 + 1)})
     with pytest.raises(InvalidArgumentsError, match="arguments are large"):
         encode_arguments({str(n): bytes(LARGE_BYTES) for n in range(MAX_ATTACHMENTS + 1)})
+
+
+async def test_what_came_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    @asynccontextmanager
+    async def stream(*_: object, **__: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(content=SimpleNamespace(iter_any=pieces))
+
+    monkeypatch.setattr(Retries, "after", AsyncMock(side_effect=AssertionError("tried again")))
+    connection = cast("ContainerConnection", SimpleNamespace(stream=stream, lost=ConnectionLostError))
+    result = CallResult(id="c" * 8, attachments=(Attachment(field="stdout", size_bytes=6),))
+    assert (await Attachments(connection, 5.0).complete(b"{}", result)).stdout == "onetwo"
 
 
 def test_the_type_of_every_field_tells_how_it_is_attached() -> None:

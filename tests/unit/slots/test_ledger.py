@@ -417,3 +417,13 @@ def test_a_slot_in_reset_is_charged_to_the_run_that_had_it_until_it_is_over(end:
         case _:
             ledger.taken("a", grant.slot, Holder("u", Tags(run="other"), 2), 2.0)
     assert line.in_reset["churns"] == 0
+
+
+def test_who_was_refused_is_first_in_the_queue() -> None:
+    ledger = _with(("a", 0, 1))
+    first, (grant,) = ledger.enqueue(SlotRequest(("first",)), 0, 100)
+    second, _ = ledger.enqueue(SlotRequest(("second",)), 0, 100)
+    assert isinstance(grant, Grant)
+    assert [ledger.position(ticket) for ticket in (first, second)] == [0, 1]
+    assert _grants(ledger.refuse(grant.lease, 1)) == []
+    assert [ledger.position(ticket) for ticket in (first, second)] == [1, 2]

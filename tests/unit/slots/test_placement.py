@@ -148,3 +148,39 @@ def test_slots_wanted_count_those_who_are_aside() -> None:
     ledger = _farm("a", slots=2)
     _ask(ledger, ONE, "x", "y")
     assert (ledger.waiting, ledger.load(0.0).waiting) == (1, 2)
+
+
+def test_who_is_aside_has_a_place_among_those_of_its_run() -> None:
+    ledger = _farm("a")
+    for name, run in (("x", "r"), ("y", "r"), ("z", "s")):
+        _ask(ledger, ONE, name, run=run)
+    x, y, z = (waiter.ticket for waiter in ledger.waiters())
+    assert [ledger.position(ticket) for ticket in (x, y, z)] == [1, 2, 1]
+    assert [ledger.aside_slots(run) for run in "rs"] == [2, 1]
+    ledger.withdraw(x, 1.0)
+    assert [ledger.aside_slots(run) for run in "rs"] == [1, 1]
+    assert ledger.position(y) == 1
+
+
+def test_who_is_behind_one_that_leaves_is_next() -> None:
+    ledger = _farm("a", slots=2)
+    _ask(ledger, ONE, "x", "y")
+    _ask(ledger, ONE, "z")
+    assert _grants(_ask(ledger, "", "plain")) == {"plain": "c0"}
+    group = next(iter(ledger.waiters())).ticket
+    assert _grants(ledger.fetched("a", ONE, 1.0)) == {}, "one slot is too few for the group"
+    assert _grants(ledger.withdraw(group, 2.0)) == {"z": "c0"}
+
+
+def test_a_group_that_gathers_waits_for_what_is_refused_again() -> None:
+    ledger = _farm("a", "b", slots=2)
+    ledger.images("a", [ONE], 0.0)
+    _ask(ledger, "", "plain")
+    _ask(ledger, ONE, "x", "y")
+    ledger.fetch_failed("b", ONE, UNAVAILABLE, 1.0)
+    (group,) = (waiter for waiter in ledger.waiters() if len(waiter.leases) == 2)
+    assert (ledger.aside(group.ticket), ledger.load(1.0).waiting) == (True, 1)
+    lease = next(one.id for one in ledger.leases() if one.trajectory == "x")
+    assert _grants(ledger.refuse(lease, 2.0)) == {}
+    assert (ledger.aside(group.ticket), ledger.load(2.0).waiting) == (True, 2)
+    assert _grants(ledger.freed("c0", 1, 3.0)) == {"x": "c0"}

@@ -327,7 +327,9 @@ def test_slots_wanted_are_those_that_could_be_granted() -> None:
     farm.ask("c", slots=4)
     farm.ask("d", slots=2, times=2)
     assert farm.line.slots_wanted == 8 + 4
-    farm.line.took("a", "train", 7)
+    farm.line.took("a", "train", 2)
+    assert farm.line.slots_wanted == 8 + 4
+    farm.line.took("a", "train", 5)
     assert farm.line.slots_wanted == 4
     assert len(farm.line) == 13
 
