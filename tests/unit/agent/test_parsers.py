@@ -229,6 +229,7 @@ def test_mistral_ids_are_kept_and_made_with_nine_characters() -> None:
     assert [call.call_id for call in parser.parse(SAMPLES["mistral"]).calls] == ["aB3dE6gH9", None]
     assert parser.parse("[TOOL_CALLS]bash[CALL_ID]aB3dE6gH9[ARGS]{}").calls[0].call_id == "aB3dE6gH9"
     made = {parser.call_id(step, number) for step in (0, 7, 99_999) for number in (0, 999)}
+    assert len(parser.call_id(100_000, 1_000)) == 9
     assert len(made) == 6
     assert all(len(one) == 9 and one.isalnum() for one in made)
 

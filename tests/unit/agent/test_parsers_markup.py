@@ -62,6 +62,14 @@ def test_qwen3_coder_s_lax_layouts(text: str, expected: list[Any]) -> None:
     assert calls("qwen3_coder", text) == expected
 
 
+def test_qwen3_coder_without_outer_tags_may_go_on() -> None:
+    parsed = [
+        parser_named("qwen3_coder").parse(f"{before}<function=f></function>{behind}")
+        for before, behind in (("<tool_call>", "</tool_call>"), ("", "</tool_call>"), ("<tool_call>", ""), ("", ""))
+    ]
+    assert [(len(one.calls), one.open_ended) for one in parsed] == [(1, False), (1, False), (1, True), (1, True)]
+
+
 @pytest.mark.parametrize(
     "text",
     [

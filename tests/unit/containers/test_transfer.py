@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +21,7 @@ from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
 from agentenv.containers import transfer
-from agentenv.containers.transfer import download, upload
+from agentenv.containers.transfer import download, put_tar, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
 from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
@@ -83,8 +87,10 @@ async def _by_control_token(request: web.Request, handler: Handler) -> web.Strea
 
 
 @asynccontextmanager
-async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> AsyncIterator[tuple[Lease, list[Run]]]:
-    """The routes over a container whose slot starts such runs."""
+async def served(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run], *, image: bool = False
+) -> AsyncIterator[tuple[Lease, list[Run]]]:
+    """The routes over a container whose slot, of an image or not, starts such runs."""
     made: list[Run] = []
 
     def run(_: Any) -> Run:
@@ -94,7 +100,7 @@ async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> As
     monkeypatch.setattr(bodies, "IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application(middlewares=[_by_control_token])
-    slot = SimpleNamespace(beside=lambda _: SimpleNamespace(paths=USUAL_PATHS))
+    slot = SimpleNamespace(beside=lambda _: SimpleNamespace(paths=replace(USUAL_PATHS, own_root=image)))
     container: Any = SimpleNamespace(slot=lambda _: slot, find=lambda _: slot, context=SimpleNamespace(env={}))
     transfer_routes.TransferRoutes(container).add_to(app.router)
     async with TestServer(app) as server:
@@ -161,6 +167,42 @@ async def test_a_slot_that_lets_a_transfer_trickle_holds_nobody(
         with pytest.raises(OSError, match="killed by signal 9"):
             await asyncio.wait_for(upload(lease, tmp_path / "up", "f"), 30)
     assert [isinstance(run, Trickling) and run.steps < 10 for run in runs] == [True, True]
+
+
+class Ended(Run):
+    """Takes everything, prints, and ends with ``code``."""
+
+    def __init__(self, code: int, *pieces: bytes) -> None:
+        super().__init__(*pieces, b"")
+        self._code = code
+
+    async def write(self, data: bytes) -> bool:
+        return True
+
+    async def ended(self) -> int:
+        return self._code
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "failed"),
+    [
+        (0, b"", None),
+        (errno.EACCES, b"/opt/a\xff", (errno.EACCES, "Permission denied", "/opt/a\\xff")),
+        (errno.ENOSPC, b"", (errno.ENOSPC, "No space left on device", "/opt")),
+        (137, b"", (137, "it was ended", "/opt")),
+    ],
+)
+async def test_a_tar_that_is_not_unpacked_is_told_with_the_place(
+    monkeypatch: pytest.MonkeyPatch, code: int, printed: bytes, failed: tuple[int, str, str] | None
+) -> None:
+    async with served(monkeypatch, lambda: Ended(code, *filter(None, [printed])), image=True) as (lease, _):
+        sent = put_tar(lease, io.BytesIO(b"tar"), "/opt")
+        if failed is None:
+            await asyncio.wait_for(sent, 30)
+            return
+        with pytest.raises(OSError, match=re.escape(failed[1])) as caught:
+            await asyncio.wait_for(sent, 30)
+    assert (caught.value.errno, caught.value.strerror, caught.value.filename) == failed
 
 
 async def test_a_slot_that_is_lost_meanwhile_cuts_the_connection(

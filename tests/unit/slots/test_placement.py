@@ -184,3 +184,27 @@ def test_a_group_that_gathers_waits_for_what_is_refused_again() -> None:
     assert _grants(ledger.refuse(lease, 2.0)) == {}
     assert (ledger.aside(group.ticket), ledger.load(2.0).waiting) == (True, 2)
     assert _grants(ledger.freed("c0", 1, 3.0)) == {"x": "c0"}
+
+
+def test_whoever_asks_after_a_failure_begins_anew_though_another_s_slot_is_being_requested() -> None:
+    ledger = _farm("a", slots=2)
+    ledger.images("a", [ONE], 0.0)
+    _ask(ledger, "", "plain")
+    assert _grants(_ask(ledger, ONE, "x")) == {"x": "c0"}
+    assert _ask(ledger, ONE, "y") == []
+    refused = ledger.fetch_failed("a", ONE, BadImageError("broken"), 1.0)
+    assert [type(one) for one in refused] == [Fail]
+    assert _ask(ledger, ONE, "z", now=2.0) == [Fetch("a", ONE)]
+
+
+def test_an_image_is_wanted_until_the_last_who_waits_for_it_has_left() -> None:
+    ledger = _farm("a", "b")
+    (fetch,) = _ask(ledger, ONE, "x")
+    _ask(ledger, ONE, "y")
+    assert isinstance(fetch, Fetch)
+    (again,) = ledger.fetch_failed(fetch.node, ONE, UNAVAILABLE, 1.0)
+    assert isinstance(again, Fetch)
+    assert again.node != fetch.node
+    ledger.withdraw(next(iter(ledger.waiters())).ticket, 2.0)
+    lost = ledger.lose(f"c{'ab'.index(again.node)}", "gone", 3.0)
+    assert [one.error for one in lost if isinstance(one, Fail)] == [UNAVAILABLE], "for `y`"
