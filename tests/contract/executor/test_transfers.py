@@ -143,8 +143,9 @@ async def raw(
         return response
 
 
-async def test_a_cut_upload_leaves_the_old_file_and_nothing_beside_it(session: ToolSession) -> None:
-    cut = f"cut{OWN}"
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_cut_upload_leaves_the_old_file_and_nothing_beside_it(session: ToolSession, stopped: bool) -> None:
+    cut = f"cut{stopped}{OWN}"
     await bash(session, f"mkdir {cut}; echo old > {cut}/file")
     begun = asyncio.Event()
 
@@ -155,6 +156,8 @@ async def test_a_cut_upload_leaves_the_old_file_and_nothing_beside_it(session: T
 
     task = asyncio.ensure_future(raw(session, f"{cut}/file", body()))
     await begun.wait()
+    if stopped:  # then it ends only when it is killed
+        await until_bash(session, f"pkill -STOP -f '[s]lotfiles.*{cut}'")
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

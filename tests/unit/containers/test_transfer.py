@@ -8,7 +8,7 @@ import errno
 import io
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
 from agentenv.containers import transfer
-from agentenv.containers.transfer import download, put_tar, upload
-from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
+from agentenv.containers.transfer import download, download_layers, put_tar, upload
+from agentenv.errors import AgentEnvError, CheckpointError, ConnectionLostError, LeaseLostError
 from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
 from agentenv.sandbox.slot_paths import USUAL_PATHS
-from agentenv.wire.leases import LeaseKey
+from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
 
 BEGUN = Entry("f", size=CHUNKED, mode=0o644).encode() + chunk(b"half")
@@ -175,6 +175,10 @@ class Ended(Run):
     def __init__(self, code: int, *pieces: bytes) -> None:
         super().__init__(*pieces, b"")
         self._code = code
+        self.argv: Sequence[str] = ()
+
+    def start(self, argv: Sequence[str], *_: Any, **__: Any) -> None:
+        self.argv = argv
 
     async def write(self, data: bytes) -> bool:
         return True
@@ -195,14 +199,34 @@ class Ended(Run):
 async def test_a_tar_that_is_not_unpacked_is_told_with_the_place(
     monkeypatch: pytest.MonkeyPatch, code: int, printed: bytes, failed: tuple[int, str, str] | None
 ) -> None:
-    async with served(monkeypatch, lambda: Ended(code, *filter(None, [printed])), image=True) as (lease, _):
-        sent = put_tar(lease, io.BytesIO(b"tar"), "/opt")
+    async with served(monkeypatch, lambda: Ended(code, *filter(None, [printed])), image=True) as (lease, runs):
+        sent = put_tar(lease, io.BytesIO(b"tar"), "/opt", owner=(3, 4), mode=0o750)
         if failed is None:
             await asyncio.wait_for(sent, 30)
+            assert [run.argv[1:] for run in runs if isinstance(run, Ended)] == [["unpack", "/opt", "3", "4", "488"]]
             return
         with pytest.raises(OSError, match=re.escape(failed[1])) as caught:
             await asyncio.wait_for(sent, 30)
     assert (caught.value.errno, caught.value.strerror, caught.value.filename) == failed
+
+
+async def test_layers_are_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
+    layers = [b"lowest" + bytes(1024), b"middle" + bytes(1024), b"highest" + bytes(1024)]
+
+    async def layer(request: web.Request) -> web.Response:
+        return web.Response(body=layers[int(request.match_info["number"])], headers={LAYERS_HEADER: "3"})
+
+    app = web.Application()
+    app.router.add_get("/v1/checkpoints/c/layers/{number}", layer)
+    async with TestServer(app) as server:
+        container: Any = Lease(str(server.make_url("")).rstrip("/")).container
+        for first in (0, 1):
+            (tmp_path / str(first)).mkdir()
+            paths = await download_layers(container, "c", tmp_path / str(first), first=first)
+            assert [path.read_bytes() for path in paths] == layers[first:]
+        layers[1] = b"middle" + bytes(1023)
+        with pytest.raises(CheckpointError, match="cut short"):
+            await download_layers(container, "c", tmp_path)
 
 
 async def test_a_slot_that_is_lost_meanwhile_cuts_the_connection(
