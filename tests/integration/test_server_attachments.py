@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.server.inbox import MAX_WAITING_BYTES
+from agentenv.sandbox.server.call_queue import MAX_WAITING_BYTES
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER

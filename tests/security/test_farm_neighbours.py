@@ -19,7 +19,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.sandbox.server.inbox import MAX_WAITING_BYTES
+from agentenv.sandbox.server.call_queue import MAX_WAITING_BYTES
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend

@@ -17,7 +17,7 @@ from agentenv.cli.app import app
 from agentenv.cli.gc import gc
 from agentenv.config import PoolSettings
 from agentenv.farm.orphans import IDLE_JOB_AFTER_S, UNATTENDED_AFTER_S
-from agentenv.sandbox.server.inbox import MAX_WAITING_BYTES
+from agentenv.sandbox.server.call_queue import MAX_WAITING_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (

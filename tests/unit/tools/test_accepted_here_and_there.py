@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import AgentEnvError, InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.server.tools.registry import parse_arguments
+from agentenv.sandbox.server.calls import parse_arguments
 from agentenv.tools.catalog import ToolCatalog
 
 CATALOG = ToolCatalog.builtin()

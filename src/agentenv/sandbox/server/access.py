@@ -2,7 +2,7 @@
 
 Two kinds of bearer: the container's control token may do everything; a pass (:mod:`agentenv.wire.passes`) may use the
 leases of its run. A request with a pass also needs the key of such a lease
-(:mod:`agentenv.sandbox.server.holder`).
+(:class:`agentenv.sandbox.server.container.Requester`).
 
 Two farms may have the control token: one was cut off or frozen while another took its place. Each farm names its
 generation in what changes leases, and a container that has obeyed a later one refuses it.

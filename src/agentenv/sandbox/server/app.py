@@ -18,11 +18,10 @@ from agentenv.sandbox.loop_watch import LoopWatch, Stalls
 from agentenv.sandbox.server import access, metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.bodies import lease_key, message_body, number
-from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.connect_route import ConnectRoute
-from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
-from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.connections import BatchSink, StreamSink
+from agentenv.sandbox.server.container import Container, Requester, requester_of
 from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.program_route import ProgramRoute
@@ -76,7 +75,7 @@ class SandboxApp:
     watchers: Watchers
 
     def application(self) -> web.Application:
-        """The application with its routes, each for those whom :data:`access.ROUTES` names."""
+        """The application with its routes; :data:`access.ROUTES` has who may use each."""
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE_BYTES)
         application[STREAMS] = set()
         router = application.router
@@ -144,16 +143,16 @@ class SandboxApp:
         return _reply(await self.container.lease(await _read(request, _lease)))
 
     async def _post_renew(self, request: web.Request) -> web.Response:
-        return _reply(holder_of(request, self.container).renew(await _read(request, _renew)))
+        return _reply(requester_of(request, self.container).renew(await _read(request, _renew)))
 
     async def _post_release(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).release(await _read(request, _key)))
+        return _reply(await requester_of(request, self.container).release(await _read(request, _key)))
 
     async def _post_end(self, request: web.Request) -> web.Response:
         return _reply(await self.container.end(await _read(request, _end)))
 
     async def _post_act(self, request: web.Request) -> web.Response:
-        return _reply(await holder_of(request, self.container).act(await _read(request, _act)))
+        return _reply(await requester_of(request, self.container).act(await _read(request, _act)))
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -162,40 +161,40 @@ class SandboxApp:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
-        outlet = BatchOutlet({call.id for call in batch.calls}, self.container.sent)
+        sink = BatchSink({call.id for call in batch.calls}, self.container.sent)
         try:
-            holder_of(request, self.container).submit(batch.calls, outlet, request.content_length or 0)
-            await outlet.write_all(response)
+            requester_of(request, self.container).submit(batch.calls, sink, request.content_length or 0)
+            await sink.write_all(response)
         finally:
-            outlet.closed = True
+            sink.closed = True
         return response
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=_HEARTBEAT_S, compress=False)
         await socket.prepare(request)
         assert isinstance(request.transport, asyncio.Transport)
-        outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
-        holder, loop = holder_of(request, self.container), self.poller.loop
+        sink = StreamSink(request.transport, self.poller, self.container.sent)
+        requester, loop = requester_of(request, self.container), self.poller.loop
         request.app[STREAMS].add(socket)
         self.container.counted.streams += 1
         try:
             async for message in socket:
                 if message.type is not WSMsgType.TEXT:
-                    outlet.send(_failure(ProtocolError("only text messages are understood"), None))
+                    sink.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
                 began_s = loop.time()
                 try:
-                    self._process_message(message.data, outlet, holder)
+                    self._process_message(message.data, sink, requester)
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
-                    log.exception("a message could not be taken")
-                    outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
+                    log.exception("a message could not be processed")
+                    sink.send(_failure(InfraError(f"the message could not be processed: {error!r}"), message.data))
                 if len(message.data) > _SLOW_MESSAGE_BYTES:
-                    # The next one may be here already, and others have waited meanwhile.
+                    # The next one may be here already: first let the loop handle what has waited.
                     await asyncio.sleep(loop.time() - began_s)
-                if outlet.clogged:
-                    await outlet.room()
+                if sink.clogged:
+                    await sink.room()
         finally:
-            outlet.close()
+            sink.close()
             self.container.counted.streams -= 1
             request.app[STREAMS].discard(socket)
         return socket
@@ -203,38 +202,38 @@ class SandboxApp:
     async def _get_output(self, request: web.Request) -> web.StreamResponse:
         """What a running command has printed so far.
 
-        It reads the same capture that the result is made of, from the offsets a client has reached. So it holds nothing
-        of its own, and a slow or absent reader costs the command nothing: it misses what the capture drops, and is told
-        how much.
+        Reads the capture that the result is made of, from the offsets that the client has reached. So this holds no
+        memory, and a slow reader does not slow the command: it misses what the capture drops, and gets the number of
+        missing bytes.
         """
-        holder = holder_of(request, self.container)
+        requester = requester_of(request, self.container)
         key, call_id = lease_key(request), request.match_info["call"]
         stdout, stderr = (number(name, request.query.get(name, "0"), MAX_COUNT) for name in ("stdout", "stderr"))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LIVE_WAIT_S
         while True:
-            output = _output_of(holder.in_flight(key, call_id), stdout, stderr)
+            output = _output_of(requester.in_flight(key, call_id), stdout, stderr)
             if output.stdout or output.stderr or output.ended or loop.time() >= until_s:
                 return web.json_response(text=output.model_dump_json())
             await asyncio.sleep(_OUTPUT_LOOK_S)
 
-    def _process_message(self, text: str, outlet: StreamOutlet, holder: Holder) -> None:
+    def _process_message(self, text: str, sink: StreamSink, requester: Requester) -> None:
         statistics = self.container.counted
         try:
             message = client_message.validate_json(text)
         except ValidationError as error:
             statistics.messages_refused += 1
-            outlet.send(_failure(ProtocolError(_problem(error)), text))
+            sink.send(_failure(ProtocolError(_problem(error)), text))
             return
         if isinstance(message, Batch):
             statistics.batches += 1
-            # Most calls are answered by the time it is sent: this saves one write here and one wake-up there.
-            outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
-            holder.submit(message.calls, outlet, len(text))
+            # Sent with the first result: that saves one write here and one wake-up at the client.
+            sink.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
+            requester.submit(message.calls, sink, len(text))
         elif isinstance(message, Cancel):
-            holder.cancel(message.calls, outlet)
+            requester.cancel(message.calls, sink)
         else:
-            holder.forget(message.calls)
+            requester.forget(message.calls)
 
     # -- every route -------------------------------------------------------------------------------
 
@@ -245,7 +244,7 @@ class SandboxApp:
             bearer = access.bearer_of(request.headers.get("Authorization", ""), self.token)
             if refused := access.refusal(route, bearer):
                 return _error(*refused)
-            if bearer is None:  # anybody may ask, so it shows no owner
+            if bearer is None:  # open to everybody: no use of the container
                 return await handler(request)
             request[access.BEARER] = bearer
             if bearer.run is None and route in access.FENCED:
@@ -263,9 +262,9 @@ class SandboxApp:
             return _error(409, ErrorReply.of(error))
 
     def _fence(self, request: web.Request) -> None:
-        given = access.generation_of(request.headers.get(GENERATION_HEADER))
+        generation = access.generation_of(request.headers.get(GENERATION_HEADER))
         guest = GUEST_HEADER in request.headers
-        self.container.obey(access.fence(self.container.generation, given, guest=guest))
+        self.container.obey(access.fence(self.container.generation, generation, guest=guest))
 
 
 async def _read(request: web.Request, model: TypeAdapter[Body]) -> Body:
@@ -293,10 +292,10 @@ def _failure(error: AgentEnvError, text: str | None) -> bytes:
     return Failure(error=error.code, message=error.message, batch=batch).model_dump_json().encode()
 
 
-def _output_of(asked: CallInFlight, stdout: int, stderr: int) -> LiveOutput:
-    process = asked.process
-    if asked.message is not None or process is None or process.stdout is None or process.stderr is None:
-        return LiveOutput(stdout_from=stdout, stderr_from=stderr, ended=asked.message is not None)
+def _output_of(call: SlotCall, stdout: int, stderr: int) -> LiveOutput:
+    process = call.process
+    if call.message is not None or process is None or process.stdout is None or process.stderr is None:
+        return LiveOutput(stdout_from=stdout, stderr_from=stderr, ended=call.message is not None)
     stdout, out = process.stdout.kept.read(stdout, _MAX_OUTPUT_BYTES)
     stderr, err = process.stderr.kept.read(stderr, _MAX_OUTPUT_BYTES)
     return LiveOutput(stdout=out, stdout_from=stdout, stderr=err, stderr_from=stderr)

@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, StaleLeaseError
 from agentenv.sandbox.server.bodies import in_time, lease_key, number, pieces, streamed
-from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import holder_of
-from agentenv.sandbox.server.replies import Raw, size_of
+from agentenv.sandbox.server.calls import Raw, size_of
+from agentenv.sandbox.server.container import Container, requester_of
 from agentenv.wire.base import MAX_FILE_BYTES, MAX_PIECE_BYTES
 from agentenv.wire.calls import Attachment
 
@@ -36,36 +35,36 @@ class AttachmentRoutes:
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
-        inbox = holder_of(request, self._container).inbox(lease_key(request), call_id)
+        buffer = requester_of(request, self._container).uploads(lease_key(request), call_id)
         at = _begin(request, MAX_FILE_BYTES)
-        attached = inbox.receive(call_id, field, at)
-        turn = 0 if attached is None else attached.begin(at)
+        upload = buffer.receive(call_id, field, at)
+        writer = 0 if upload is None else upload.begin(at)
         refused: AgentEnvError | None = None
         async for piece in pieces(request, 2 * MAX_FILE_BYTES):
-            if attached is None or refused is not None:
+            if upload is None or refused is not None:
                 continue  # read to its end: the client gets the answer when it has sent everything
             try:
-                attached.feed(piece, turn)
+                upload.feed(piece, writer)
             except AgentEnvError as error:
                 refused = error
         if refused is not None:
             if not isinstance(refused, StaleLeaseError):
-                inbox.drop(call_id)
+                buffer.drop(call_id)
             raise refused
-        reply = Attachment(field=field, size_bytes=inbox.size_of(call_id, field))
+        reply = Attachment(field=field, size_bytes=buffer.size_of(call_id, field))
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
         key = lease_key(request)
-        holder = holder_of(request, self._container)
-        raw = holder.fetched(key, call_id, field)
+        requester = requester_of(request, self._container)
+        raw = requester.attachment(key, call_id, field)
         begin = _begin(request, size_of(raw))
         async with streamed(request, "application/octet-stream", size_bytes=size_of(raw) - begin) as response:
             for piece in _pieces(raw, begin):
                 await in_time(response.write(piece))
                 await asyncio.sleep(0)  # a client that reads as fast as we write would monopolise the loop
-                holder.fetched(key, call_id, field)  # the lease may have ended
+                requester.attachment(key, call_id, field)  # the lease may have ended
         return response
 
 
@@ -76,7 +75,7 @@ def _named(request: web.Request) -> tuple[str, str]:
     try:
         return call_id, Attachment(field=request.match_info["field"], size_bytes=0).field
     except ValidationError as error:
-        raise ProtocolError("an attachment has no such name") from error
+        raise ProtocolError("no attachment can have this name") from error
 
 
 def _begin(request: web.Request, size_bytes: int) -> int:

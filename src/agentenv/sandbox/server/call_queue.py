@@ -1,4 +1,4 @@
-"""The calls of one slot, from arrival to reply: which wait, which run, when they are stopped, what answers them."""
+"""The calls of one slot, from arrival to result: which wait, which run, when they are stopped."""
 
 from __future__ import annotations
 
@@ -10,37 +10,40 @@ from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.server.call_log import CallLog
 from agentenv.sandbox.server.calls import (
     NO_CONTENT,
-    CallInFlight,
     Content,
     Fields,
-    Outlet,
+    ResultCache,
+    ResultSink,
+    SlotCall,
     Stop,
-    detached,
     encode_result,
-    ended,
+    parse_arguments,
     refusal,
+    result_fields,
+    split_attachments,
+    with_uploads,
 )
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.inbox import Inbox, close_all
-from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.runner import Runner
 from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost
-from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
+from agentenv.sandbox.server.uploads import UploadBuffer, close_all
 from agentenv.wire.calls import Call
 
 MAX_QUEUED_CALLS = 2_000
 """Calls that may be queued in one slot; more are refused."""
-MAX_BESIDE = 256
+MAX_SESSION_CALLS = 256
 """Session calls of one slot that may be in progress at once; more wait for their turn."""
+MAX_WAITING_BYTES = 128 * 1024 * 1024
+"""Memory that the waiting and running calls of one lease may hold: their JSON and attachments."""
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
-"""Finished replies per lease that no client has taken, before its slot pauses."""
+"""Unsent results per lease at which its slot pauses."""
 MAX_SENT_BYTES = 16 * 1024 * 1024
-"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection (2 MiB here, a few
+"""Sent results kept per lease until they are forgotten: more than the buffers of a connection (2 MiB here, a few
 more in each kernel), so that data lost in a cut connection can be sent again."""
 KILL_GRACE_S = scaled(15.0)
 """Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
@@ -57,11 +60,13 @@ class CallQueue:
         on_lost: Callable[[Loss, str], None],
         usable: Callable[[], bool],
     ) -> None:
-        self.memory: ReplyMemory | None = None
-        """The replies of the slot's lease."""
+        self.cache: ResultCache | None = None
+        """The calls of the slot's lease and their results."""
         self.any_ran = False
-        """Whether a call of the lease has run here: without one the policy cannot have destroyed anything."""
-        self.past = PastCalls()
+        """Whether a call of the lease has run here. If none has, the policy cannot have destroyed the slot."""
+        self.log = CallLog()
+        self.held_bytes = 0
+        """Memory that the lease's calls and uploads hold, at most MAX_WAITING_BYTES."""
         self._index = index
         self._context = context
         self._loop = context.poller.loop
@@ -69,10 +74,10 @@ class CallQueue:
         self._on_lost = on_lost
         self._usable = usable
         self._runner: Runner | None = None
-        self._waiting: deque[CallInFlight] = deque()
-        self._waiting_beside: deque[CallInFlight] = deque()
-        self._current: CallInFlight | None = None
-        self._beside: dict[CallInFlight, None] = {}
+        self._waiting: deque[SlotCall] = deque()
+        self._waiting_sessions: deque[SlotCall] = deque()
+        self._current: SlotCall | None = None
+        self._sessions: dict[SlotCall, None] = {}
         """Session calls that run, in order of their start."""
 
     def __repr__(self) -> str:
@@ -80,7 +85,7 @@ class CallQueue:
 
     def __len__(self) -> int:
         """Calls that wait or run."""
-        return self.busy + self.queued + len(self._waiting_beside) + len(self._beside)
+        return self.busy + self.queued + len(self._waiting_sessions) + len(self._sessions)
 
     @property
     def queued(self) -> int:
@@ -93,10 +98,10 @@ class CallQueue:
         return self._current is not None
 
     @property
-    def running(self) -> tuple[CallInFlight, ...]:
+    def running(self) -> tuple[SlotCall, ...]:
         """Calls that run now."""
         current = () if self._current is None else (self._current,)
-        return (*current, *self._beside)
+        return (*current, *self._sessions)
 
     @property
     def io(self) -> SlotIo | None:
@@ -105,23 +110,23 @@ class CallQueue:
 
     @property
     def host(self) -> SlotHost | None:
-        """Starts programs beside the calls; None while there is no agent."""
+        """Starts programs that are not calls; None while there is no agent."""
         return None if self._runner is None else self._runner.host
 
     def take_above(self) -> str:
-        """What ran short above the slot since the last look, as far as it is known."""
+        """Effect of a limit above the slot, reported once; empty if there was none or nothing is known."""
         return "" if self._runner is None else self._runner.io.limits.take_above()
 
     # -- the slot's agent ---------------------------------------------------------------------------
 
     def open(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        """Calls run by this agent from now on, which is owned. ``era``: see Lease."""
+        """Run calls by this agent from now on; owns its socket. ``era``: see Lease."""
         self._runner = Runner(
             self._context, packet, agent, self._lane, self._ended, self._on_lost, era=era, sealed=sealed
         )
 
     def prepare(self) -> None:
-        """Get ready for the next call, when there is time."""
+        """Get ready for the next call, once what is ready now has been handled."""
         if self._runner is not None:
             self._context.poller.defer(self._prepare)
 
@@ -133,147 +138,169 @@ class CallQueue:
         """The slot has no agent (any more). Repeatable."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            for asked in self.running:
-                _abandon(asked)
+            for call in self.running:
+                _abandon(call)
             runner.close()
 
     def change_network_env(self, env: Mapping[str, str]) -> None:
-        """What the slot's network adds to the environment of commands is something else now."""
+        """Replace the variables that the slot's network adds to the environment of commands."""
         if self._runner is not None:
             self._runner.change_network_env(env)
 
     # -- the slot's lease ---------------------------------------------------------------------------
 
     def begin_lease(self) -> None:
-        """Replies are kept from now on."""
-        self.memory = ReplyMemory(
+        """Start a cache of results."""
+        self.cache = ResultCache(
             self._context.index,
             max_count=self._context.reply_memory,
             max_unsent_bytes=MAX_UNSENT_BYTES,
             max_sent_bytes=MAX_SENT_BYTES,
-            inbox=Inbox(self._context.statistics.hold),
+            uploads=UploadBuffer(self._hold, self._release),
         )
 
     def end_lease(self, error: AgentEnvError) -> None:
-        """Every call is answered with this; nothing is remembered."""
-        for asked in (*self.running, *self._waiting, *self._waiting_beside):
-            _abandon(asked)
-            self._answer(asked, refusal(asked.call_id, error))
+        """Every call ends with this error; nothing of them is kept."""
+        for call in (*self.running, *self._waiting, *self._waiting_sessions):
+            _abandon(call)
+            self._finish(call, refusal(call.call_id, error))
         self._waiting.clear()
-        self._waiting_beside.clear()
-        self.past.clear()
-        if self.memory is not None:
-            self.memory.clear()
-            self.memory = None
+        self._waiting_sessions.clear()
+        self.log.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache = None
 
     def stop(self) -> None:
-        """Cancel what runs, because the slot's processes are about to end; what waits goes on waiting."""
-        for asked in self.running:
-            self._answer_cancelled(asked)
+        """Cancel the running calls, because the slot's processes are about to end. Queued calls stay queued."""
+        for call in self.running:
+            self._end_cancelled(call)
 
     # -- calls --------------------------------------------------------------------------------------
 
-    def submit(self, call: Call, memory: ReplyMemory, outlet: Outlet, held_bytes: int) -> None:
-        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, use too
+    def submit(self, call: Call, cache: ResultCache, sink: ResultSink, json_bytes: int) -> None:
+        """Queue a new call, whose JSON has ``json_bytes``. Raises SandboxUnavailableError when too many wait, use too
         much memory, or an attachment is missing; ProtocolError, UnknownToolError when its arguments do not fit."""
-        attached = memory.inbox.take(call.id, call.attachments) if call.attachments else {}
+        uploads = cache.uploads.take(call.id, call.attachments) if call.attachments else {}
         try:
-            given = with_attached(call.tool, call.arguments, attached) if attached else call.arguments
-            arguments = parse_arguments(call.tool, given)
-            if len(self._waiting) + len(self._waiting_beside) + len(self._beside) >= MAX_QUEUED_CALLS:
-                raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self._index} already")
-            memory.inbox.hold(held_bytes)
+            arguments = parse_arguments(
+                call.tool, with_uploads(call.tool, call.arguments, uploads) if uploads else call.arguments
+            )
+            if len(self._waiting) + len(self._waiting_sessions) + len(self._sessions) >= MAX_QUEUED_CALLS:
+                raise SandboxUnavailableError(f"too many calls wait in slot {self._index}: {MAX_QUEUED_CALLS}")
+            self._hold(json_bytes)
         except BaseException:
-            close_all(attached)
+            close_all(uploads)
             raise
-        asked = CallInFlight(call, arguments, memory, outlet, self._loop.time(), held_bytes, attached)
-        memory.begin(asked)
+        queued = SlotCall(call, arguments, cache, sink, self._loop.time(), json_bytes, uploads)
+        cache.begin(queued)
         self.any_ran = True
-        (self._waiting_beside if isinstance(arguments, SessionArguments) else self._waiting).append(asked)
+        (self._waiting_sessions if isinstance(arguments, SessionArguments) else self._waiting).append(queued)
         self.pump()
 
-    def cancel(self, asked: CallInFlight) -> None:
+    def sent(self, call: SlotCall) -> None:
+        """The call's result was written to a connection: that may make room for another call."""
+        call.cache.sent(call)
+        self.pump()
+
+    def cancel(self, call: SlotCall) -> None:
         """Cancel this call now, whether it is queued or running. No effect when it has ended."""
-        if asked is self._current:
-            self._kill(asked, Stop.cancelled)
-        elif asked.message is None:
-            for waiting in (self._waiting, self._waiting_beside):
-                if asked in waiting:
-                    waiting.remove(asked)
-            self._answer_cancelled(asked)
+        if call is self._current:
+            self._kill(call, Stop.cancelled)
+        elif call.message is None:
+            for waiting in (self._waiting, self._waiting_sessions):
+                if call in waiting:
+                    waiting.remove(call)
+            self._end_cancelled(call)
             self.pump()
 
     def pump(self) -> None:
-        """Begin what waits, if it can."""
-        if self._runner is None or self.memory is None or not self._usable():
+        """Begin queued calls, as many as may run now."""
+        if self._runner is None or self.cache is None or not self._usable():
             return
-        while self._waiting and self._current is None and not self.memory.full:
-            asked = self._current = self._waiting.popleft()
-            asked.started_at = self._loop.time()
-            # First: whatever happens to the rest, the call ends.
-            asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self._kill, asked, Stop.deadline)
-            self._runner.begin(asked)
-        while self._waiting_beside and len(self._beside) < MAX_BESIDE and not self.memory.full:
-            asked = self._waiting_beside.popleft()
-            self._beside[asked] = None
-            asked.started_at = self._loop.time()
-            self._runner.begin(asked)
+        while self._waiting and self._current is None and not self.cache.full:
+            call = self._current = self._waiting.popleft()
+            call.started_at = self._loop.time()
+            # Before the call begins: it ends at its deadline whatever happens while it is started.
+            call.timer = self._loop.call_at(call.started_at + call.timeout_s, self._kill, call, Stop.deadline)
+            self._runner.begin(call)
+        while self._waiting_sessions and len(self._sessions) < MAX_SESSION_CALLS and not self.cache.full:
+            call = self._waiting_sessions.popleft()
+            self._sessions[call] = None
+            call.started_at = self._loop.time()
+            self._runner.begin(call)
 
-    def _kill(self, asked: CallInFlight, why: Stop) -> None:
-        """Kill the call that runs; its answer follows with its output so far. Repeatable."""
-        if asked.stop:
+    def _kill(self, call: SlotCall, why: Stop) -> None:
+        """Kill the running call; its result follows, with its output so far. Repeatable."""
+        if call.stop:
             return
-        asked.stop = why
-        if asked.timer is not None:
-            asked.timer.cancel()
-        asked.timer = self._loop.call_later(KILL_GRACE_S, self._on_lost, Loss.silent, "a killed call did not end")
-        if asked.process is not None:
-            asked.process.kill()
+        call.stop = why
+        if call.timer is not None:
+            call.timer.cancel()
+        call.timer = self._loop.call_later(KILL_GRACE_S, self._on_lost, Loss.silent, "a killed call did not end")
+        if call.process is not None:
+            call.process.kill()
 
-    def _ended(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
-        """The runner has run the call, unless it was answered by other means meanwhile."""
-        if asked.message is not None:
+    def _ended(self, call: SlotCall, result: Fields, content: Content = NO_CONTENT) -> None:
+        """The runner has run the call. No effect if it has a result already (it was cancelled)."""
+        if call.message is not None:
             return
-        in_order = asked is self._current
-        self._answer(asked, result, content)
+        in_order = call is self._current
+        self._finish(call, result, content)
         self.pump()
         if in_order and self._current is None:
-            # After the answer is sent: starting the next spare shell delays no call.
+            # After the result is sent: starting the next spare shell delays no call.
             self.prepare()
 
-    def _answer_cancelled(self, asked: CallInFlight) -> None:
-        """Answer at once, without waiting for the call's processes."""
-        _abandon(asked)
-        asked.stop = Stop.cancelled
-        self._answer(asked, ended(asked, self._loop.time(), {}))
+    def _end_cancelled(self, call: SlotCall) -> None:
+        """End the call at once, without waiting for its processes."""
+        _abandon(call)
+        call.stop = Stop.cancelled
+        self._finish(call, result_fields(call, self._loop.time(), {}))
 
-    def _answer(self, asked: CallInFlight, fields: Fields, content: Content = NO_CONTENT) -> None:
-        """The call ended with this result: remember it, count it, and send it to every connection that submitted it."""
-        if asked is self._current:
+    def _finish(self, call: SlotCall, fields: Fields, content: Content = NO_CONTENT) -> None:
+        """The call has ended with this result: cache it, count it, and send it to every connection that submitted the
+        call."""
+        if call is self._current:
             self._current = None
-        self._beside.pop(asked, None)
-        if asked.started_at:
-            self.past.add(asked, fields, self._loop.time())
-        fields, raw = detached(fields, content)
-        asked.memory.finish(asked, encode_result(fields, b"" if "content" in raw else b"".join(content.json)), raw)
-        asked.memory.inbox.let_go(asked.held_bytes)
-        if asked.attached:
-            close_all(asked.attached)
-        self._context.statistics.answered(fields, asked.size_bytes)
-        if asked.timer is not None:
-            asked.timer.cancel()
-            asked.timer = None
-        asked.process = asked.task = None
-        for outlet in asked.outlets:
-            if not outlet.closed:
-                outlet.deliver(asked)
+        else:
+            self._sessions.pop(call, None)
+        if call.started_at:
+            self.log.add(call, fields, self._loop.time())
+        fields, raw = split_attachments(fields, content)
+        call.cache.finish(call, encode_result(fields, b"" if "content" in raw else b"".join(content.json)), raw)
+        self._release(call.held_bytes)
+        if call.uploads:
+            close_all(call.uploads)
+        self._context.statistics.ended(fields, call.size_bytes)
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
+        call.process = call.task = None
+        for sink in call.sinks:
+            if not sink.closed:
+                sink.deliver(call)
+
+    def _hold(self, size_bytes: int) -> None:
+        """Charge memory to the lease. Raises SandboxUnavailableError when its budget is used up."""
+        if self.held_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise SandboxUnavailableError(
+                f"the calls that wait in this slot hold {self.held_bytes} bytes; at most {MAX_WAITING_BYTES} may wait",
+                next_step="make fewer large calls at once",
+            )
+        self.held_bytes += size_bytes
+        self._context.statistics.held_bytes += size_bytes
+
+    def _release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._context.statistics.held_bytes -= size_bytes
 
 
-def _abandon(asked: CallInFlight) -> None:
-    """Its processes are ignored from now on, and its timer is off."""
-    if asked.process is not None:
-        asked.process.on_end = None
-    if asked.task is not None:
-        asked.task.cancel()
-    if asked.timer is not None:
-        asked.timer.cancel()
+def _abandon(call: SlotCall) -> None:
+    """Ignore the call's processes from now on, and stop its timer."""
+    if call.process is not None:
+        call.process.on_end = None
+    if call.task is not None:
+        call.task.cancel()
+    if call.timer is not None:
+        call.timer.cancel()

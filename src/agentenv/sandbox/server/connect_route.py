@@ -18,8 +18,7 @@ from agentenv.errors import LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.bodies import number, slot_key
-from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.container import Container, Requester, requester_of
 from agentenv.sandbox.server.transfer_run import TransferRun
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, OVER, ConnectionReply
@@ -42,7 +41,7 @@ class ConnectRoute:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         key = slot_key(request)
         port = number("port", request.query.get("port", ""), 2**16 - 1, least=1)
-        run = self._dialled(holder_of(request, self._container), key, port)
+        run = self._dialled(requester_of(request, self._container), key, port)
         self._open[key.slot] += 1
         try:
             with closing(run):
@@ -50,8 +49,8 @@ class ConnectRoute:
         finally:
             self._open[key.slot] -= 1
 
-    def _dialled(self, holder: Holder, key: LeaseKey, port: int) -> TransferRun:
-        io, env = holder.beside(key)
+    def _dialled(self, requester: Requester, key: LeaseKey, port: int) -> TransferRun:
+        io, env = requester.beside(key)
         if self._open[key.slot] >= MAX_CONNECTIONS:
             raise SandboxUnavailableError(
                 f"slot {key.slot} has {MAX_CONNECTIONS} connections already", next_step="close one of them"

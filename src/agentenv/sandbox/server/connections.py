@@ -1,4 +1,4 @@
-"""Connections for answers: the stream (WebSocket) and the reply of ``POST /v1/batch``."""
+"""Connections over which results are sent: the stream (WebSocket) and the reply of ``POST /v1/batch``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.poller import Poller
 
 _HIGH_WATER_BYTES = 2 * 1024 * 1024
-"""Unsent bytes in the connection's buffer beyond which answers wait in the reply memory (which is bounded)."""
+"""Unsent bytes in the connection's buffer beyond which results wait in their cache (which is bounded)."""
 _MAX_OWN_BYTES = 1024 * 1024
 """Acknowledgements and refusals that may wait for a client to read them."""
 _SLOW_POLL_S = 0.002
@@ -22,16 +22,18 @@ _TEXT_FRAME = 0x81
 _SHORT, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
 
 
-class StreamOutlet:
-    """One WebSocket. All answers ready in one iteration of the loop are sent in one write, each as a separate text
-    message. A client that does not read is retried, and blocks nobody."""
+class StreamSink:
+    """One WebSocket. All results ready in one iteration of the loop are sent in one write, each as a separate text
+    message. Writes to a client that does not read are retried, and block no other client.
 
-    def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[CallInFlight], None]) -> None:
+    ``sent`` is called with each call whose result was written."""
+
+    def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[SlotCall], None]) -> None:
         self.closed = False
         self._transport = transport
         self._poller = poller
         self._sent = sent
-        self._ready: deque[CallInFlight | bytes] = deque()
+        self._ready: deque[SlotCall | bytes] = deque()
         self._own_bytes = 0
         self._scheduled = False
         self._poll_s = _SLOW_POLL_S
@@ -39,20 +41,20 @@ class StreamOutlet:
 
     @property
     def clogged(self) -> bool:
-        """Whether the client reads so little that no more of its messages should be read. Waiting answers do not
-        count: they are bounded in the reply memory, and messages that cancel or forget them have to be read."""
+        """Whether the client reads so little that no more of its messages should be read. Waiting results do not
+        count: their cache is bounded, and messages that cancel or forget them have to be read."""
         return self._own_bytes > _MAX_OWN_BYTES
 
-    def deliver(self, asked: CallInFlight) -> None:
-        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
-        self._push(asked)
+    def deliver(self, call: SlotCall) -> None:
+        """See :class:`ResultSink`."""
+        self._push(call)
 
     def refuse(self, call_id: str, message: bytes) -> None:  # noqa: ARG002 (the message names it)
-        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
+        """See :class:`ResultSink`."""
         self._push(message)
 
     def send(self, message: bytes) -> None:
-        """Send a message that does not answer a call."""
+        """Send a message that is no result."""
         self._push(message)
 
     def send_along(self, message: bytes) -> None:
@@ -69,14 +71,14 @@ class StreamOutlet:
             await self._drained
 
     def close(self) -> None:
-        """Stop sending. Repeatable. Calls continue; their answers are remembered."""
+        """Stop sending. Repeatable. Calls continue; their results are cached."""
         self.closed = True
         self._poller.not_later(self)
         self._ready.clear()
         self._own_bytes = 0
         self._wake_drained()
 
-    def _push(self, item: CallInFlight | bytes) -> None:
+    def _push(self, item: SlotCall | bytes) -> None:
         self._ready.append(item)
         self._own_bytes += len(item) if isinstance(item, bytes) else 0
         if not self._scheduled:
@@ -91,7 +93,7 @@ class StreamOutlet:
             return
         room = _HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         frames: list[bytes] = []
-        gone: list[CallInFlight] = []
+        written: list[SlotCall] = []
         while self._ready and room > 0:
             item = self._ready.popleft()
             message = item if isinstance(item, bytes) else item.message
@@ -100,13 +102,13 @@ class StreamOutlet:
             self._own_bytes -= len(item) if isinstance(item, bytes) else 0
             frames += (_frame_head(len(message)), message)
             room -= len(message)
-            if isinstance(item, CallInFlight):
-                gone.append(item)
+            if isinstance(item, SlotCall):
+                written.append(item)
         if frames:
             self._poll_s = _SLOW_POLL_S
             self._transport.write(b"".join(frames))
-            for asked in gone:
-                self._sent(asked)
+            for call in written:
+                self._sent(call)
         self._after_flush()
 
     def _after_flush(self) -> None:
@@ -122,40 +124,40 @@ class StreamOutlet:
             self._drained.set_result(None)
 
 
-class BatchOutlet:
-    """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else submitted them."""
+class BatchSink:
+    """The lines of one ``POST /v1/batch``: one for each of its calls, also of those that another client submitted."""
 
-    def __init__(self, ids: set[str], sent: Callable[[CallInFlight], None]) -> None:
+    def __init__(self, ids: set[str], sent: Callable[[SlotCall], None]) -> None:
         self.closed = False
         self._missing = ids
         self._sent = sent
-        self._ready: deque[tuple[CallInFlight | None, bytes]] = deque()
+        self._ready: deque[tuple[SlotCall | None, bytes]] = deque()
         self._woken = asyncio.Event()
 
-    def deliver(self, asked: CallInFlight) -> None:
-        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
-        if asked.message is not None:
-            self._answer(asked.call_id, asked, asked.message)
+    def deliver(self, call: SlotCall) -> None:
+        """See :class:`ResultSink`."""
+        if call.message is not None:
+            self._add(call.call_id, call, call.message)
 
     def refuse(self, call_id: str, message: bytes) -> None:
-        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
-        self._answer(call_id, None, message)
+        """See :class:`ResultSink`."""
+        self._add(call_id, None, message)
 
     async def write_all(self, response: web.StreamResponse) -> None:
-        """Write each answer as a line as soon as it is ready, until every call has one."""
+        """Write each result as a line as soon as it is ready, until every call has one."""
         while self._missing or self._ready:
             await self._woken.wait()
             self._woken.clear()
             while self._ready:
-                asked, message = self._ready.popleft()
+                call, message = self._ready.popleft()
                 await response.write(message + b"\n")
-                if asked is not None:
-                    self._sent(asked)
+                if call is not None:
+                    self._sent(call)
 
-    def _answer(self, call_id: str, asked: CallInFlight | None, message: bytes) -> None:
+    def _add(self, call_id: str, call: SlotCall | None, message: bytes) -> None:
         if call_id in self._missing:
             self._missing.discard(call_id)
-            self._ready.append((asked, message))
+            self._ready.append((call, message))
             self._woken.set()
 
 

@@ -1,14 +1,25 @@
-"""All slots of one server: what its supervisor says of them, their leases, reports about them."""
+"""All slots of one server: packets of its supervisor, leases and reports; and what the sender of a request may do."""
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
+from aiohttp import web
+
+from agentenv.errors import (
+    AgentEnvError,
+    CallLostError,
+    LeaseLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+    StaleLeaseError,
+    from_wire,
+)
 from agentenv.sandbox.control_protocol import (
     Connected,
     Exported,
@@ -20,16 +31,32 @@ from agentenv.sandbox.control_protocol import (
     SlotRefused,
 )
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.access import BEARER
+from agentenv.sandbox.server.calls import Raw, ResultSink, SlotCall, encode_result, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.layer_routes import LayerExports
+from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sandbox.server.supervisor_link import LayerHandedOver, Received, SlotHandedOver
+from agentenv.sandbox.server.uploads import UploadBuffer
+from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
+    ActionReply,
+    ActionRequest,
+    ChangeNetwork,
+    CheckpointSlot,
+    DropCheckpoint,
     EndRequest,
     LeaseGrant,
+    LeaseKey,
+    LeaseLoss,
     LeaseRequest,
     ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    RestoreSlot,
+    SealSlot,
 )
 from agentenv.wire.roots import unfit
 from agentenv.wire.server import SlotsReply
@@ -38,15 +65,18 @@ from agentenv.wire.states import SlotState
 _KEEP_CHECKPOINTS_S: Final = 1800.0
 """How long a run's checkpoints are kept while it has no lease in the container."""
 
+_NO_SECRET = "-" * 16
+"""The secret of no lease."""
+
 log = logging.getLogger(__name__)
 
 
 class Attendance:
-    """Authenticated requests, as far as they show that somebody is there: a container that outlives its starter ends
-    itself when nobody uses it. Pure but for the clock."""
+    """Counts authenticated requests, so that a container which outlives its starter can end itself when it is no
+    longer used. Pure but for the clock."""
 
     def __init__(self, after_s: float, clock: Callable[[], float]) -> None:
-        """``after_s``: how long a container may be unattended; 0: for ever."""
+        """``after_s``: how long a container may be unused; 0: for ever."""
         self._after_s = after_s
         self._clock = clock
         self._open = 0
@@ -54,7 +84,7 @@ class Attendance:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """During one request. A long one (a watch, a stream) attends to the container until it ends."""
+        """During one request. A long one (a watch, a stream) counts as use until it ends."""
         self._open += 1
         try:
             yield
@@ -63,15 +93,16 @@ class Attendance:
             self._last_at_s = self._clock()
 
     def is_over(self, *, leased: bool) -> bool:
-        """Whether the container has been unattended for too long. Never while a slot is ``leased``."""
+        """Whether the container has been unused for too long. Never while a slot is ``leased``."""
         if not self._after_s or self._open or leased:
             return False
         return self._clock() - self._last_at_s >= self._after_s
 
 
 class KeptCheckpoints:
-    """The checkpoints made for runs of a farm, and when each run was seen last, so that those of a run that is gone do
-    not take the room of others. Those of no run, whose container is its pool's own, are kept as long as that. Pure."""
+    """The checkpoints made for runs of a farm, and when each run was seen last, so that those of a run that has ended
+    can make room for others. Those of no run (the container belongs to one pool) are kept as long as the container.
+    Pure."""
 
     def __init__(self, keep_s: float = _KEEP_CHECKPOINTS_S) -> None:
         self._keep_s = keep_s
@@ -99,17 +130,17 @@ class KeptCheckpoints:
         for run in leasing:
             self.seen(run, now)
         gone = {run for run, seen in self._seen.items() if now - seen > self._keep_s}
-        found = [checkpoint for checkpoint, run in self._runs.items() if run in gone]
-        for checkpoint in found:
+        dropped = [checkpoint for checkpoint, run in self._runs.items() if run in gone]
+        for checkpoint in dropped:
             del self._runs[checkpoint]
         for run in gone:
             del self._seen[run]
-        return found
+        return dropped
 
 
 class Container:
     """The server without HTTP. ``boot`` identifies this process, new at every start. For calls see
-    :class:`agentenv.sandbox.server.holder.Holder`."""
+    :class:`Requester`."""
 
     def __init__(self, slots: int, context: ServerContext, generation: int = 0, unattended_after_s: float = 0) -> None:
         self.boot = secrets.token_hex(8)
@@ -136,12 +167,12 @@ class Container:
 
     @property
     def supervisor_silent_s(self) -> float:
-        """Seconds for which the supervisor has not answered."""
+        """See :meth:`agentenv.sandbox.server.supervisor_link.SupervisorLink.silent_s`."""
         return self.context.supervisor.silent_s(self.context.poller.loop.time())
 
     @property
     def unattended(self) -> bool:
-        """Whether the container should end, because nobody has used it for too long."""
+        """Whether the container should end, because it has been unused for too long."""
         return self.attendance.is_over(leased=any(slot.reported is SlotState.leased for slot in self._slots))
 
     def close(self) -> None:
@@ -186,10 +217,9 @@ class Container:
             self.generation = generation
             self.context.supervisor.fence(generation)
 
-    def sent(self, asked: CallInFlight) -> None:
-        """This answer was handed to a connection."""
-        asked.memory.sent(asked)
-        self._slots[asked.slot].calls.pump()
+    def sent(self, call: SlotCall) -> None:
+        """The call's result was written to a connection."""
+        self._slots[call.slot].calls.sent(call)
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -211,10 +241,10 @@ class Container:
         self._heard_at_s = self.context.poller.loop.time()
 
     def make_room(self) -> None:
-        """Forget the checkpoints of runs that are gone."""
+        """Drop the checkpoints of runs that have ended."""
         leasing = {slot.lease.tags.run for slot in self._slots if slot.lease is not None}
         for checkpoint in self.checkpoints.stale(leasing, self.context.poller.loop.time()):
-            log.info("checkpoint %s is forgotten: its run has had no slot here for long", checkpoint)
+            log.info("checkpoint %s is dropped: its run has had no slot here for long", checkpoint)
             self.context.supervisor.drop(checkpoint)
 
     async def end(self, request: EndRequest) -> ReleaseReply:
@@ -255,10 +285,186 @@ class Container:
 
     def slot(self, index: int) -> Slot:
         """The slot with this number. Raises StaleLeaseError when there is none."""
-        if (found := self.find(index)) is None:
+        if not 0 <= index < len(self._slots):
             raise StaleLeaseError(f"this container has no slot {index}: it has {len(self._slots)}")
-        return found
+        return self._slots[index]
 
     def find(self, index: int) -> Slot | None:
         """As :meth:`slot`, but None when there is none."""
         return self._slots[index] if 0 <= index < len(self._slots) else None
+
+
+class Requester:
+    """What the sender of one request or stream may do with a container's leases: run calls, fetch results, renew and
+    end leases. With a ``run`` it can use only the leases of that run: the key of another is treated as one with a wrong
+    secret. None: leases of any run."""
+
+    def __init__(self, container: Container, run: str | None) -> None:
+        self._container = container
+        self._context = container.context
+        self._run = run
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def submit(self, calls: Sequence[Call], sink: ResultSink, json_bytes: int) -> None:
+        """Run these calls, or send the results of those already known; their JSON has ``json_bytes`` together. Each
+        gets one result through ``sink``, unless it is resubmitted over another."""
+        bytes_per_call = json_bytes // max(1, len(calls))
+        for call in calls:
+            try:
+                self._submit(call, sink, bytes_per_call)
+            except AgentEnvError as error:
+                self._context.statistics.calls_faulted += 1
+                sink.refuse(call.id, encode_result(refusal(call.id, error)))
+
+    def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
+        """Slot agent and environment for a transfer. Raises StaleLeaseError, SandboxUnavailableError."""
+        return self._container.slot(key.slot).beside(self._own(key)), self._context.env
+
+    def host(self, key: LeaseKey) -> SlotHost:
+        """Starts programs in the slot. Raises StaleLeaseError, SandboxUnavailableError."""
+        return self._container.slot(key.slot).host(self._own(key))
+
+    async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
+        """Why the lease was lost, once that is known; None if it was not lost."""
+        return await self._container.slot(key.slot).lost_with(self._own(key))
+
+    def cancel(self, calls: Iterable[CallKey], sink: ResultSink) -> None:
+        """Cancel these calls: each running one gets its (cancelled) result, over ``sink`` too; results of the
+        others are discarded. Calls that are unknown, or of another lease, are ignored."""
+        for call in calls:
+            if (known := self._known(call.id, call.lease)) is None:
+                continue
+            if known.message is None:
+                known.resubmitted(sink)
+                self._container.slot(known.slot).calls.cancel(known)
+            else:
+                self.forget((call,))
+
+    def forget(self, calls: Iterable[CallKey]) -> None:
+        """Discard these results: they arrived, or the call will not be submitted. Calls that are unknown, or of
+        another lease, are ignored."""
+        for call in calls:
+            if (known := self._known(call.id, call.lease)) is not None:
+                known.cache.forget(known)
+                self._container.slot(known.slot).calls.pump()
+            elif call.id not in self._context.index:
+                with suppress(AgentEnvError):  # a lease that has ended has no uploads
+                    self._container.slot(call.lease.slot).admit(self._own(call.lease)).uploads.drop(call.id)
+
+    def uploads(self, key: LeaseKey, call_id: str) -> UploadBuffer:
+        """Buffer for the attachments of a call that will be submitted. Raises StaleLeaseError, ProtocolError when it
+        was submitted already."""
+        cache = self._container.slot(key.slot).admit(self._own(key))
+        if call_id in self._context.index or cache.has_ended(call_id):
+            raise ProtocolError(f"call {call_id!r} was submitted already")
+        return cache.uploads
+
+    def attachment(self, key: LeaseKey, call_id: str, field: str) -> Raw:
+        """An attachment of a call's result. Raises StaleLeaseError, CallLostError when there is no such call, or its
+        result was discarded."""
+        raw = self.in_flight(key, call_id).attachments.get(field)
+        if raw is None:
+            raise CallLostError(f"there is no {field} of this call, or it was discarded")
+        return raw
+
+    def in_flight(self, key: LeaseKey, call_id: str) -> SlotCall:
+        """A call whose result is not discarded. Raises StaleLeaseError, CallLostError when there is no such call."""
+        cache = self._container.slot(key.slot).admit(self._own(key))
+        known = self._known(call_id, key)
+        if known is None or known.cache is not cache:
+            raise CallLostError("the call is unknown, or its result was discarded")
+        return known
+
+    def _submit(self, call: Call, sink: ResultSink, json_bytes: int) -> None:
+        if call.id in self._context.index:
+            known = self._known(call.id, call.lease)
+            if known is None:
+                raise ProtocolError(f"call id {call.id!r} is in use under another lease")
+            self._context.statistics.calls_asked_again += 1
+            known.resubmitted(sink)
+            return
+        slot = self._container.slot(call.lease.slot)
+        cache = slot.admit(self._own(call.lease))
+        if cache.has_ended(call.id):
+            raise CallLostError("the call ran, but its result has been discarded")
+        if call.boot != self._container.boot:
+            raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
+        if self._container.draining:
+            raise SandboxUnavailableError("the sandbox server is shutting down")
+        slot.calls.submit(call, cache, sink, json_bytes)
+
+    def _known(self, call_id: str, lease: LeaseKey) -> SlotCall | None:
+        """The call of that id, if it belongs to that lease."""
+        known = self._context.index.get(call_id)
+        if known is None or known.slot != lease.slot:
+            return None
+        secret = self._own(lease).secret
+        return known if hmac.compare_digest(known.secret.encode(), secret.encode()) else None
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def renew(self, request: RenewRequest) -> RenewReply:
+        """One heartbeat for many leases."""
+        self._container.heard()
+        if self._run is not None:
+            self._container.checkpoints.seen(self._run, self._context.poller.loop.time())
+        renewed: list[int] = []
+        stale: list[int] = []
+        lost: list[LeaseLoss] = []
+        for sent in request.keys:
+            key, slot = self._own(sent), self._container.find(sent.slot)
+            # The farm has decided how long a lease may last without a heartbeat, not the holder of a pass.
+            alive = slot is not None and slot.renew(key, request.ttl_s, lengthens=self._run is None)
+            (renewed if alive else stale).append(key.slot)
+            if not alive and slot is not None and (why := slot.why_lost(key)):
+                lost.append(LeaseLoss(slot=key.slot, error=why.code, message=str(why)))
+        return RenewReply(
+            renewed=tuple(renewed),
+            stale=tuple(stale),
+            lost=tuple(lost),
+            supervisor_silent_s=self._container.supervisor_silent_s,
+        )
+
+    async def release(self, key: LeaseKey) -> ReleaseReply:
+        """See :meth:`agentenv.sandbox.server.slot.Slot.release`."""
+        return ReleaseReply(slot=key.slot, state=await self._container.slot(key.slot).release(self._own(key)))
+
+    async def act(self, request: ActionRequest) -> ActionReply:
+        """Do something to a leased slot. Raises as the slot's method of that name does."""
+        slot, key = self._container.slot(request.key.slot), self._own(request.key)
+        checkpoint = ""
+        match request.action:
+            case SealSlot():
+                await slot.seal(key, request.request_id)
+            case CheckpointSlot():
+                checkpoint = await self._checkpoint(slot, key, request.request_id)
+            case RestoreSlot(checkpoint=name):
+                await slot.restore(key, name)
+            case ChangeNetwork(network=policy):
+                await slot.connect(key, policy)
+            case DropCheckpoint(checkpoint=name):
+                slot.admit(key)
+                self._context.supervisor.drop(name)
+                self._container.checkpoints.dropped(name)
+        return ActionReply(slot=slot.index, state=slot.reported, checkpoint=checkpoint)
+
+    async def _checkpoint(self, slot: Slot, key: LeaseKey, request_id: str) -> str:
+        now_s = self._context.poller.loop.time()
+        self._container.make_room()
+        name = await slot.checkpoint(key, request_id)
+        self._container.checkpoints.made(name, slot.run_of(key.epoch) or "", now_s)
+        return name
+
+    def _own(self, key: LeaseKey) -> LeaseKey:
+        """The key; in place of one of another run's lease, a key that matches no lease."""
+        if self._run is None:
+            return key
+        slot = self._container.find(key.slot)
+        run = None if slot is None else slot.run_of(key.epoch)
+        return key if run in (None, self._run) else key.model_copy(update={"secret": _NO_SECRET})
+
+
+def requester_of(request: web.Request, container: Container) -> Requester:
+    """The sender of this request."""
+    return Requester(container, request[BEARER].run)

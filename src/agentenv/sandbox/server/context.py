@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
+from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.leases import LostLeases
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.poller import Poller
-from agentenv.sandbox.server.replies import RememberedReply
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.wire.spec import SlotLimits
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """``index`` finds any remembered call of any lease by its id; ``env`` is the environment of every command; for
-    ``shell`` see :class:`agentenv.sandbox.server.tools.bash.Shells`."""
+    """``index`` finds any call of any lease by its id; ``env`` is the environment of every command; for
+    ``shell`` see :class:`agentenv.sandbox.server.tools.bash.ShellPool`."""
 
     poller: Poller
     supervisor: SupervisorLink
@@ -35,7 +35,7 @@ class ServerContext:
     descriptors: int = MOST_PER_SLOT
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)
-    index: dict[str, RememberedReply] = field(default_factory=dict)
+    index: dict[str, SlotCall] = field(default_factory=dict)
     lost: LostLeases = field(default_factory=LostLeases)
     changed: Callable[[int], None] = lambda _: None
     """Called with a slot's number when its state or lease changes."""

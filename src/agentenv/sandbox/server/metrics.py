@@ -53,11 +53,11 @@ class Statistics:
     run_total_s: float = 0.0
 
     def ran(self, duration_s: float) -> None:
-        """A call that ran for so long has ended."""
+        """A call, or a streamed program, ran for so long."""
         self.run_counts[bisect_left(CALL_BOUNDS_S, duration_s)] += 1
         self.run_total_s += duration_s
 
-    def answered(self, result: Mapping[str, Any], size_bytes: int) -> None:
+    def ended(self, result: Mapping[str, Any], size_bytes: int) -> None:
         """A call has ended with these fields of a CallResult."""
         self.calls += 1
         self.results_bytes += size_bytes
@@ -71,10 +71,6 @@ class Statistics:
     def call_times(self) -> CallTimes:
         """How long calls ran."""
         return CallTimes(counts=tuple(self.run_counts), total_s=self.run_total_s)
-
-    def hold(self, size_bytes: int) -> None:
-        """Change the amount held by calls."""
-        self.held_bytes += size_bytes
 
     def as_dict(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, memory_file
-from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.poller import Lane
+from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_env import env_of
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths, as_user, is_root
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_text
@@ -184,12 +184,12 @@ class Process:
         self.stdout: OutputReader | None = None
         self.stderr: OutputReader | None = None
 
-    def start(self, command: Command, *, stdin: bytes | Attached | None = None, script: bytes | None = None) -> None:
+    def start(self, command: Command, *, stdin: bytes | Upload | None = None, script: bytes | None = None) -> None:
         """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9)."""
         text, flags = command.spawned()
         fds: list[int] = []
         try:
-            if isinstance(stdin, Attached):
+            if isinstance(stdin, Upload):
                 flags |= _STDIN
                 fds.append(stdin.fd)
             elif stdin is not None:

@@ -28,8 +28,7 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.bodies import slot_key
-from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.container import Container, Requester, requester_of
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sessions.background import Order
@@ -71,22 +70,22 @@ class ProgramRoute:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         key = slot_key(request)
-        holder = holder_of(request, self._container)
+        requester = requester_of(request, self._container)
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
         self._open[key.slot] += 1
         try:
             with suppress(ConnectionError):  # the client has gone, and the program with it
-                await self._serve(socket, holder, key)
+                await self._serve(socket, requester, key)
             await socket.close()
         finally:
             self._open[key.slot] -= 1
         return socket
 
-    async def _serve(self, socket: web.WebSocketResponse, holder: Holder, key: LeaseKey) -> None:
+    async def _serve(self, socket: web.WebSocketResponse, requester: Requester, key: LeaseKey) -> None:
         try:
             order = await _order(socket)
-            host = holder.host(key)
+            host = requester.host(key)
             if self._open[key.slot] > MAX_PROGRAMS:
                 raise SandboxUnavailableError(
                     f"slot {key.slot} has {MAX_PROGRAMS} streamed programs already", next_step="end one of them"
@@ -99,7 +98,7 @@ class ProgramRoute:
             try:
                 await _Connection(socket, program, host, counted).run(order.timeout_s)
             except LeaseLostError as error:
-                lost = await holder.lost_with(key) or error
+                lost = await requester.lost_with(key) or error
                 counted.calls_faulted += 1
                 await _say(socket, ProgramLost(error=lost.code, message=lost.message, next_step=lost.next_step))
             except _AboveError as error:

@@ -16,15 +16,14 @@ from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, TooManyRunsError
-from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, ended, refusal
+from agentenv.sandbox.server.calls import NO_CONTENT, Content, Fields, SlotCall, refusal, result_fields
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost, SlotSessions
-from agentenv.sandbox.server.tools.bash import Shells, binary_output, output
-from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
-from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.bash import ShellPool, binary_output, output
+from agentenv.sandbox.server.tools.files import FileOutcome, Finished, run_file_tool
+from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_env import SEALED_ENV, image_env
 from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.base import WireModel
@@ -50,21 +49,21 @@ class Runner:
         packet: SlotReady,
         agent: socket.socket,
         lane: Lane,
-        ended: Callable[[CallInFlight, Fields, Content], None],
+        ended: Callable[[SlotCall, Fields, Content], None],
         on_lost: Callable[[Loss, str], None],
         *,
         era: int,
         sealed: bool,
     ) -> None:
-        given, shell, paths = context.env, context.shell, packet.paths
+        base_env, shell, paths = context.env, context.shell, packet.paths
         self._network_env: Mapping[str, str] = {}
         if packet.view is not None:
             view = packet.view
             self._network_env, shell = view.network_env, view.shell
             only_bash = "" if view.stands_in else shell
-            given = image_env({**view.env, **view.network_env}, context.given_env, view.user, only_bash)
+            base_env = image_env({**view.env, **view.network_env}, context.given_env, view.user, only_bash)
             paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
-        env = {name: paths.in_slot(value) for name, value in given.items()}
+        env = {name: paths.in_slot(value) for name, value in base_env.items()}
         self._env = {**env, **SEALED_ENV} if sealed else env
         self._context = context
         self._shell = shell
@@ -79,16 +78,16 @@ class Runner:
         self._shells = self._new_shells()
 
     def change_network_env(self, env: Mapping[str, str]) -> None:
-        """What is started from now on has these variables of the network in place of the former ones."""
+        """Programs started from now on have these variables of the network instead of the former ones."""
         kept = {name: value for name, value in self._env.items() if name not in self._network_env}
         self._network_env = env
         self._env = self.host.env = {**kept, **env}
         self._shells.dismiss_spare()
         self._shells = self._new_shells()
 
-    def _new_shells(self) -> Shells:
+    def _new_shells(self) -> ShellPool:
         context = self._context
-        return Shells(self.io, self._env, context.output_bytes, context.spare_shells, self._shell)
+        return ShellPool(self.io, self._env, context.output_bytes, context.spare_shells, self._shell)
 
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""
@@ -97,23 +96,23 @@ class Runner:
             # Read here instead of at the next call's start: it costs as much as a hop between processes.
             self.io.limits.begin()
 
-    def begin(self, asked: CallInFlight) -> None:
-        """Start the call. Any failure becomes its answer."""
+    def begin(self, call: SlotCall) -> None:
+        """Start the call. Any failure becomes its result."""
         try:
-            if isinstance(asked.arguments, BashArguments):
-                stdin = asked.attached.get("stdin") or asked.attached.get("stdin_data")
-                asked.process, warm = self._shells.run(
-                    asked.arguments, lambda process: self._bash_ended(asked, process), stdin
+            if isinstance(call.arguments, BashArguments):
+                stdin = call.uploads.get("stdin") or call.uploads.get("stdin_data")
+                call.process, warm = self._shells.run(
+                    call.arguments, lambda process: self._bash_ended(call, process), stdin
                 )
                 self._context.statistics.calls_cold += not warm
             else:
-                run = self._session if isinstance(asked.arguments, SessionArguments) else self._file
-                asked.task = self._loop.create_task(self._run(asked, run))
+                run = self._session if isinstance(call.arguments, SessionArguments) else self._file
+                call.task = self._loop.create_task(self._run(call, run))
         except AgentEnvError as error:
-            self._refuse(asked, error)
+            self._refuse(call, error)
         except Exception as error:
-            log.exception("call %s could not be begun", asked.call_id)
-            self._refuse(asked, InfraError(f"the call could not be begun: {error!r}"))
+            log.exception("call %s could not be started", call.call_id)
+            self._refuse(call, InfraError(f"the call could not be started: {error!r}"))
 
     def close(self) -> None:
         """Release the agent and everything held for it. Repeatable."""
@@ -121,26 +120,26 @@ class Runner:
         self.io.limits.close()
         self._sessions.close()
 
-    def _refuse(self, asked: CallInFlight, error: AgentEnvError) -> None:
-        refused = refusal(asked.call_id, error)
-        self._context.poller.defer(lambda: self._ended(asked, refused, NO_CONTENT))
+    def _refuse(self, call: SlotCall, error: AgentEnvError) -> None:
+        refused = refusal(call.call_id, error)
+        self._context.poller.defer(lambda: self._ended(call, refused, NO_CONTENT))
 
     def _check_above(self) -> None:
         """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""
         if above := self.io.limits.take_above():
             raise InfraError(above)
 
-    def _bash_ended(self, asked: CallInFlight, process: Process) -> None:
-        # A lost agent is reported to the slot, which answers every call of its lease.
+    def _bash_ended(self, call: SlotCall, process: Process) -> None:
+        # A lost agent is reported to the slot, which ends every call of its lease.
         if process.outcome is Outcome.lost:
             return
-        assert isinstance(asked.arguments, BashArguments)
+        assert isinstance(call.arguments, BashArguments)
         now = self._loop.time()
         try:
-            fields = output(process, asked.arguments)
+            fields = output(process, call.arguments)
             self._check_above()
         except AgentEnvError as error:
-            self._ended(asked, refusal(asked.call_id, error), NO_CONTENT)
+            self._ended(call, refusal(call.call_id, error), NO_CONTENT)
             return
         usage, limits = process.usage, self.io.limits
         fields["cpu_s"] = usage.user_s + usage.system_s
@@ -148,53 +147,51 @@ class Runner:
         if fields["exit_code"] != 0 and limits.killed_by_own_limit():
             fields["oom_killed"] = True
             fields["peak_memory_bytes"] = limits.peak_bytes() or usage.max_rss_bytes
-        content = binary_output(process, fields) if asked.arguments.binary else NO_CONTENT
-        self._ended(asked, ended(asked, now, fields), content)
+        content = binary_output(process, fields) if call.arguments.binary else NO_CONTENT
+        self._ended(call, result_fields(call, now, fields), content)
 
-    async def _run(self, asked: CallInFlight, run: Callable[[CallInFlight], Awaitable[tuple[Fields, Content]]]) -> None:
+    async def _run(self, call: SlotCall, run: Callable[[SlotCall], Awaitable[tuple[Fields, Content]]]) -> None:
         content = NO_CONTENT
         try:
-            fields, content = await run(asked)
-            result = ended(asked, self._loop.time(), fields)
+            fields, content = await run(call)
+            result = result_fields(call, self._loop.time(), fields)
             self._check_above()
         except _StoppedError:
-            result = ended(asked, self._loop.time(), {})
+            result = result_fields(call, self._loop.time(), {})
         except LeaseLostError:
-            return  # the slot answers every call of its lease
+            return  # the slot ends every call of its lease
         except AgentEnvError as error:
             full = isinstance(error.__cause__, TooManyRunsError)
-            refused = InvalidArgumentsError(str(error.__cause__)) if full else error
-            content, result = NO_CONTENT, refusal(asked.call_id, refused)
+            reason = InvalidArgumentsError(str(error.__cause__)) if full else error
+            content, result = NO_CONTENT, refusal(call.call_id, reason)
         except Exception as error:
-            log.exception("%s failed", asked.tool)
-            content, result = NO_CONTENT, refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
-        self._ended(asked, result, content)
+            log.exception("%s failed", call.tool)
+            content, result = NO_CONTENT, refusal(call.call_id, InfraError(f"{call.tool} failed: {error!r}"))
+        self._ended(call, result, content)
 
-    async def _session(self, asked: CallInFlight) -> tuple[Fields, Content]:
-        assert isinstance(asked.arguments, SessionArguments)
-        answered = await self._sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
-        return answered.fields, Content((answered.content.model_dump_json(exclude_defaults=True).encode(),))
+    async def _session(self, call: SlotCall) -> tuple[Fields, Content]:
+        assert isinstance(call.arguments, SessionArguments)
+        reply = await self._sessions.call(call.arguments, call.started_at + call.timeout_s)
+        return reply.fields, Content((reply.content.model_dump_json(exclude_defaults=True).encode(),))
 
-    async def _file(self, asked: CallInFlight) -> tuple[Fields, Content]:
-        programs = _FilePrograms(self.io, self._env, asked)
-        outcome = await run_file_tool(
-            asked.tool, asked.arguments, programs, paths=self.io.paths, attached=asked.attached
-        )
+    async def _file(self, call: SlotCall) -> tuple[Fields, Content]:
+        programs = _FilePrograms(self.io, self._env, call)
+        outcome = await run_file_tool(call.tool, call.arguments, programs, paths=self.io.paths, uploads=call.uploads)
         return {"exit_code": outcome.exit_code, "stderr": outcome.stderr}, await _encoded(outcome)
 
 
 class _FilePrograms:
-    """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.runner.SlotRunner`)."""
+    """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.files.SlotRunner`)."""
 
-    def __init__(self, io: SlotIo, env: dict[str, str], asked: CallInFlight) -> None:
+    def __init__(self, io: SlotIo, env: dict[str, str], call: SlotCall) -> None:
         self._io = io
         self._env = env
-        self._asked = asked
+        self._call = call
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Upload | None = None, output_bytes: int) -> Finished:
         """Run to its end. Raises _StoppedError when the call was stopped, LeaseLostError when the slot was lost,
         InvalidArgumentsError when argv is too large."""
-        if self._asked.stop:
+        if self._call.stop:
             raise _StoppedError
         over: asyncio.Future[None] = self._io.lane.loop.create_future()
         process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
@@ -202,11 +199,11 @@ class _FilePrograms:
             process.start(Command(argv, self._env, self._io.paths.workspace), stdin=stdin)
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from error
-        self._asked.process = process
+        self._call.process = process
         await over
         if process.outcome is Outcome.lost:
             raise LeaseLostError("the slot was lost")
-        if self._asked.stop:
+        if self._call.stop:
             raise _StoppedError
         if above := process.refused_from_above():
             raise InfraError(above)
@@ -220,7 +217,7 @@ def _finished(process: Process) -> Finished:
     assert process.stdout is not None
     assert process.stderr is not None
     pieces, dropped = process.stdout.kept.pieces()
-    # Truncated output is of no use to those who run programs here: they check the count.
+    # The file tools cannot use truncated output: they check the count.
     stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     stderr = b"".join(process.stderr.kept.parts())
     return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)

@@ -28,10 +28,10 @@ from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE
 from agentenv.sandbox.server.call_queue import CallQueue
+from agentenv.sandbox.server.calls import ResultCache
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sandbox.server.slot_states import REPORTED, USABLE, Event, Move, Refusal, State, decide, may
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
@@ -391,17 +391,17 @@ class Slot:
 
     # -- what its holder may use ------------------------------------------------------------------
 
-    def admit(self, key: LeaseKey) -> ReplyMemory:
-        """The reply memory of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
+    def admit(self, key: LeaseKey) -> ResultCache:
+        """The results of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
         self._held(key)
-        assert self.calls.memory is not None  # it comes and goes with the lease
-        return self.calls.memory
+        assert self.calls.cache is not None  # it exists as long as the lease
+        return self.calls.cache
 
     def beside(self, key: LeaseKey) -> SlotIo:
         """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self._held(key)
         self._allowed(Event.use)
-        assert self.calls.io is not None  # it comes and goes with the agent
+        assert self.calls.io is not None  # it exists as long as the agent
         return self.calls.io
 
     def host(self, key: LeaseKey) -> SlotHost:

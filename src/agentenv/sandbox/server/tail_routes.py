@@ -1,6 +1,6 @@
 """``/v1/slots/{slot}/tail``: what the calls in one slot print (:mod:`agentenv.wire.tails`).
 
-It looks at the captures of running calls, and at the slot's memory of those that ended (:class:`PastCalls`), a few
+It looks at the captures of running calls, and at the slot's memory of those that ended (:class:`CallLog`), a few
 times a second while somebody reads. Calls know nothing of it.
 """
 
@@ -16,9 +16,9 @@ from aiohttp import web
 
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.bodies import number, streamed, write_lines
-from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.call_log import LoggedCall, Printed, about
+from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.past_calls import PastCall, Printed, about
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.watch import Watchers
 from agentenv.wire.base import MAX_COUNT
@@ -64,20 +64,20 @@ class Tail:
         self._slot = slot
         self._told: dict[str, _Told] = {}
         self._numbers = 0
-        self._past = slot.calls.past.added - sum(1 for _ in slot.calls.past.after(0))
+        self._past = slot.calls.log.added - sum(1 for _ in slot.calls.log.after(0))
 
     def lines(self, now: float) -> Iterator[TailLine]:
         """What is new."""
-        for past in self._slot.calls.past.after(self._past):
+        for past in self._slot.calls.log.after(self._past):
             yield from self._ended(past, now)
-        self._past = self._slot.calls.past.added
+        self._past = self._slot.calls.log.added
         running = self._slot.calls.running
-        for asked in running:
-            yield from self._running(asked, now)
-        for call_id in self._told.keys() - {asked.call_id for asked in running}:
+        for call in running:
+            yield from self._running(call, now)
+        for call_id in self._told.keys() - {call.call_id for call in running}:
             yield TailEnd(call=self._told.pop(call_id).number, note="its end was not kept")
 
-    def _ended(self, past: PastCall, now: float) -> Iterator[TailLine]:
+    def _ended(self, past: LoggedCall, now: float) -> Iterator[TailLine]:
         told = self._told.pop(past.call_id, None)
         if told is None:
             told = self._new()
@@ -87,14 +87,14 @@ class Tail:
             yield from _output(told, stream, printed)
         yield TailEnd(call=told.number, exit_code=past.exit_code, duration_s=past.duration_s, note=past.note)
 
-    def _running(self, asked: CallInFlight, now: float) -> Iterator[TailLine]:
-        told = self._told.get(asked.call_id)
+    def _running(self, call: SlotCall, now: float) -> Iterator[TailLine]:
+        told = self._told.get(call.call_id)
         if told is None:
-            told = self._told[asked.call_id] = self._new()
-            ago_s = max(0.0, now - asked.started_at)
-            yield TailCall(call=told.number, tool=asked.tool, about=about(asked.arguments), ago_s=ago_s)
-        process = asked.process
-        if process is None or not isinstance(asked.arguments, BashArguments):
+            told = self._told[call.call_id] = self._new()
+            ago_s = max(0.0, now - call.started_at)
+            yield TailCall(call=told.number, tool=call.tool, about=about(call.arguments), ago_s=ago_s)
+        process = call.process
+        if process is None or not isinstance(call.arguments, BashArguments):
             return
         for stream, reader in zip(_STREAMS, (process.stdout, process.stderr), strict=True):
             if reader is not None:

@@ -24,8 +24,7 @@ from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.file_names import readable_name
 from agentenv.sandbox.server import bodies
 from agentenv.sandbox.server.bodies import in_time, number, path_in_slot, pieces, slot_key, streamed
-from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.holder import holder_of
+from agentenv.sandbox.server.container import Container, requester_of
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
@@ -135,7 +134,7 @@ class TransferRoutes:
         return response
 
     def _started(self, request: web.Request, argv: Callable[[SlotIo], list[str]], *, feeds: bool) -> TransferRun:
-        io, env = holder_of(request, self._container).beside(slot_key(request))
+        io, env = requester_of(request, self._container).beside(slot_key(request))
         run = TransferRun(io)
         run.start(argv(io), env, feeds=feeds)
         return run

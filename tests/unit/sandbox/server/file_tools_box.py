@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.server.inbox import Attached
-from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
-from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.files import FileOutcome, Finished, run_file_tool
+from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
@@ -33,8 +32,8 @@ class LocalRunner:
     def __init__(self, *, file_limit_bytes: int | None = None) -> None:
         self._file_limit_bytes = file_limit_bytes
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
-        assert not isinstance(stdin, Attached)
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Upload | None = None, output_bytes: int) -> Finished:
+        assert not isinstance(stdin, Upload)
         command = [*as_user(UID), *argv]
         if self._file_limit_bytes is not None:
             command = ["prlimit", f"--fsize={self._file_limit_bytes}", *command]
@@ -54,7 +53,7 @@ class FixedRunner:
     def __init__(self, finished: Finished) -> None:
         self.finished = finished
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Upload | None = None, output_bytes: int) -> Finished:
         return self.finished
 
 

@@ -12,31 +12,21 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from agentenv.errors import LeaseLostError
+from agentenv.errors import LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server import call_queue, process
 from agentenv.sandbox.server.call_queue import CallQueue
-from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.slotagent.protocol import Kind, Message, receive
 from agentenv.wire.calls import Call, CallResult, Result, server_message
 from agentenv.wire.leases import LeaseKey
+from tests.unit.sandbox.server.slot_calls import NoSink
 from tests.waiting import until
-
-
-class Outlet:
-    closed = False
-    waits = True
-
-    def deliver(self, asked: CallInFlight) -> None:
-        pass
-
-    def refuse(self, call_id: str, message: bytes) -> None:
-        pass
 
 
 class Box:
@@ -49,7 +39,7 @@ class Box:
         self.usable = True
         self.queue = CallQueue(0, self.context, lambda *loss: self.lost.append(loss), lambda: self.usable)
         self.queue.begin_lease()
-        self.outlet = Outlet()
+        self.sink = NoSink()
         self.open()
 
     def open(self) -> None:
@@ -57,17 +47,15 @@ class Box:
         self.queue.open(SlotReady(0, 0, None, kept=False, limits=LimitFiles()), ours, 0, sealed=False)
         self.queue.pump()
 
-    def submit(self, call_id: str, tool: str = "bash", **arguments: Any) -> CallInFlight:
+    def submit(self, call_id: str, tool: str = "bash", **arguments: Any) -> SlotCall:
         key = LeaseKey(slot=0, epoch=0, secret="s" * 16)
         call = Call(id=call_id * 8, lease=key, tool=tool, arguments=arguments, timeout_s=5.0, boot="b" * 16)
-        assert self.queue.memory is not None
-        self.queue.submit(call, self.queue.memory, self.outlet, 100)
-        found = self.context.index[call.id]
-        assert isinstance(found, CallInFlight)
-        return found
+        assert self.queue.cache is not None
+        self.queue.submit(call, self.queue.cache, self.sink, 100)
+        return self.context.index[call.id]
 
     def spawned(self) -> list[Message]:
-        """The runs that the agent was asked for since the last look."""
+        """The runs that the agent was call for since the last look."""
         return [message for message in self._received() if message.kind is Kind.SPAWN]
 
     def _received(self) -> Iterator[Message]:
@@ -89,9 +77,9 @@ async def box() -> AsyncIterator[Box]:
     box.close()
 
 
-def _result(asked: CallInFlight) -> CallResult:
-    assert asked.message is not None
-    answered = server_message.validate_json(asked.message)
+def _result(call: SlotCall) -> CallResult:
+    assert call.message is not None
+    answered = server_message.validate_json(call.message)
     assert isinstance(answered, Result)
     return answered.result
 
@@ -104,13 +92,13 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
         raise OSError(number, "nothing left")
 
     monkeypatch.setattr(process, "memory_file", fail)
-    asked = box.submit("c", command="cat", stdin="x")
-    assert asked.message is None, "answered from within submit()"
-    await until(lambda: asked.message is not None)
-    result = _result(asked)
+    call = box.submit("c", command="cat", stdin="x")
+    assert call.message is None, "answered from within submit()"
+    await until(lambda: call.message is not None)
+    result = _result(call)
     assert (result.fault, result.error) == ("infra", "infra")
     assert "nothing left" in result.message
-    assert (asked.timer, box.lost, len(box.queue)) == (None, [], 0)
+    assert (call.timer, box.lost, len(box.queue)) == (None, [], 0)
 
 
 async def test_calls_run_one_after_the_other_and_those_on_sessions_beside(box: Box) -> None:
@@ -132,7 +120,7 @@ async def test_nothing_begins_in_a_slot_that_is_recreated_and_everything_does_af
     box.queue.stop()
     box.queue.close()
     assert _result(running).cancelled
-    assert [one.call_id for one in box.queue.past.after(0)] == [running.call_id]
+    assert [one.call_id for one in box.queue.log.after(0)] == [running.call_id]
     waiting = [box.submit("b", command="2"), box.submit("c", "process", action="list")]
     box.agent.close()
     box.open()
@@ -145,13 +133,13 @@ async def test_nothing_begins_in_a_slot_that_is_recreated_and_everything_does_af
 
 async def test_a_killed_call_that_does_not_end_costs_the_slot(monkeypatch: pytest.MonkeyPatch, box: Box) -> None:
     monkeypatch.setattr(call_queue, "KILL_GRACE_S", 0.01)
-    asked = box.submit("a", command="1")
-    box.queue.cancel(asked)
+    call = box.submit("a", command="1")
+    box.queue.cancel(call)
     await until(lambda: bool(box.lost))
     assert box.lost == [(Loss.silent, "a killed call did not end")]
-    assert asked.message is None, "who lost the slot answers its calls"
+    assert call.message is None, "who lost the slot answers its calls"
     box.queue.end_lease(LeaseLostError("it was lost"))
-    assert _result(asked).error == LeaseLostError.code
+    assert _result(call).error == LeaseLostError.code
 
 
 async def test_what_waits_can_be_cancelled_and_what_is_answered_is_left_alone(box: Box) -> None:
@@ -162,31 +150,51 @@ async def test_what_waits_can_be_cancelled_and_what_is_answered_is_left_alone(bo
     box.queue.cancel(second)
     assert second.message is message
     assert box.queue.running == (first,)
-    assert list(box.queue.past.after(0)) == [], "it has not run"
+    assert list(box.queue.log.after(0)) == [], "it has not run"
 
 
 async def test_a_result_that_comes_after_the_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch, box: Box) -> None:
     monkeypatch.setattr(process, "memory_file", MagicMock(side_effect=OSError(errno.EMFILE, "nothing left")))
-    asked = box.submit("c", command="cat", stdin="x")
+    call = box.submit("c", command="cat", stdin="x")
     box.queue.end_lease(LeaseLostError("it was lost"))
     answered: list[bool] = []
     box.poller.defer(lambda: answered.append(True))  # after the result
     await until(lambda: answered)
-    assert _result(asked).error == LeaseLostError.code
-    assert (box.context.statistics.calls, list(box.queue.past.after(0))) == (1, [])
+    assert _result(call).error == LeaseLostError.code
+    assert (box.context.statistics.calls, list(box.queue.log.after(0))) == (1, [])
 
 
 async def test_every_call_of_a_lease_that_ends_is_answered(box: Box) -> None:
-    asked = [
+    call = [
         box.submit("a", command="1"),
         box.submit("b", command="2"),
         box.submit("c", "process", action="start", command="sleep 9"),
     ]
     box.usable = False
-    asked.append(box.submit("d", "process", action="list"))
+    call.append(box.submit("d", "process", action="list"))
     assert (len(box.queue), len(box.queue.running)) == (4, 2)
     box.queue.end_lease(LeaseLostError("it was lost"))
-    assert {_result(one).error for one in asked} == {LeaseLostError.code}
-    assert (len(box.queue), box.context.index, box.queue.memory) == (0, {}, None)
+    assert {_result(one).error for one in call} == {LeaseLostError.code}
+    assert (len(box.queue), box.context.index, box.queue.cache) == (0, {}, None)
     assert box.context.statistics.held_bytes == 0
-    assert list(box.queue.past.after(0)) == []
+    assert list(box.queue.log.after(0)) == []
+
+
+async def test_the_calls_of_a_lease_hold_a_bounded_memory_and_release_it(
+    monkeypatch: pytest.MonkeyPatch, box: Box
+) -> None:
+    monkeypatch.setattr(call_queue, "MAX_WAITING_BYTES", 250)
+    running, waiting = box.submit("a", command="1"), box.submit("b", command="2")
+    with pytest.raises(SandboxUnavailableError, match="hold 200 bytes; at most 250"):
+        box.submit("c", command="3")
+    assert box.queue.cache is not None
+    assert box.queue.cache.uploads.receive("d", "text", 0) is not None
+    with pytest.raises(SandboxUnavailableError, match="hold 200 bytes"):
+        box.queue.cache.uploads.hold(51)
+    box.queue.cache.uploads.hold(50)
+    box.queue.cache.uploads.release(50)
+    box.queue.cancel(waiting)
+    assert (box.queue.held_bytes, box.context.statistics.held_bytes) == (100, 100)
+    box.queue.end_lease(LeaseLostError("it was lost"))
+    assert (box.queue.held_bytes, box.context.statistics.held_bytes) == (0, 0)
+    assert running.message is not None

@@ -15,8 +15,7 @@ from agentenv.errors import (
     UnknownToolError,
 )
 from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
-from agentenv.sandbox.server.tools.files import run_file_tool
-from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.files import Finished, run_file_tool
 from agentenv.sandbox.slotagent.build import ensure_built
 from tests.unit.sandbox.server.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F401
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.containers.local_files import ContentDigest, TreeWriter, stream_of
 from agentenv.sandbox.server.tools.file_records import RecordReader
-from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.files import Finished
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
 from tests.unit.sandbox.server.file_tools_box import Box, box_fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError
-from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.server.tools.files import Finished
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import BAD_PATTERN
 from agentenv.wire.tools import SearchReply
 from tests.unit.sandbox.server.file_tools_box import Box, FixedRunner, box_fixture

@@ -23,8 +23,8 @@ from typing import Any
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.calls import Content
-from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Outcome, Process, SlotIo, command_of
+from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slotagent.protocol import SpawnStep
 from agentenv.sessions.head_tail import seam
 from agentenv.sessions.start_errors import not_started
@@ -106,7 +106,7 @@ def encode_script(script: str) -> bytes:
 
 
 @dataclass
-class Shells:
+class ShellPool:
     """Starts the shells of one slot; keeps at most one spare."""
 
     io: SlotIo
@@ -123,10 +123,10 @@ class Shells:
         self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.workspace, self.program).spawned()
 
     def run(
-        self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
+        self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Upload | None = None
     ) -> tuple[Process, bool]:
         """Start the call; the second value tells whether a spare shell was used. ``stdin`` replaces the argument if
-        it was attached. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
+        it was upload. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
         if arguments.argv is not None:
             return self._run_program(arguments, on_end, stdin), False
         script = encode_script(arguments.command)
@@ -173,18 +173,18 @@ class Shells:
         script: bytes,
         literal: bool,
         on_end: Callable[[Process], None],
-        attached: Attached | None,
+        upload: Upload | None,
     ) -> Process:
         argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
         program = "" if literal else self.program
-        return self._start(arguments, argv, program, None if literal else script, on_end, attached)
+        return self._start(arguments, argv, program, None if literal else script, on_end, upload)
 
     def _run_program(
-        self, arguments: BashArguments, on_end: Callable[[Process], None], attached: Attached | None
+        self, arguments: BashArguments, on_end: Callable[[Process], None], upload: Upload | None
     ) -> Process:
         assert arguments.argv is not None
         self.dismiss_spare()
-        return self._start(arguments, arguments.argv, "", None, on_end, attached)
+        return self._start(arguments, arguments.argv, "", None, on_end, upload)
 
     def _start(
         self,
@@ -193,11 +193,11 @@ class Shells:
         program: str,
         script: bytes | None,
         on_end: Callable[[Process], None],
-        attached: Attached | None,
+        upload: Upload | None,
     ) -> Process:
         given = arguments.env or {}
         cwd = self.io.paths.directory(arguments.cwd)
-        stdin = attached or (arguments.stdin_data if arguments.stdin is None else arguments.stdin.encode())
+        stdin = upload or (arguments.stdin_data if arguments.stdin is None else arguments.stdin.encode())
         process = Process(self.io, arguments.output_bytes or self.cap_bytes, on_end)
         try:
             command = command_of(self.io, argv, self.env, cwd, program, user=arguments.user, given=given)

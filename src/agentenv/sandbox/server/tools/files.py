@@ -7,14 +7,14 @@ Outcomes are derived from slotfiles' exit code, never from text a command could 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.file_names import readable_name
-from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.calls import parse_arguments
 from agentenv.sandbox.server.tools.artifacts import (
     MAX_ENTRIES,
     TooLargeError,
@@ -24,10 +24,9 @@ from agentenv.sandbox.server.tools.artifacts import (
     unpack,
 )
 from agentenv.sandbox.server.tools.file_records import FileRecord, RecordReader
-from agentenv.sandbox.server.tools.registry import parse_arguments
-from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
 from agentenv.sandbox.server.tools.search import check_pattern, found, search_arguments
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH, TOO_LARGE, as_data, check_verdict
+from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
 from agentenv.tar_headers import mapped_descriptor
@@ -62,6 +61,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A program that ended. ``exit_code`` is 128 + n when signal n ended it, and an errno when it could not be
+    started at all. Stdout beyond the cap is reduced to head and tail, and the rest is counted."""
+
+    exit_code: int
+    stdout: bytes | memoryview
+    stderr: bytes
+    stdout_dropped_bytes: int
+
+
+class SlotRunner(Protocol):
+    """Runs programs in one slot, for one call."""
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Upload | None = None, output_bytes: int) -> Finished:
+        """Run ``argv`` to its end in the workspace; at most ``output_bytes`` of its stdout are kept."""
+
+
+@dataclass(frozen=True)
 class FileOutcome:
     """``content`` is the tool's reply, None when the operation failed: then ``exit_code`` is an errno (or 128 + n:
     killed by signal n) and ``stderr`` describes the error."""
@@ -91,9 +108,9 @@ async def run_file_tool(
     run: SlotRunner,
     *,
     paths: SlotPaths = USUAL_PATHS,
-    attached: Mapping[str, Attached] = MappingProxyType({}),
+    uploads: Mapping[str, Upload] = MappingProxyType({}),
 ) -> FileOutcome:
-    """Run one file tool. ``arguments``: the tool's model, or input for it; ``attached``: arguments sent as
+    """Run one file tool. ``arguments``: the tool's model, or input for it; ``uploads``: arguments sent as
     attachments, which are empty in the model.
 
     Raises: InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran. PolicyRefusalError: an archive's
@@ -104,7 +121,7 @@ async def run_file_tool(
     operation = _OPERATIONS.get(type(model))
     if operation is None:
         raise InvalidArgumentsError(f"{tool} is not a file tool")
-    files = _Files(run, paths, attached)
+    files = _Files(run, paths, uploads)
     try:
         content: WireModel = await operation(files, model)
     except _FailedError as failed:
@@ -117,10 +134,10 @@ async def run_file_tool(
 class _Files:
     """The operations on one slot. Each raises _FailedError for a failure that is an ordinary result."""
 
-    def __init__(self, run: SlotRunner, paths: SlotPaths, attached: Mapping[str, Attached]) -> None:
+    def __init__(self, run: SlotRunner, paths: SlotPaths, uploads: Mapping[str, Upload]) -> None:
         self._run = run
         self._paths = paths
-        self._attached = attached
+        self._uploads = uploads
         self.raw: dict[str, memoryview] = {}
         """Parts of the reply that are too large for it."""
 
@@ -169,12 +186,12 @@ class _Files:
             raise ProtocolError(f"slotfiles wrote {record.size_bytes} of {size_bytes} bytes")
         return WriteFileReply(size_bytes=record.size_bytes, created=record.kind == "n")
 
-    def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Attached, int]:
+    def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Upload, int]:
         if (asked.text is None) == (asked.data is None):
             raise InvalidArgumentsError("write_file: give either text or data")
-        attached = self._attached.get("data" if asked.text is None else "text")
-        if attached is not None:
-            return attached, attached.size_bytes
+        uploads = self._uploads.get("data" if asked.text is None else "text")
+        if uploads is not None:
+            return uploads, uploads.size_bytes
         data = asked.text.encode() if asked.text is not None else asked.data or b""
         _check_size(data)
         return data, len(data)
@@ -219,7 +236,7 @@ class _Files:
         return reply.model_copy(update={"data": None})
 
     async def _extract(self, asked: ArtifactsArguments) -> WireModel:
-        archive: bytes | Attached | None = self._attached.get("data", asked.data)
+        archive: bytes | Upload | None = self._uploads.get("data", asked.data)
         if archive is None:
             raise InvalidArgumentsError("artifacts: extract requires data, the tar archive")
         if isinstance(archive, bytes):
@@ -234,8 +251,8 @@ class _Files:
     async def patch(self, asked: PatchArguments) -> WireModel:
         # Read and applied inside the slot, under its limits and the call's deadline: the cost of placing a hunk depends
         # on files made in the slot.
-        attached = self._attached.get("patch")
-        text = _patch_text(asked) if attached is None else attached
+        uploads = self._uploads.get("patch")
+        text = _patch_text(asked) if uploads is None else uploads
         size_bytes = len(text) if isinstance(text, bytes) else text.size_bytes
         strip = "-" if asked.strip is None else str(asked.strip)
         done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
@@ -256,7 +273,7 @@ class _Files:
         return await _worked(len(printed), lambda: found(bytes(printed), asked, self._paths))
 
     async def _call(
-        self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
+        self, operation: str, path: str, *rest: str, stdin: bytes | Upload | None = None, output_bytes: int = 4096
     ) -> bytes | memoryview:
         """The output of slotfiles."""
         return _whole(await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes), path)
@@ -266,7 +283,7 @@ class _Files:
         operation: str,
         path: str,
         *rest: str,
-        stdin: bytes | Attached | None = None,
+        stdin: bytes | Upload | None = None,
         output_bytes: int = _OVERHEAD_BYTES,
     ) -> Finished:
         if "\0" in path:
@@ -306,7 +323,7 @@ def _whole_characters(data: memoryview) -> int:
     return before + whole_end(bytes(data[before:])) or len(data)
 
 
-def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
+def _unpacked(archive: bytes | Upload) -> tuple[bytes, ArtifactsReply]:
     if isinstance(archive, bytes):
         return unpack(archive)
     with mapped_descriptor(archive.fd) as tar:

@@ -11,9 +11,8 @@ import pytest
 
 from agentenv.errors import AgentEnvError, LeaseLostError
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.container import Container, Requester
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.holder import Holder
 from agentenv.sandbox.server.slot_states import State
 from agentenv.wire.leases import ActionRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 
@@ -32,7 +31,7 @@ def _leased(run: str) -> tuple[Container, LeaseKey]:
 @pytest.mark.parametrize(("run", "renews"), [("a", True), (None, True), ("b", False), ("", False)])
 async def test_a_run_keeps_its_own_leases(run: str | None, renews: bool) -> None:
     container, key = _leased("a")
-    reply = Holder(container, run).renew(RenewRequest(keys=(key,), ttl_s=60))
+    reply = Requester(container, run).renew(RenewRequest(keys=(key,), ttl_s=60))
     assert (reply.renewed, reply.stale) == (((0,), ()) if renews else ((), (0,)))
     container.close()
 
@@ -42,7 +41,7 @@ async def test_checkpoints_of_runs_that_are_gone_make_room(renewing: str | None,
     container, _ = _leased("a")
     for checkpoint, run in (("b", "gone"), ("c", "a")):
         container.checkpoints.made(checkpoint, run, asyncio.get_running_loop().time() - 1e6)
-    Holder(container, renewing).renew(RenewRequest(keys=(), ttl_s=60))
+    Requester(container, renewing).renew(RenewRequest(keys=(), ttl_s=60))
     container.make_room()
     drop = cast("MagicMock", container.context.supervisor.drop)
     assert {"b", "c"} - {call.args[0] for call in drop.call_args_list} == kept
@@ -53,25 +52,25 @@ async def test_why_a_lease_was_lost_is_for_its_own_run() -> None:
     container, key = _leased("a")
     container.slot(0).lost(Loss.ended, "its agent ended")
     wanted = RenewRequest(keys=(key,), ttl_s=60)
-    assert [loss.error for loss in Holder(container, "a").renew(wanted).lost] == [LeaseLostError.code]
-    assert Holder(container, None).renew(wanted).lost == Holder(container, "a").renew(wanted).lost
-    assert Holder(container, "b").renew(wanted).lost == ()
+    assert [loss.error for loss in Requester(container, "a").renew(wanted).lost] == [LeaseLostError.code]
+    assert Requester(container, None).renew(wanted).lost == Requester(container, "a").renew(wanted).lost
+    assert Requester(container, "b").renew(wanted).lost == ()
     container.close()
 
 
-async def _told(asked: Awaitable[object]) -> str:
+async def _outcome(action: Awaitable[object]) -> str:
     try:
-        return repr(await asked)
+        return repr(await action)
     except AgentEnvError as error:
         return repr(error)
 
 
-USES: dict[str, Callable[[Holder, LeaseKey], Awaitable[object]]] = {
-    "release": lambda holder, key: holder.release(key),
-    "seal": lambda holder, key: holder.act(ActionRequest(key=key, action=SealSlot(), request_id="s")),
-    "inbox": lambda holder, key: asyncio.to_thread(holder.inbox, key, "c"),
-    "in_flight": lambda holder, key: asyncio.to_thread(holder.in_flight, key, "c"),
-    "beside": lambda holder, key: asyncio.to_thread(holder.beside, key),
+USES: dict[str, Callable[[Requester, LeaseKey], Awaitable[object]]] = {
+    "release": lambda requester, key: requester.release(key),
+    "seal": lambda requester, key: requester.act(ActionRequest(key=key, action=SealSlot(), request_id="s")),
+    "uploads": lambda requester, key: asyncio.to_thread(requester.uploads, key, "c"),
+    "in_flight": lambda requester, key: asyncio.to_thread(requester.in_flight, key, "c"),
+    "beside": lambda requester, key: asyncio.to_thread(requester.beside, key),
 }
 
 
@@ -85,7 +84,9 @@ async def test_another_runs_key_is_answered_as_one_with_a_wrong_secret(
     if lost:
         container.slot(0).lost(Loss.ended, "its agent ended")
     forged = key.model_copy(update={"secret": "x" * 32})
-    assert await _told(USES[use](Holder(container, "b"), key)) == await _told(USES[use](Holder(container, "a"), forged))
+    assert await _outcome(USES[use](Requester(container, "b"), key)) == await _outcome(
+        USES[use](Requester(container, "a"), forged)
+    )
     assert (container.slot(0).lease is None) is lost
     container.close()
 
@@ -95,6 +96,6 @@ async def test_a_key_of_nothing_is_stale_for_every_run(change: dict[str, int]) -
     container, key = _leased("a")
     request = RenewRequest(keys=(key.model_copy(update=change),), ttl_s=60)
     for run in ("a", "b", None):
-        reply = Holder(container, run).renew(request)
+        reply = Requester(container, run).renew(request)
         assert (reply.renewed, reply.stale) == ((), (request.keys[0].slot,))
     container.close()

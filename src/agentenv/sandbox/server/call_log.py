@@ -1,4 +1,4 @@
-"""The calls that ended lately in one slot, with the end of what they printed: for its tail, and nothing else."""
+"""The latest calls of one slot that have ended, with the end of what they printed: for ``tail_routes``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from agentenv.sandbox.server.calls import CallInFlight, Fields
+from agentenv.sandbox.server.calls import Fields, Raw, SlotCall
 from agentenv.sandbox.server.process import OutputReader
-from agentenv.sandbox.server.replies import Raw
 from agentenv.wire.base import WireModel
 from agentenv.wire.tails import TAIL_BYTES
 from agentenv.wire.tools import BashArguments
@@ -18,8 +17,8 @@ MAX_CALLS: Final = 50
 _OF_ONE_BYTES: Final = TAIL_BYTES // 8
 """Of each stream of one call."""
 _ABOUT_CHARS: Final = 200
-_TELLING: Final = ("command", "path", "text", "pattern", "action")
-"""Arguments that say best what a call does, the first that is given."""
+_DESCRIPTIVE: Final = ("command", "path", "text", "pattern", "action")
+"""Arguments that describe a call best, in order of preference."""
 
 
 class Printed(NamedTuple):
@@ -33,7 +32,7 @@ _NOTHING: Final = Printed(0, b"")
 
 
 @dataclass(slots=True)
-class PastCall:
+class LoggedCall:
     """One call that has ended. ``ended_at_s`` is of the loop's clock."""
 
     call_id: str
@@ -48,66 +47,66 @@ class PastCall:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept of its output."""
+        """Size of its kept output."""
         return len(self.stdout.last) + len(self.stderr.last)
 
 
-class PastCalls:
+class CallLog:
     """At most MAX_CALLS calls and TAIL_BYTES of output; adding one costs two microseconds."""
 
     __slots__ = ("_bytes", "_calls", "added")
 
     def __init__(self) -> None:
-        self._calls: deque[PastCall] = deque()
+        self._calls: deque[LoggedCall] = deque()
         self._bytes = 0
         self.added = 0
         """Calls added so far: the number of the last one."""
 
-    def add(self, asked: CallInFlight, fields: Fields, now: float) -> None:
+    def add(self, call: SlotCall, fields: Fields, now: float) -> None:
         """This call has ended with this result."""
-        past = PastCall(
-            asked.call_id,
-            asked.tool,
-            about(asked.arguments),
+        process = call.process if isinstance(call.arguments, BashArguments) else None
+        if process is not None:
+            stdout, stderr = _captured(process.stdout), _captured(process.stderr)
+        else:
+            stdout, stderr = _returned(fields.get("stdout", "")), _returned(fields.get("stderr", ""))
+        note = "timed out" if "timed_out" in fields else "out of memory" if "oom_killed" in fields else ""
+        entry = LoggedCall(
+            call.call_id,
+            call.tool,
+            about(call.arguments),
             now,
             fields.get("duration_s"),
             fields.get("exit_code"),
-            _note(fields),
-            *_printed(asked, fields),
+            note or str(fields.get("error", "")),
+            stdout,
+            stderr,
         )
-        self._calls.append(past)
-        self._bytes += past.size_bytes
+        self._calls.append(entry)
+        self._bytes += entry.size_bytes
         self.added += 1
         while self._bytes > TAIL_BYTES or len(self._calls) > MAX_CALLS:
             self._bytes -= self._calls.popleft().size_bytes
 
-    def after(self, number: int) -> Iterator[PastCall]:
+    def after(self, number: int) -> Iterator[LoggedCall]:
         """The calls added after the one of this number, as far as they are kept."""
         known = max(0, len(self._calls) - (self.added - number))
         return (self._calls[at] for at in range(known, len(self._calls)))
 
     def clear(self) -> None:
-        """The lease has ended: what it did is nobody else's to see."""
+        """The lease has ended: the next one must not see its calls."""
         self._calls.clear()
         self._bytes = 0
 
 
 def about(arguments: WireModel) -> str:
-    """The first line of the command, or what else says best what the call does."""
-    for name in _TELLING:
+    """The first line of the command, or what else describes the call best."""
+    for name in _DESCRIPTIVE:
         if text := getattr(arguments, name, None):
             break
     if not isinstance(text, str):
         return ""
     line = text[: _ABOUT_CHARS + 1].strip().partition("\n")[0]
     return line if len(line) <= _ABOUT_CHARS else f"{line[:_ABOUT_CHARS]}…"
-
-
-def _printed(asked: CallInFlight, fields: Fields) -> tuple[Printed, Printed]:
-    process = asked.process
-    if isinstance(asked.arguments, BashArguments) and process is not None:
-        return _captured(process.stdout), _captured(process.stderr)
-    return _answered(fields.get("stdout", "")), _answered(fields.get("stderr", ""))
 
 
 def _captured(reader: OutputReader | None) -> Printed:
@@ -117,17 +116,10 @@ def _captured(reader: OutputReader | None) -> Printed:
     return Printed(total, reader.kept.read(max(0, total - _OF_ONE_BYTES), _OF_ONE_BYTES)[1])
 
 
-def _answered(value: str | Raw) -> Printed:
+def _returned(value: str | Raw) -> Printed:
     if not value:
         return _NOTHING
     if isinstance(value, tuple):
         return Printed(sum(map(len, value)), bytes(value[-1][-_OF_ONE_BYTES:]))
     last = value[-_OF_ONE_BYTES:].encode("utf-8", "replace")
     return Printed(max(len(value), len(last)), last[-_OF_ONE_BYTES:])
-
-
-def _note(fields: Fields) -> str:
-    for name, said in (("timed_out", "timed out"), ("oom_killed", "out of memory")):
-        if name in fields:
-            return said
-    return str(fields.get("error", ""))
