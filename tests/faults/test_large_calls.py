@@ -121,8 +121,8 @@ async def test_a_large_call_that_is_cancelled_leaves_nothing(farm: Farm) -> None
 
 async def test_a_call_whose_answer_was_lost_is_asked_about_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lost it: the stream is well, and nothing else would ever bring the answer."""
-    monkeypatch.setattr(client, "_ASK_AGAIN_S", 0.2)
-    monkeypatch.setattr(client, "_LOOK_S", 0.1)
+    monkeypatch.setattr(client, "_OVERDUE_S", 0.2)
+    monkeypatch.setattr(client, "_OVERDUE_CHECK_S", 0.1)
     farm.server.lose_answers = 2
     async with farm.executor.open("t") as session:
         async with asyncio.timeout(20):

@@ -249,7 +249,7 @@ async def test_bytes_of_a_hook_that_we_garble_are_ours_even_if_it_catches_the_er
                 await exec_tool.write_file("tests.bin", bytes(range(256)))
             return 0.0, {}
 
-    monkeypatch.setattr("agentenv.executor.client.encode_call", garbled)
+    monkeypatch.setattr("agentenv.executor.pending_call.encode_call", garbled)
     async with environment(Uploads, tmp_path, group_size=1, item_retries=0) as env:
         scored, again = await env.collect_trajectories({"id": "x"})
     assert (scored, again) == (None, [])

@@ -82,7 +82,7 @@ async def test_standard_input_and_a_script_may_be_attached(client: Client, key: 
     [
         ("command", b"\xff" * LARGE_BYTES, "is not UTF-8"),
         ("nonsense", b"x", "nonsense"),
-        ("cwd", b"/tmp", "given twice"),
+        ("cwd", b"/tmp", "duplicate argument"),
     ],
 )
 async def test_a_wrong_attachment_is_the_clients_fault(

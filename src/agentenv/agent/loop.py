@@ -29,7 +29,7 @@ from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings, default_system_prompt, opening
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord, text_of
-from agentenv.errors import CallLostError, ConfigError, InfraError, LeaseLostError, SlotDestroyedError, from_wire
+from agentenv.errors import ConfigError, LeaseLostError, SlotDestroyedError
 from agentenv.tools.json_text import read_json
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
@@ -327,7 +327,8 @@ class AgentLoop:
         arguments = bounded(call.tool, call.arguments)
         result = await self._session.call(call.tool, arguments, timeout_s=self._settings.tool_timeout_s)
         record.batch_wait_s = self._session.last_batch_wait_s
-        return checked(result)
+        result.raise_failure()
+        return result
 
 
 def bounded(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
@@ -343,15 +344,3 @@ def bounded(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
 
 def _refused(call: RequestedCall, error: str, message: str) -> CallResult:
     return CallResult(id=call.call_id, fault="model", error=error, message=message)
-
-
-def checked(result: CallResult) -> CallResult:
-    """``result``, unless it reports an infrastructure failure or a destroyed slot. Those are raised here, so that
-    no layer can show or score them by mistake."""
-    if result.error == SlotDestroyedError.code:
-        raise SlotDestroyedError(result.message or "the slot was destroyed")
-    if result.fault == "infra":
-        raise from_wire(result.error or InfraError.code, result.message or "the call failed", "", InfraError)
-    if result.cancelled:
-        raise CallLostError(f"call {result.id} was cancelled by the other side")
-    return result

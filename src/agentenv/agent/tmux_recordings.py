@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
 from agentenv.agent.transcript import Step, ToolRecord, Transcript
 from agentenv.sessions.asciicast import recordings
@@ -22,7 +21,8 @@ async def last_recordings(session: Session, steps: Sequence[Step]) -> list[dict[
     request if nothing was recorded. Raises: InfraError."""
     found = []
     for name in _still_recorded(steps):
-        result = checked(await session.call(TMUX, {"action": "capture", "session": name}, timeout_s=_LONGEST_S))
+        result = await session.call(TMUX, {"action": "capture", "session": name}, timeout_s=_LONGEST_S)
+        result.raise_failure()
         if isinstance(result.content, dict) and result.content.get("recording"):
             found.append({key: result.content[key] for key in _KEPT})
     return found

@@ -1,5 +1,5 @@
-"""How arguments and results travel: in the message, or, when they are large, as raw bytes over HTTP requests of their
-own (:mod:`agentenv.wire.calls`). :func:`encode_arguments` is the only place that encodes arguments.
+"""Large arguments and results of calls, which are sent as raw bytes over HTTP requests of their own
+(:mod:`agentenv.wire.calls`).
 
 Messages never wait behind them, and they are processed one piece at a time, because every trajectory of the trainer
 shares the event loop. An interrupted request is repeated and resumes where it was. Without progress for too long it
@@ -14,77 +14,24 @@ import codecs
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from agentenv.containers.connection import PIECE_BYTES, ContainerConnection, Retries
 from agentenv.errors import (
     ConnectionLostError,
     InfraError,
-    InvalidArgumentsError,
     ProtocolError,
     SlotDestroyedError,
     ToolCallError,
 )
-from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
-from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
+from agentenv.wire.calls import Attachment, CallResult
 
-_MOST_BEGINNINGS: Final = 5
+_MAX_RESTARTS: Final = 5
 _FIRST_PAUSE_S: Final = 0.2
 _REFUSALS: Final = (InfraError, SlotDestroyedError, ToolCallError)
 
 Part = str | bytes
-
-
-_JSON_BYTES_PER_CHAR: Final = 6
-"""Most that JSON makes of a character of the basic plane (a control character: ``\\u0001``), and of what UTF-8 needs
-four bytes for."""
-_QUOTES: Final = '""'
-
-
-def encode_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """The arguments of a call as JSON values for its message, and those sent as attachments instead: each whose JSON
-    takes more than LARGE_BYTES. Pure.
-
-    ``arguments`` are JSON values, or ``bytes``: base64 in the message, themselves in an attachment. Text is attached
-    as UTF-8, any other value as its JSON; the receiver knows by the type of the tool's field
-    (:func:`agentenv.wire.base.carried_as`).
-
-    Raises: InvalidArgumentsError: one is larger than MAX_FILE_BYTES, or there are more than MAX_ATTACHMENTS.
-    """
-    message: dict[str, Any] = {}
-    attached: dict[str, Part] = {}
-    for name, value in arguments.items():
-        part = _large_part(value)
-        if part is None:
-            message[name] = base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-            continue
-        if (size_bytes := size_of(part)) > MAX_FILE_BYTES:
-            raise InvalidArgumentsError(
-                f"{name}: {size_bytes} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call",
-                next_step="send it in smaller parts",
-            )
-        attached[name] = part
-    if len(attached) > MAX_ATTACHMENTS:
-        raise InvalidArgumentsError(f"more than {MAX_ATTACHMENTS} arguments are large")
-    return message, attached
-
-
-def _large_part(value: Any) -> Part | None:
-    """The value as it is attached; None when its JSON is small enough for a message."""
-    if isinstance(value, bytes):
-        return value if (len(value) + 2) // 3 * 4 + len(_QUOTES) > LARGE_BYTES else None
-    if isinstance(value, str):
-        if len(value) * _JSON_BYTES_PER_CHAR <= LARGE_BYTES:
-            return None
-        return value if len(value) > LARGE_BYTES or len(to_json(value)) > LARGE_BYTES else None
-    if not isinstance(value, (dict, list, tuple)):
-        return None
-    return encoded if len(encoded := to_json(value)) > LARGE_BYTES else None
-
-
-def size_of(part: Part) -> int:
-    """Size in bytes; of text as UTF-8."""
-    return len(part) if isinstance(part, bytes) or part.isascii() else len(part.encode())
+"""A large argument: text is sent as UTF-8."""
 
 
 class Attachments:
@@ -99,13 +46,12 @@ class Attachments:
         return tuple([await self._put(lease, call_id, field, part) for field, part in parts.items()])
 
     async def complete(self, lease: bytes, result: CallResult) -> CallResult:
-        """The result with all its attachments. Raises InfraError: CallLostError when the server no longer remembers
+        """The result with all its attachments. Raises InfraError: CallLostError when the server has discarded
         it."""
         fields: dict[str, Any] = {"attachments": ()}
         content = dict(result.content) if isinstance(result.content, dict) else {}
-        for part in sorted(
-            result.attachments, key=lambda part: part.field
-        ):  # content before the attachments that belong into it
+        # By name: ``content`` comes before the attachments that are fields of it.
+        for part in sorted(result.attachments, key=lambda part: part.field):
             sink = _sink(part)
             await self._fetch(lease, result.id, part, sink)
             name, _, inner = part.field.partition(".")
@@ -121,10 +67,10 @@ class Attachments:
         return result.model_copy(update=fields)
 
     async def _put(self, lease: bytes, call_id: str, field: str, part: Part) -> Attachment:
-        """Send piece by piece: each answer tells how much has arrived, however much is buffered on the way."""
+        """Send piece by piece: each response has the number of bytes that arrived, whatever is buffered on the way."""
         retries = Retries(_FIRST_PAUSE_S, within_s=self._silence_s)
         step = PIECE_BYTES if isinstance(part, bytes) or part.isascii() else PIECE_BYTES // 4
-        start, sent_bytes, anew = 0, 0, 0
+        start, sent_bytes, restarts = 0, 0, 0
         while start < len(part):
             piece = part[start : start + step]
             body = piece.encode() if isinstance(piece, str) else piece
@@ -145,8 +91,8 @@ class Attachments:
             arrived_bytes = self._connection.parsed(Attachment, raw).size_bytes
             if arrived_bytes == sent_bytes + len(body):
                 start, sent_bytes = start + step, arrived_bytes
-            elif arrived_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was restarted
-                start, sent_bytes, anew = 0, 0, anew + 1
+            elif arrived_bytes == 0 and restarts < _MAX_RESTARTS:  # the server was restarted
+                start, sent_bytes, restarts = 0, 0, restarts + 1
             else:
                 raise ProtocolError(f"{sent_bytes + len(body)} bytes of {field} were sent, {arrived_bytes} arrived")
         return Attachment(field=field, size_bytes=sent_bytes)
@@ -172,7 +118,7 @@ class Attachments:
                     retries.progressed()
                 await retries.after(lost)
         if sink.size_bytes > part.size_bytes:
-            raise ProtocolError(f"more than {part.size_bytes} bytes of {part.field} came")
+            raise ProtocolError(f"more than {part.size_bytes} bytes of {part.field} arrived")
 
 
 class _Sink:

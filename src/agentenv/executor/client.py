@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from agentenv.background import TaskSet
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
-from agentenv.containers.attachments import Attachments, encode_arguments
+from agentenv.containers.attachments import Attachments
 from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.stream import Stream, open_stream
@@ -45,7 +45,6 @@ from agentenv.executor.pending_call import (
     ENVELOPE_BYTES,
     PendingCall,
     encode_batch,
-    encode_call,
     encode_keys,
     with_attachments,
     with_boot,
@@ -63,13 +62,13 @@ _MAX_BATCH_BYTES: Final = 4 * LARGE_BYTES
 _FORGET_CALLS: Final = 64
 _FORGET_BYTES: Final = LARGE_BYTES
 """Number and total size of arrived results after which they are reported to the container."""
-_MOST_CANCELLATIONS: Final = MAX_BATCH_CALLS
+_MAX_CANCELLATIONS: Final = MAX_BATCH_CALLS
 _FIRST_BACKOFF_S: Final = 0.02
 _LONGEST_BACKOFF_S: Final = 1.0
-_ASK_AGAIN_S: Final = 30.0
-"""Time after its own timeout at which a call without an answer is resubmitted. It may still be queued; but if its
-answer was lost on the way, this fetches it."""
-_LOOK_S: Final = 5.0
+_OVERDUE_S: Final = 30.0
+"""Time after its own timeout at which a call without a result is resubmitted. It may still be queued; but if its
+result was lost on the way, this fetches it."""
+_OVERDUE_CHECK_S: Final = 5.0
 """Interval between checks for such calls."""
 _RESENT_KEYS: Final = MAX_BATCH_CALLS
 
@@ -111,29 +110,29 @@ class SandboxClient:
             max_bytes=_MAX_BATCH_BYTES,
         )
         self.connection = ContainerConnection(handle)
-        """For what travels beside the stream."""
+        """For requests outside the stream."""
         self._attachments = Attachments(self.connection, settings.reconnect_deadline_s)
         self._unfinished: dict[str, PendingCall] = {}
-        self._behind: dict[bytes, deque[PendingCall]] = {}
+        self._held_back: dict[bytes, deque[PendingCall]] = {}
         """Per lease with a large argument being sent: the calls submitted since then, which must not overtake it."""
-        self._movers = TaskSet()
+        self._transfers = TaskSet()
         self._cancelling: dict[str, PendingCall] = {}
-        self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)
-        """Calls that ended because the container was unreachable; reported to it if it comes back."""
+        self._unreported: deque[PendingCall] = deque(maxlen=_MAX_CANCELLATIONS)
+        """Calls that failed because the container was unreachable; cancelled there if it can be reached again."""
         self._to_cancel: list[bytes] = []
         self._to_forget: list[bytes] = []
         self._forget_bytes = 0
         self._forgotten: deque[bytes] = deque(maxlen=_RESENT_KEYS)
-        """Calls to forget, which the container would otherwise keep for ever; repeated on the
-        next stream."""
-        self._look_at = 0.0
+        """Large results reported as arrived: repeated on the next stream, because the container keeps them until it
+        receives that."""
+        self._overdue_check_at = 0.0
         self._id_prefix = secrets.token_hex(12)
         self._wake: asyncio.Future[None] | None = None
         self._demand = asyncio.Event()
         self._lost_at: float | None = None
-        """Time since which nothing was received from the container; None while something is."""
-        self._fruitless = 0
-        """Attempts since the last message from the container."""
+        """When the container could not be reached for the first time since its last message; None while it can be."""
+        self._failed_attempts = 0
+        """Attempts to connect since the last message from the container."""
         self._stream: Stream | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
@@ -166,12 +165,9 @@ class SandboxClient:
         """
         if self._closed:
             raise PoolClosedError(f"the connection to container {self.handle.id} is closed")
-        values, parts = encode_arguments(arguments)
         kept, call_id = call_id is not None, call_id or self.next_id()
-        now = self._loop.time()
-        call = PendingCall(call_id, lease, timeout_s, self._loop.create_future(), now, kept=kept)
-        call.body = encode_call(call.key, tool, values, timeout_s)
-        call.parts = parts
+        future, now = self._loop.create_future(), self._loop.time()
+        call = PendingCall(call_id, lease, tool, arguments, timeout_s, future, now, kept=kept)
         if len(call.body) > _MAX_CALL_BYTES:
             raise InvalidArgumentsError(
                 f"the call is {len(call.body)} bytes, more than the {_MAX_CALL_BYTES} one call may have",
@@ -179,11 +175,11 @@ class SandboxClient:
             )
         self._unfinished[call_id] = call
         self._cancelling.pop(call_id, None)  # submitted again: its result is wanted, cancelled or not
-        if (behind := self._behind.get(lease)) is not None:
-            behind.append(call)
-        elif parts:
-            self._behind[lease] = deque((call,))
-            self._movers.start(call_id, self._send_in_order(lease), "attachments")
+        if (queue := self._held_back.get(lease)) is not None:
+            queue.append(call)
+        elif call.parts:
+            self._held_back[lease] = deque((call,))
+            self._transfers.start(call_id, self._send_in_order(lease), "attachments")
         else:
             self._enqueue(call)
         return call
@@ -193,14 +189,14 @@ class SandboxClient:
 
         A caller that still awaits it gets (a copy of) ``error``, or is cancelled.
         """
-        if not self._let_go(call):
+        if not self._withdraw(call):
             return
         if error is None:
             call.future.cancel()
         else:
             self._finish(call, error.copy())
-        if call.boot is not None and call.asked:
-            if len(self._cancelling) >= _MOST_CANCELLATIONS:
+        if call.boot is not None and call.awaited:
+            if len(self._cancelling) >= _MAX_CANCELLATIONS:
                 self._cancelling.pop(next(iter(self._cancelling)))
             self._cancelling[call.id] = call
             self._to_cancel.append(call.key)
@@ -209,7 +205,7 @@ class SandboxClient:
     def fail(self, calls: Iterable[PendingCall], error: AgentEnvError) -> None:
         """End these calls with (a copy of) ``error``; they are not resubmitted."""
         for call in calls:
-            if self._let_go(call):
+            if self._withdraw(call):
                 self._finish(call, error.copy())
 
     async def aclose(self) -> None:
@@ -221,17 +217,17 @@ class SandboxClient:
                 self._keeper.cancel()
         if self._keeper is not None:
             await asyncio.wait({self._keeper})
-        await self._movers.wait()
+        await self._transfers.wait()
         await self.connection.aclose()
 
-    def _let_go(self, call: PendingCall) -> bool:
-        """Stop all work for this call; False if that was done already."""
+    def _withdraw(self, call: PendingCall) -> bool:
+        """Stop all work for this call. False: it has ended already."""
         if self._unfinished.pop(call.id, None) is None:
             return False
         self._batcher.drop(call)
-        if call.moving is not None:
-            call.moving.cancel()
-        if call.moving is not None or (call.attached and call.boot is None):
+        if call.transfer is not None:
+            call.transfer.cancel()
+        if call.transfer is not None or (call.attached and call.boot is None):
             self._forget(call, LARGE_BYTES)  # attachments still to be fetched, or already sent
         return True
 
@@ -240,49 +236,49 @@ class SandboxClient:
     def _enqueue(self, call: PendingCall) -> None:
         """Put the call into the next batch."""
         now = self._loop.time()
-        call.asked = True
-        call.ask_again_at = now + call.timeout_s + _ASK_AGAIN_S
+        call.awaited = True
+        call.overdue_at = now + call.timeout_s + _OVERDUE_S
         self._batcher.add(call, len(call.body) + BOOT_BYTES, now)
         if self._stream is None:
-            self._want_connection()
+            self._connect()
         self._wake_writer()
 
     async def _send_in_order(self, lease: bytes) -> None:
         """Send the large arguments of this lease's calls, and the calls behind them, in the order of submission."""
-        behind = self._behind[lease]
-        while behind:
-            call = behind.popleft()
+        queue = self._held_back[lease]
+        while queue:
+            call = queue.popleft()
             if call.id in self._unfinished and call.parts:
                 await self._send_parts(call)
             if call.id in self._unfinished:
                 self._enqueue(call)
-        del self._behind[lease]
+        del self._held_back[lease]
 
     async def _send_parts(self, call: PendingCall) -> None:
         call.attached = True
-        sent = await self._moved(call, self._attachments.put(call.lease, call.id, call.parts))
-        if sent is not None:
+        attachments = await self._transferred(call, self._attachments.put(call.lease, call.id, call.parts))
+        if attachments is not None:
             call.parts = {}
-            call.body = with_attachments(call.body, sent)
+            call.body = with_attachments(call.body, attachments)
 
     async def _fetch_rest(self, call: PendingCall, result: CallResult) -> None:
-        whole = await self._moved(call, self._attachments.complete(call.lease, result))
-        if whole is not None and self._unfinished.pop(call.id, None) is not None:
+        complete = await self._transferred(call, self._attachments.complete(call.lease, result))
+        if complete is not None and self._unfinished.pop(call.id, None) is not None:
             self._forget(call, LARGE_BYTES)
-            self._finish(call, whole)
+            self._finish(call, complete)
 
-    async def _moved(self, call: PendingCall, work: Coroutine[Any, Any, T]) -> T | None:
+    async def _transferred(self, call: PendingCall, work: Coroutine[Any, Any, T]) -> T | None:
         """Result of the transfer; None if the call has ended in the meantime, or ends through this."""
-        call.moving = self._loop.create_task(work)
-        await asyncio.wait({call.moving})
-        if call.moving.cancelled():
+        call.transfer = self._loop.create_task(work)
+        await asyncio.wait({call.transfer})
+        if call.transfer.cancelled():
             return None
-        error = call.moving.exception()
+        error = call.transfer.exception()
         if error is None:
-            moved: T = call.moving.result()
-            call.moving = None
-            return moved
-        if isinstance(error, ToolCallError) and self._let_go(call):
+            result: T = call.transfer.result()
+            call.transfer = None
+            return result
+        if isinstance(error, ToolCallError) and self._withdraw(call):
             self._finish(call, CallResult(id=call.id, fault=error.fault, error=error.code, message=str(error)))
             return None
         if not isinstance(error, AgentEnvError):
@@ -296,12 +292,12 @@ class SandboxClient:
         self._forget_bytes += size_bytes
         if self._forget_due():
             if self._stream is None and not self._closed:
-                self._want_connection()
+                self._connect()
             self._wake_writer()
 
     # -- the connection ----------------------------------------------------------------------------
 
-    def _want_connection(self) -> None:
+    def _connect(self) -> None:
         self._demand.set()
         if self._keeper is None:
             self._keeper = self._loop.create_task(self._keep(), name=f"stream-{self.handle.id}")
@@ -314,27 +310,27 @@ class SandboxClient:
             try:
                 await self._serve()
             except (ConnectionLostError, TimeoutError) as cut:
-                await self._after_cut(cut)
+                await self._pause_or_fail(cut)
             except AgentEnvError as error:
-                self._give_up(error)
+                self._fail_all(error)
             except Exception as error:
                 log.exception("the client of %s failed", self.handle.id)
-                self._give_up(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
-            if self._cancelling or self._forget_due() or any(call.asked for call in self._unfinished.values()):
+                self._fail_all(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
+            if self._cancelling or self._forget_due() or any(call.awaited for call in self._unfinished.values()):
                 self._demand.set()
             else:
-                self._lost_at, self._fruitless = None, 0
+                self._lost_at, self._failed_attempts = None, 0
 
     async def _serve(self) -> None:
         """Connect once and serve that stream until it ends; raises the error that ended it."""
         now = self._loop.time()
         if self._lost_at is None:
             self._lost_at = now
-        self._fruitless += 1
+        self._failed_attempts += 1
         attempt_ends_at = min(now + self._deadline_s / 3, self._lost_at + self._deadline_s)
         async with asyncio.timeout_at(attempt_ends_at):
             stream = await open_stream(self.handle, silence_s=self._deadline_s)
-        self._start_over(stream)
+        self._resubmit(stream)
         tasks = [self._loop.create_task(work(stream)) for work in (self._read, self._write)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -343,47 +339,47 @@ class SandboxClient:
                     task.result()
         finally:
             self._stream = None
-            if self._lost_at is None or self._fruitless == 1:
-                # One stream that opened and stayed silent may be bad luck: it has its own deadline.
+            if self._lost_at is None or self._failed_attempts == 1:
+                # A first stream that opened and stayed silent does not count: the deadline starts at its end.
                 self._lost_at = self._loop.time()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await stream.aclose(polite=self._closed)
 
-    async def _after_cut(self, cut: BaseException) -> None:
+    async def _pause_or_fail(self, cut: BaseException) -> None:
         """Wait before the next attempt (not at all after a stream that worked), or give up."""
         now = self._loop.time()
         left_s = (now if self._lost_at is None else self._lost_at) + self._deadline_s - now
         log.info("container %s: stream cut (%r), %.1f s left", self.handle.id, cut, left_s)
         if left_s <= 0:
             reason = str(cut) or type(cut).__name__
-            self._give_up(
+            self._fail_all(
                 ConnectionLostError(
                     f"container {self.handle.id} could not be reached for {self._deadline_s:g} s: {reason}"
                 )
             )
-        elif self._fruitless:
-            longest_s = pause_s(2 * _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, self._fruitless)
+        elif self._failed_attempts:
+            longest_s = pause_s(2 * _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, self._failed_attempts)
             await asyncio.sleep(min(left_s, random.uniform(0, longest_s)))  # noqa: S311
 
-    def _give_up(self, error: AgentEnvError) -> None:
-        self._lost_at, self._fruitless = None, 0
+    def _fail_all(self, error: AgentEnvError) -> None:
+        self._lost_at, self._failed_attempts = None, 0
         self._cancelling.clear()
-        asked = [call for call in self._unfinished.values() if call.asked]
-        self._given_up.extend(call for call in asked if call.boot is not None)
-        self.fail(asked, error)
+        awaited = [call for call in self._unfinished.values() if call.awaited]
+        self._unreported.extend(call for call in awaited if call.boot is not None)
+        self.fail(awaited, error)
 
-    def _start_over(self, stream: Stream) -> None:
+    def _resubmit(self, stream: Stream) -> None:
         """Resubmit everything unfinished on the new stream, in the original order."""
         self.counters.streams += 1
-        asked = [call for call in self._unfinished.values() if call.asked]
-        self.counters.reasked += sum(call.boot is not None for call in asked)
-        self._batcher.restart(((call, len(call.body) + BOOT_BYTES) for call in asked), self._loop.time())
-        # Another server process knows nothing of what was cancelled in the previous one.
-        ended = [*self._cancelling.values(), *self._given_up]
-        self._given_up.clear()
-        self._cancelling = {call.id: call for call in ended if call.boot == stream.boot}
+        awaited = [call for call in self._unfinished.values() if call.awaited]
+        self.counters.reasked += sum(call.boot is not None for call in awaited)
+        self._batcher.restart(((call, len(call.body) + BOOT_BYTES) for call in awaited), self._loop.time())
+        # Another server process does not have the calls that were cancelled in the previous one.
+        cancelled = [*self._cancelling.values(), *self._unreported]
+        self._unreported.clear()
+        self._cancelling = {call.id: call for call in cancelled if call.boot == stream.boot}
         self._to_cancel = [call.key for call in self._cancelling.values()]
         self._to_forget += self._forgotten
         self._forgotten.clear()
@@ -397,8 +393,10 @@ class SandboxClient:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            self._resubmit_overdue()
-            due = self._batcher.due(self._loop.time())
+            now = self._loop.time()
+            if now >= self._overdue_check_at:
+                self._resubmit_overdue(now)
+            due = self._batcher.due(now)
             if due.batches:
                 for batch in due.batches:
                     await stream.send(self._encoded(batch, stream.boot))
@@ -416,15 +414,12 @@ class SandboxClient:
                 # Nothing was awaited since due() was called, so no wake-up can have been missed.
                 await self._wait_for_work(due.wake_at)
 
-    def _resubmit_overdue(self) -> None:
-        """Resubmit calls that should have an answer by now; this never runs a call twice."""
-        now = self._loop.time()
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
+    def _resubmit_overdue(self, now: float) -> None:
+        """Resubmit calls that should have a result by now; this never runs a call twice."""
+        self._overdue_check_at = now + _OVERDUE_CHECK_S
         for call in self._unfinished.values():
-            if call.asked and call.sent_at is not None and now >= call.ask_again_at:
-                log.info("call %s has no answer yet: resubmitting", call.id)
+            if call.awaited and call.sent_at is not None and now >= call.overdue_at:
+                log.info("call %s has no result yet: resubmitting", call.id)
                 self.counters.reasked += 1
                 self._batcher.drop(call)
                 self._enqueue(call)
@@ -446,9 +441,11 @@ class SandboxClient:
 
     async def _wait_for_work(self, wake_at: float | None) -> None:
         """Wait until something is to be sent, for ``wake_at``, or until an acknowledgement is overdue."""
-        overdue_at = self._overdue_at()
-        look_at = self._look_at if self._unfinished else None
-        moments = [moment for moment in (wake_at, overdue_at, look_at) if moment is not None]
+        moments = [] if wake_at is None else [wake_at]
+        if (written_at := self._batcher.oldest_unacknowledged_at) is not None:
+            moments.append(written_at + self._deadline_s)
+        if self._unfinished:
+            moments.append(self._overdue_check_at)
         self._wake = self._loop.create_future()
         timer = self._loop.call_at(min(moments), self._wake_writer) if moments else None
         try:
@@ -457,13 +454,9 @@ class SandboxClient:
             self._wake = None
             if timer is not None:
                 timer.cancel()
-        overdue_at = self._overdue_at()
-        if overdue_at is not None and self._loop.time() >= overdue_at:
+        written_at = self._batcher.oldest_unacknowledged_at  # an acknowledgement may have arrived
+        if written_at is not None and self._loop.time() >= written_at + self._deadline_s:
             raise ConnectionLostError(f"a batch was not acknowledged within {self._deadline_s:g} s")
-
-    def _overdue_at(self) -> float | None:
-        oldest = self._batcher.oldest_unacknowledged_at
-        return None if oldest is None else oldest + self._deadline_s
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -474,28 +467,28 @@ class SandboxClient:
                 message = server_message.validate_json(text)
             except ValidationError as error:
                 raise ProtocolError(f"the container sent an unknown message: {error}") from error
-            self._lost_at, self._fruitless = None, 0
+            self._lost_at, self._failed_attempts = None, 0
             if isinstance(message, Result):
-                self._take_result(message.result, len(text))
+                self._on_result(message.result, len(text))
             elif isinstance(message, Accepted):
                 if not self._batcher.accepted(message.batch):
                     raise ProtocolError(f"the container acknowledged batch {message.batch}, which was not sent")
                 if self._batcher.waiting:
                     self._wake_writer()
             else:
-                self._take_failure(message)
+                self._on_failure(message)
 
-    def _take_result(self, result: CallResult, size_bytes: int) -> None:
+    def _on_result(self, result: CallResult, size_bytes: int) -> None:
         if (cancelled := self._cancelling.pop(result.id, None)) is not None:
             self._forget(cancelled, size_bytes + sum(part.size_bytes for part in result.attachments))
             return
         call = self._unfinished.get(result.id)
-        if call is None or not call.asked:
-            return  # a duplicate: the first one was processed
-        call.asked = False
+        if call is None or not call.awaited:
+            return  # a duplicate
+        call.awaited = False
         self._batcher.drop(call)
         if result.attachments:
-            self._movers.start(call.id, self._fetch_rest(call, result), "attachments")
+            self._transfers.start(call.id, self._fetch_rest(call, result), "attachments")
         else:
             del self._unfinished[call.id]
             if not call.kept:
@@ -514,8 +507,8 @@ class SandboxClient:
             self.counters.results += 1
             call.future.set_result(outcome)
 
-    def _take_failure(self, failure: Failure) -> None:
-        """A message of ours was refused and would be again: its calls end, the stream stays open."""
+    def _on_failure(self, failure: Failure) -> None:
+        """The container refused a message, and would refuse it again: its calls end, the stream stays open."""
         error = _failure_of(failure.error, f"the container refused a message: {failure.message}")
         if failure.batch is None:
             raise error

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from agentenv.config import ExecutorSettings
-from agentenv.containers.attachments import size_of
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.live_output import LiveView, OnOutput, as_text
 from agentenv.errors import (
@@ -29,7 +27,7 @@ from agentenv.errors import (
 )
 from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import UNKNOWN_TOOL, CallObserver, CallTiming
-from agentenv.executor.pending_call import PendingCall
+from agentenv.executor.pending_call import PendingCall, size_of
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
@@ -166,7 +164,7 @@ class ToolSession:
         self._item = item
         self._forks = 0
         self._externals: set[asyncio.Task[CallResult]] = set()
-        self._outside = False
+        self._has_external_state = False
         """Whether a tool server may have state for this trajectory."""
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -179,7 +177,7 @@ class ToolSession:
     def lease(self) -> SessionLease:
         """The lease. Raises PoolClosedError before the session is entered."""
         if self._lease is None:
-            raise PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
+            raise self._not_open()
         return self._lease
 
     @property
@@ -244,14 +242,14 @@ class ToolSession:
         try:
             checked = self._host.catalog.validate(tool, arguments)
         except (ToolCallError, PolicyRefusalError) as error:
-            named = UNKNOWN_TOOL if isinstance(error, UnknownToolError) else tool
-            return self._counted(named, CallResult.refused(client.next_id(), error))
+            known = UNKNOWN_TOOL if isinstance(error, UnknownToolError) else tool
+            return self._counted(known, CallResult.refused(client.next_id(), error))
         spec = self._host.catalog.spec(tool)
         limit_s = self._limit_s(spec, timeout_s)
         if spec.kind == "external":
             return await self._external(spec, checked, limit_s)
         wants_text = tool == BASH.name and not checked.get("binary")
-        if wants_text and on_output is not None:  # which characters were shown, only the bytes say
+        if wants_text and on_output is not None:  # offsets into the output are in bytes
             checked = {**checked, "binary": True}
         try:
             pending = client.submit(self._lease_json, tool, checked, limit_s, call_id)
@@ -261,7 +259,7 @@ class ToolSession:
             result = await self._result_of(client, pending, tool, checked)
         else:
             result = await self._shown(client, pending, tool, checked, on_output)
-        if wants_text:
+        if wants_text and result.content is not None:
             result = await as_text(result)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
@@ -277,7 +275,7 @@ class ToolSession:
         Raises: InfraError: it could not be done; the workspace must not be trusted.
         """
         self._usable()
-        await self._end_outside()
+        await self._end_external()
         await self.lease.act(SealSlot())
 
     async def checkpoint(self) -> Checkpoint:
@@ -287,7 +285,7 @@ class ToolSession:
         Raises: CheckpointError: there is no room to keep them. InfraError.
         """
         self._usable()
-        await self._end_outside()
+        await self._end_external()
         name = (await self.lease.act(CheckpointSlot())).checkpoint
         return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
 
@@ -302,7 +300,7 @@ class ToolSession:
         if checkpoint.root.image != (self.root.image if self.root else ""):
             raise CheckpointError("the checkpoint is not of this slot's image")
         self._check_here(checkpoint)
-        await self._end_outside()
+        await self._end_external()
         await self.lease.act(RestoreSlot(checkpoint=checkpoint.root.checkpoint))
 
     async def drop(self, checkpoint: Checkpoint) -> None:
@@ -370,12 +368,16 @@ class ToolSession:
             self._closing = asyncio.create_task(self._close(), name=f"close-{self.trajectory}")
         await asyncio.shield(self._closing)
 
+    def _not_open(self) -> PoolClosedError:
+        return PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
+
     def _usable(self) -> SandboxClient:
         if self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} is closed")
-        if (lost := self.lease.lost) is not None:
+        if self._lease is None or self._client is None:  # they are set together
+            raise self._not_open()
+        if (lost := self._lease.lost) is not None:
             raise lost.copy()
-        assert self._client is not None  # set together with the lease
         return self._client
 
     def _limit_s(self, spec: ToolSpec, timeout_s: float | None) -> float:
@@ -416,51 +418,54 @@ class ToolSession:
     ) -> CallResult:
         self._outstanding.add(pending)
         try:
-            with self._failures_counted(tool):
-                result = await pending.future
-                if tool == "write_file":
-                    _check_written(arguments, result)
-                return result
+            result = await pending.future
+            if tool == "write_file":
+                _check_written(arguments, result)
+            return result
         except asyncio.CancelledError:
             client.abandon(pending)
+            self._count_cancelled(tool)
+            raise
+        except AgentEnvError as error:
+            self._count_failure(tool, error)
             raise
         finally:
             self._outstanding.discard(pending)
 
-    @contextmanager
-    def _failures_counted(self, tool: str) -> Iterator[None]:
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._host.tally.cancelled += 1
-            if self._host.observer is not None:
-                self._host.observer.cancelled(tool)
-            raise
-        except AgentEnvError as error:
-            self._host.tally.policy_faults += error.fault == "policy"
-            self._host.tally.infra_faults += error.fault != "policy"
-            if self._host.observer is not None:
-                self._host.observer.finished(tool, error.fault, None)
-            raise
+    def _count_cancelled(self, tool: str) -> None:
+        self._host.tally.cancelled += 1
+        if self._host.observer is not None:
+            self._host.observer.cancelled(tool)
+
+    def _count_failure(self, tool: str, error: AgentEnvError) -> None:
+        self._host.tally.policy_faults += error.fault == "policy"
+        self._host.tally.infra_faults += error.fault != "policy"
+        if self._host.observer is not None:
+            self._host.observer.finished(tool, error.fault, None)
 
     async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
         external = self._host.external
         assert external is not None  # the executor rejects catalogs it cannot run
         began_s = asyncio.get_running_loop().time()
-        self._outside = True
+        self._has_external_state = True
         scope = CallScope(trajectory=self.trajectory, group=self._group, item=self._item)
         task = asyncio.create_task(external.call(scope, spec.name, arguments, limit_s))
         self._externals.add(task)
         try:
-            with self._failures_counted(spec.name):
-                result = await self._outside_result(task)
+            result = await self._external_result(task)
+        except asyncio.CancelledError:
+            self._count_cancelled(spec.name)
+            raise
+        except AgentEnvError as error:
+            self._count_failure(spec.name, error)
+            raise
         finally:
             self._externals.discard(task)
         total_s = asyncio.get_running_loop().time() - began_s
         self.last_timing = CallTiming(result.id, spec.name, 0.0, result.queue_s, result.duration_s, total_s)
         return self._counted(spec.name, result, self.last_timing)
 
-    async def _outside_result(self, task: asyncio.Task[CallResult]) -> CallResult:
+    async def _external_result(self, task: asyncio.Task[CallResult]) -> CallResult:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -471,13 +476,13 @@ class ToolSession:
             raise PoolClosedError(f"the session of {self.trajectory} was closed while the call ran")
         return task.result()
 
-    async def _end_outside(self) -> None:
+    async def _end_external(self) -> None:
         """Cancel running calls and close the state of this trajectory's external tools; a failure is only logged."""
         for task in self._externals:
             task.cancel()
-        if not self._outside or self._host.external is None:
+        if not self._has_external_state or self._host.external is None:
             return
-        self._outside = False
+        self._has_external_state = False
         try:
             await self._host.external.ended(self.trajectory)
         except Exception:
@@ -511,7 +516,7 @@ class ToolSession:
             if self._client is not None:
                 gone = self._lease is not None and isinstance(self._lease.lost, ContainerLostError)
                 self._host.detach(self._client, gone=gone)
-            await self._end_outside()
+            await self._end_external()
             self._host.ended(self)
 
 

@@ -33,7 +33,6 @@ from agentenv.farm_client.access import FarmAccess, farm_access
 from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
-from agentenv.sdk.processes import shell_arguments, without_none
 from agentenv.sdk.roots import (
     ImageRoot,
     RootFields,
@@ -296,8 +295,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        given = shell_arguments(command, cwd=cwd, env=env, stdin=stdin, user=user, output_bytes=output_bytes)
-        return await self.call_tool("bash", given, timeout_s=timeout_s, on_output=on_output)
+        arguments: dict[str, Any] = {"command": command, "cwd": cwd, "env": dict(env) if env else None, "user": user}
+        arguments |= {"output_bytes": output_bytes, "stdin_data" if isinstance(stdin, bytes) else "stdin": stdin}
+        return await self._typed_call("bash", arguments, timeout_s, on_output)
 
     async def terminal(
         self,
@@ -313,9 +313,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
         functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
         ``pty`` and ``user`` are those of a new session."""
-        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
-        given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
-        return await self.call_tool("terminal", without_none(given))
+        arguments: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
+        arguments |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
+        return await self._typed_call("terminal", arguments)
 
     def _used(self) -> AbstractAsyncContextManager[ToolSession]:
         return nullcontext(self._usable())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -68,27 +68,6 @@ async def exec_result(result: CallResult) -> ExecResult:
         stderr_dropped_bytes=result.stderr_dropped_bytes,
         duration_s=result.duration_s,
     )
-
-
-def shell_arguments(
-    command: str,
-    *,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    stdin: bytes | str | None,
-    user: str | None,
-    output_bytes: int | None,
-) -> dict[str, Any]:
-    """Those of ``bash``, for a command in a new shell."""
-    given = {"command": command, "cwd": cwd, "env": dict(env) if env else None, "user": user}
-    return without_none(
-        {**given, "output_bytes": output_bytes, "stdin_data" if isinstance(stdin, bytes) else "stdin": stdin}
-    )
-
-
-def without_none(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without those left at None, which the tools do not take."""
-    return {name: value for name, value in given.items() if value is not None}
 
 
 class Caller(Protocol):

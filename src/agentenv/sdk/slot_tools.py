@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, Self, overload
 
-from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
@@ -37,7 +36,7 @@ from agentenv.errors import (
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.farm_client.images import FarmImages
 from agentenv.sdk.forwards import forwarded
-from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result, without_none
+from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
@@ -81,7 +80,9 @@ class SlotTools(ABC):
         """As :meth:`call_tool`, but a wrong call, or one that is not allowed, is a result with a ``fault``."""
         live: dict[str, Any] = {} if on_output is None else {"on_output": on_output}  # not every session has it
         async with self._used() as session:
-            result = checked(await session.call(tool, arguments or {}, timeout_s=timeout_s, **live))
+            result = await session.call(tool, arguments or {}, timeout_s=timeout_s, **live)
+            if result.fault != "none" or result.cancelled:
+                result.raise_failure()
         if result.error == UnknownToolError.code and tool in EXTERNAL:
             return result.model_copy(update={"message": _NOT_SERVED.format(tool=tool)})
         return result
@@ -105,6 +106,17 @@ class SlotTools(ABC):
             message = result.message or f"{tool} was refused"
             raise from_wire(result.error, message, "", ToolCallError, PolicyRefusalError, otherwise=kind)
         return result
+
+    async def _typed_call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CallResult:
+        """As :meth:`call_tool`, without the arguments that are None: those were not given to the typed method."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return await self.call_tool(tool, given, timeout_s=timeout_s, on_output=on_output)
 
     @asynccontextmanager
     async def slot_session(self) -> AsyncIterator[ToolSession]:
@@ -208,10 +220,10 @@ class SlotTools(ABC):
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
-        given: dict[str, Any] = {"command": shlex.join(argv), "argv": list(argv), "binary": True, "user": user}
-        given |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
-        given["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
-        done = await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)
+        arguments: dict[str, Any] = {"command": shlex.join(argv), "argv": list(argv), "binary": True, "user": user}
+        arguments |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
+        arguments["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
+        done = await self._typed_call("bash", arguments, timeout_s, on_output)
         return await exec_result(done)
 
     @asynccontextmanager
@@ -291,16 +303,9 @@ class SlotTools(ABC):
                 return await start_program(lease, order, self.slot_session)
         if timeout_s is not None:
             raise InvalidArgumentsError("start: timeout_s is of output='stream'", next_step="wait(timeout_s) and kill")
-        given: dict[str, Any] = {
-            "action": "start",
-            "command": text,
-            "argv": argv,
-            "workdir": cwd,
-            "user": user,
-            "pty": pty or None,
-        }
-        given["env"] = dict(env) if env else None
-        reply = ProcessReply.model_validate((await self.call_tool("process", without_none(given))).content)
+        arguments: dict[str, Any] = {"action": "start", "command": text, "argv": argv, "workdir": cwd, "user": user}
+        arguments |= {"pty": pty or None, "env": dict(env) if env else None}
+        reply = ProcessReply.model_validate((await self._typed_call("process", arguments)).content)
         assert reply.process is not None  # it was started, or the call had raised
         return SlotProcess(self, reply.process.process)
 
@@ -331,12 +336,8 @@ class SlotTools(ABC):
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
         """Write a whole file in the slot; its parent directories are created. Returns its size in bytes. Raises:
         OSError; ProtocolError when another number of bytes was written."""
-        body: dict[str, Any] = {"path": path, "mode": mode}
-        if isinstance(content, str):
-            body["text"] = content
-        else:
-            body["data"] = content
-        return WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
+        arguments = {"path": path, "mode": mode, "text" if isinstance(content, str) else "data": content}
+        return WriteFileReply.model_validate(await self._file_call("write_file", arguments)).size_bytes
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
         """The entries of a directory of the slot."""
@@ -352,8 +353,8 @@ class SlotTools(ABC):
 
     async def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
         """Unpack a tar (plain or gzip) into a directory of the slot."""
-        given = {"action": "extract", "path": remote, "data": archive}
-        return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
+        arguments = {"action": "extract", "path": remote, "data": archive}
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", arguments))
 
     async def download(
         self,
@@ -405,9 +406,9 @@ class SlotTools(ABC):
 
         Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
-        given = {"pattern": pattern, "path": path, "glob": glob, "limit": limit}
-        given |= {"ignore_case": ignore_case or None, "literal": literal or None}
-        return SearchReply.model_validate(await self._file_call("search", without_none(given)))
+        arguments = {"pattern": pattern, "path": path, "glob": glob, "limit": limit}
+        arguments |= {"ignore_case": ignore_case or None, "literal": literal or None}
+        return SearchReply.model_validate(await self._file_call("search", arguments))
 
     async def patch(
         self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
@@ -417,8 +418,7 @@ class SlotTools(ABC):
         Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
         reason, and the content found instead); OSError when the slot cannot write.
         """
-        given = without_none({"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
-        result = await self.call_tool("patch", given)
+        result = await self._typed_call("patch", {"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
         if result.exit_code == 1:
             raise InvalidArgumentsError(result.stderr.strip())
         _check_file_result("patch", path, result)
@@ -428,7 +428,7 @@ class SlotTools(ABC):
         return ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": action, "path": path}))
 
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        result = await self.call_tool(tool, arguments)
+        result = await self._typed_call(tool, arguments)
         _check_file_result(tool, str(arguments.get("path")), result)
         if isinstance(result.content, dict) and isinstance(data := result.content.get("data"), str):
             return {**result.content, "data": await decoded_base64(data)}

@@ -24,7 +24,6 @@ from agentenv.agent.tool_call import ToolCall, ToolResult, one_shot
 from agentenv.containers.live_output import OnOutput
 from agentenv.errors import InfraError, InvalidArgumentsError, PoolClosedError, SlotDestroyedError
 from agentenv.executor.session import ToolSession
-from agentenv.sdk.processes import shell_arguments, without_none
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.wire.calls import CallResult
 
@@ -104,9 +103,11 @@ class ToolContext(SlotTools):
         with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; it and
         ``output_bytes``: see :meth:`exec`.
         """
+        arguments: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         if session is None:
-            given = shell_arguments(command, cwd=cwd, env=env, stdin=stdin, user=user, output_bytes=output_bytes)
-            return await self.call_tool("bash", given, timeout_s=timeout_s, on_output=on_output)
+            arguments |= {"cwd": cwd, "output_bytes": output_bytes}
+            arguments["stdin_data" if isinstance(stdin, bytes) else "stdin"] = stdin
+            return await self._typed_call("bash", arguments, timeout_s, on_output)
         if stdin is not None:
             raise InvalidArgumentsError("terminal: a session has no stdin", next_step="call its tool with input")
         if output_bytes is not None:
@@ -116,9 +117,8 @@ class ToolContext(SlotTools):
                 "terminal: on_output is for commands without a session",
                 next_step="leave out session, or poll the session with an empty command",
             )
-        given = {"command": command, "env": dict(env) if env else None, "user": user}
-        given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
-        return await self.call_tool("terminal", without_none(given))
+        arguments |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
+        return await self._typed_call("terminal", arguments)
 
     async def web_search(self, query: str, **more: Any) -> CallResult:
         """Search the web through the tool server. Raises: UnknownToolError without a tool server."""

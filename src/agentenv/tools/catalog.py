@@ -113,7 +113,7 @@ class ToolCatalog:
         have no arguments that are for code only (:data:`agentenv.wire.base.ForCode`).
 
         Returns the arguments as JSON values, defaults left out. Bytes of a slot's tool stay ``bytes``, whatever
-        their size: :func:`agentenv.containers.attachments.encode_arguments` alone decides how they travel.
+        their size: :func:`agentenv.executor.pending_call.encode_arguments` alone decides how they travel.
 
         Raises:
             UnknownToolError: no tool of that name.

@@ -17,9 +17,7 @@ from pydantic import (
     Field,
     JsonValue,
     PlainSerializer,
-    ValidationInfo,
     WithJsonSchema,
-    field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
@@ -64,14 +62,8 @@ MAX_COUNT = 2**63 - 1
 """Of numbers that nothing else limits: what 64 bits hold. JSON has no limit."""
 
 
-def _count(value: int) -> int:
-    if value > MAX_COUNT:
-        raise ValueError(f"must be at most {MAX_COUNT}")
-    return value
-
-
-Count = Annotated[int, Field(ge=0), AfterValidator(_count)]
-"""A number that nothing else limits. Models are not shown that bound."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT), WithJsonSchema({"minimum": 0, "type": "integer"})]
+"""A number that nothing else limits. The schema that models see leaves out that bound."""
 CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """A secret: who knows it may have the files."""
 BootName = Annotated[str, Field(max_length=128)]
@@ -79,6 +71,16 @@ BootName = Annotated[str, Field(max_length=128)]
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
 Arguments = dict[str, JsonValue]
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+NOT_BOOL = BeforeValidator(_not_bool)
+"""For the numbers among a tool's arguments, which a language model writes: pydantic would take ``true`` for 1."""
 
 
 def _from_base64(value: object) -> object:
@@ -137,25 +139,6 @@ class WireModel(BaseModel):
     # JSON has no NaN and no infinity, and pydantic would write null for them. A process uses few of the models that it
     # imports: each is built at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-class ToolArguments(WireModel):
-    """Base of the arguments of every tool of a slot, which a language model writes. A number may come as text that is
-    one, as pydantic has it, but ``true`` is no number: pydantic would take it for 1."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: object, field: ValidationInfo) -> object:
-        if isinstance(value, bool) and _is_number(cls, field.field_name or ""):
-            raise ValueError(f"must be a number, not {str(value).lower()}")
-        return value
-
-
-@cache
-def _is_number(arguments: type[BaseModel], field: str) -> bool:
-    """Whether this argument may be a number, and not a truth value."""
-    types = _leaf_types(arguments.model_fields[field].annotation)
-    return not types.isdisjoint({int, float}) and bool not in types
 
 
 class KeptModel(WireModel):

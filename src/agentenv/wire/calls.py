@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter
 
-from agentenv.errors import AgentEnvError, Fault
+from agentenv.errors import AgentEnvError, CallLostError, Fault, InfraError, SlotDestroyedError, from_wire
 from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, Base64, BootName, CallId, Count, WireModel
 from agentenv.wire.leases import LeaseKey
 
@@ -120,6 +120,16 @@ class CallResult(WireModel):
         for name, value in super().__repr_args__():
             if name == "exit_code" or (name not in _UNSHOWN and value != type(self).model_fields[str(name)].default):
                 yield str(name), _shortened(value)
+
+    def raise_failure(self) -> None:
+        """Raise an infrastructure failure or the end of the slot that this reports, so that no layer can show or score
+        it by mistake; no effect on any other result."""
+        if self.error == SlotDestroyedError.code:
+            raise SlotDestroyedError(self.message or "the slot was destroyed")
+        if self.fault == "infra":
+            raise from_wire(self.error or InfraError.code, self.message or "the call failed", "", InfraError)
+        if self.cancelled:
+            raise CallLostError(f"call {self.id} was cancelled by the other side")
 
     @classmethod
     def refused(cls, call_id: str, error: AgentEnvError) -> CallResult:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from agentenv.wire.base import Base64, Count, ForCode, ToolArguments, WireModel, for_code
+from agentenv.wire.base import NOT_BOOL, Base64, Count, ForCode, WireModel, for_code
 from agentenv.wire.environment import MAX_PATH_CHARS
 from agentenv.wire.tools import BASH, FILE_TOOLS, Argv, CommandText, Environment, SlotTool, UserName
 
@@ -67,12 +67,12 @@ Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "
 PathText = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARS), AfterValidator(_no_nul)]
 KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
 Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000), BeforeValidator(_listed)]
-WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
-Rows = Annotated[int, Field(ge=2, le=500)]
-Columns = Annotated[int, Field(ge=2, le=1_000)]
+WaitS = Annotated[float, NOT_BOOL, Field(ge=0, le=MAX_WAIT_S)]
+Rows = Annotated[int, NOT_BOOL, Field(ge=2, le=500)]
+Columns = Annotated[int, NOT_BOOL, Field(ge=2, le=1_000)]
 
 
-class TerminalArguments(ToolArguments):
+class TerminalArguments(WireModel):
     """Run a command in a persistent bash session, get more of its output, send it keys, or start over."""
 
     command: TypedText | None = Field(
@@ -117,7 +117,7 @@ class TerminalArguments(ToolArguments):
     background: bool = Field(
         default=False, description="Run the command as a background process; the result has its id."
     )
-    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+    check_interval: Annotated[float, NOT_BOOL, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
         default=None,
         description="For background: report on this process with later results, at most every this many seconds.",
     )
@@ -173,7 +173,7 @@ class TerminalReply(WireModel):
     """State of background processes whose ``check_interval`` has passed."""
 
 
-class ProcessArguments(ToolArguments):
+class ProcessArguments(WireModel):
     """Manage background processes: start them, read their output, write to them, end them."""
 
     action: Literal["start", "list", "poll", "log", "wait", "kill", "write", "submit", "close"] = Field(
@@ -192,7 +192,7 @@ class ProcessArguments(ToolArguments):
     )
     env: Environment | None = Field(default=None, description="For start: additional environment variables.")
     pty: bool = Field(default=False, description="For start: give it a terminal (PTY).")
-    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+    check_interval: Annotated[float, NOT_BOOL, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
         default=None,
         description="For start: report on this process with later results, at most every this many seconds.",
     )
@@ -211,10 +211,12 @@ class ProcessArguments(ToolArguments):
         description="For kill: the signal to send. KILL ends the process and everything it started; other signals go "
         "to its process group, which may handle them.",
     )
-    offset: Count | None = Field(
+    offset: Annotated[Count, NOT_BOOL] | None = Field(
         default=None, description="For log: offset of the first byte; by default the last `limit` bytes."
     )
-    limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")
+    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=200_000)] = Field(
+        default=20_000, description="Maximum number of bytes."
+    )
     user: ForCode[UserName | None] = None
     """For start, in an image slot: whose process it is."""
     argv: ForCode[Argv | None] = None
@@ -254,7 +256,7 @@ class ProcessReply(WireModel):
     notices: tuple[str, ...] = ()
 
 
-class TmuxArguments(ToolArguments):
+class TmuxArguments(WireModel):
     """Drive full-screen programs in tmux: start a session, send keys, wait, capture the screen."""
 
     action: Literal["start", "send_keys", "wait", "capture", "resize", "stop", "list"] = Field(

@@ -20,10 +20,10 @@ from agentenv.wire.base import (
     MAX_CALL_VARIABLES,
     MAX_COMMAND_BYTES,
     MAX_FILE_BYTES,
+    NOT_BOOL,
     Base64,
     Count,
     ForCode,
-    ToolArguments,
     WireModel,
 )
 from agentenv.wire.environment import MAX_PATH_CHARS
@@ -94,7 +94,7 @@ Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 """Variables of one program. ``execve`` limits their bytes."""
 
 
-class BashArguments(ToolArguments):
+class BashArguments(WireModel):
     """Run a command in a new shell in the workspace. No state of the shell is kept.
 
     With ``argv`` no shell is started, but this program with these arguments; ``command`` is then only what is shown of
@@ -111,7 +111,7 @@ class BashArguments(ToolArguments):
     stdin_data: ForCode[Base64 | None] = None
     argv: ForCode[Argv | None] = None
     user: ForCode[UserName | None] = None
-    output_bytes: ForCode[Annotated[int, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
+    output_bytes: ForCode[Annotated[int, NOT_BOOL, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
     binary: ForCode[bool] = False
 
     @model_validator(mode="after")
@@ -130,12 +130,12 @@ class BashReply(WireModel):
     where nothing was dropped."""
 
 
-class ReadFileArguments(ToolArguments):
+class ReadFileArguments(WireModel):
     """Read a file."""
 
     path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
-    offset: Count = Field(default=0, description="Offset of the first byte to read.")
-    limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
+    offset: Annotated[Count, NOT_BOOL] = Field(default=0, description="Offset of the first byte to read.")
+    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
         default=None,
         description="Maximum number of bytes to read. By default the whole file, up to 1 MiB: the result says where "
         "to continue.",
@@ -159,7 +159,7 @@ class ReadFileReply(WireModel):
     """Offset to continue at, if the file continues."""
 
 
-class WriteFileArguments(ToolArguments):
+class WriteFileArguments(WireModel):
     """Write a whole file; missing parent directories are created."""
 
     path: PathArgument = Field(description="File to write: relative to the workspace, or absolute.")
@@ -167,7 +167,7 @@ class WriteFileArguments(ToolArguments):
         default=None, validation_alias=AliasChoices("text", "content"), description="The new content as text."
     )
     data: Base64 | None = Field(default=None, description="The new content as base64, instead of text.")
-    mode: Annotated[int, Field(ge=0, le=0o777)] | None = Field(
+    mode: Annotated[int, NOT_BOOL, Field(ge=0, le=0o777)] | None = Field(
         default=None,
         description="Permission bits as a decimal number (493 is 0755, 420 is 0644). By default those of the "
         "existing file, or 0644.",
@@ -181,12 +181,14 @@ class WriteFileReply(WireModel):
     created: bool
 
 
-class ListFilesArguments(ToolArguments):
+class ListFilesArguments(WireModel):
     """List a directory."""
 
     path: PathArgument = Field(default=".", description="Directory to list: relative to the workspace, or absolute.")
-    depth: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Number of levels to descend.")
-    limit: Annotated[int, Field(ge=1, le=100_000)] = Field(default=2_000, description="Maximum number of entries.")
+    depth: Annotated[int, NOT_BOOL, Field(ge=1, le=64)] = Field(default=1, description="Number of levels to descend.")
+    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=100_000)] = Field(
+        default=2_000, description="Maximum number of entries."
+    )
     hidden: bool = Field(default=True, description="Include names that begin with a dot.")
 
 
@@ -207,7 +209,7 @@ class ListFilesReply(WireModel):
     truncated: bool = False
 
 
-class ArtifactsArguments(ToolArguments):
+class ArtifactsArguments(WireModel):
     """List or read files with their SHA-256, pack a path into a tar archive, or extract one."""
 
     action: Literal["archive", "extract", "list", "read"] = Field(
@@ -237,7 +239,7 @@ class ArtifactsReply(WireModel):
     total_bytes: int
 
 
-class PatchArguments(ToolArguments):
+class PatchArguments(WireModel):
     """Apply a unified diff to files: all of it, or nothing."""
 
     patch: str = Field(
@@ -245,12 +247,12 @@ class PatchArguments(ToolArguments):
         "must match."
     )
     path: PathArgument = Field(default=".", description="Directory that the file names in the diff are relative to.")
-    strip: Annotated[int, Field(ge=0, le=10)] | None = Field(
+    strip: Annotated[int, NOT_BOOL, Field(ge=0, le=10)] | None = Field(
         default=None,
         description="Number of leading components to remove from file names; by default only the a/ and b/ of git "
         "diffs.",
     )
-    fuzz: Annotated[int, Field(ge=0, le=3)] = Field(
+    fuzz: Annotated[int, NOT_BOOL, Field(ge=0, le=3)] = Field(
         default=2, description="Maximum number of context lines at each end of a hunk that may be ignored to place it."
     )
 
@@ -272,7 +274,7 @@ class PatchReply(WireModel):
     files: tuple[PatchedFile, ...]
 
 
-class SearchArguments(ToolArguments):
+class SearchArguments(WireModel):
     """Search files for a regular expression, line by line. ``pattern`` and ``glob`` mean what they mean to ripgrep."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
@@ -290,7 +292,9 @@ class SearchArguments(ToolArguments):
     )
     ignore_case: bool = Field(default=False, description="Ignore case.")
     literal: bool = Field(default=False, description="Treat the pattern as plain text.")
-    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(default=200, description="Maximum number of matching lines.")
+    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=10_000)] = Field(
+        default=200, description="Maximum number of matching lines."
+    )
 
 
 class SearchMatch(WireModel):

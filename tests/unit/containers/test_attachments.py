@@ -12,9 +12,10 @@ from unittest.mock import AsyncMock
 import pytest
 from pydantic_core import to_json
 
-from agentenv.containers.attachments import Attachments, encode_arguments
+from agentenv.containers.attachments import Attachments
 from agentenv.containers.connection import ContainerConnection, Retries
 from agentenv.errors import ConnectionLostError, InvalidArgumentsError
+from agentenv.executor.pending_call import encode_arguments
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, carried_as
 from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
 from agentenv.wire.sessions import SLOT_TOOLS
