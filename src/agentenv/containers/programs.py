@@ -23,7 +23,7 @@ from agentenv.errors import (
     ProtocolError,
     from_wire,
 )
-from agentenv.tools.schema import unencodable
+from agentenv.tools.catalog import unencodable
 from agentenv.wire.base import MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, WireModel
 from agentenv.wire.programs import (
     NUMBERS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NoReturn
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.json_text import read_json
-from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
+from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import for_code
 from agentenv.wire.sessions import SLOT_TOOLS
@@ -161,3 +162,30 @@ def _values(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
     given = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
     raw = {name: value for name, value in given.items() if isinstance(value, bytes)}
     return model.model_dump(mode="json", exclude_unset=True, exclude=set(raw)) | raw
+
+
+def unencodable(value: object, path: str = "") -> str | None:
+    """What of ``value`` JSON cannot carry, as a sentence with its location; None if it can."""
+    if isinstance(value, str):
+        where = f"argument '{path}' has half of a surrogate pair; write the whole character"
+        return None if value.isascii() or _is_utf8(value) else where
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"argument '{path}' is {value}, which JSON has no number for"
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[object, object]] = value.items()
+        for key, item in items:
+            if (found := unencodable(key, path or "a name")) is not None:
+                return found
+            if (found := unencodable(item, f"{path}.{key}" if path else str(key))) is not None:
+                return found
+    elif isinstance(value, (list, tuple)):
+        return next((found for item in value if (found := unencodable(item, path)) is not None), None)
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

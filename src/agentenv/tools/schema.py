@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -84,33 +83,6 @@ def _abbreviates(short: str, full: str) -> bool:
     """Whether the letters of ``short`` occur in ``full`` in this order, starting with the same letter."""
     rest = iter(full)
     return len(short) > 1 and short[:1] == full[:1] and all(letter in rest for letter in short)
-
-
-def unencodable(value: object, path: str = "") -> str | None:
-    """What of ``value`` JSON cannot carry, as a sentence with its location; None if it can."""
-    if isinstance(value, str):
-        where = f"argument '{path}' has half of a surrogate pair; write the whole character"
-        return None if value.isascii() or _is_utf8(value) else where
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"argument '{path}' is {value}, which JSON has no number for"
-    if isinstance(value, Mapping):
-        items: Iterable[tuple[object, object]] = value.items()
-        for key, item in items:
-            if (found := unencodable(key, path or "a name")) is not None:
-                return found
-            if (found := unencodable(item, f"{path}.{key}" if path else str(key))) is not None:
-                return found
-    elif isinstance(value, (list, tuple)):
-        return next((found for item in value if (found := unencodable(item, path)) is not None), None)
-    return None
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def explain_arguments(arguments: type[BaseModel], schema: Mapping[str, Any], error: ValidationError) -> str:

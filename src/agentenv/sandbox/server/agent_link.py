@@ -71,7 +71,7 @@ class RunEvents(Protocol):
         """The run's first process ended with this wait status. All output up to then is in the sockets."""
 
     def on_lost(self) -> None:
-        """The agent is gone; nothing more will be known of the run."""
+        """The agent is gone; this is the last event of the run."""
 
 
 class TooManyRunsError(ValueError):
@@ -124,7 +124,7 @@ class AgentLink:
         lane.add(sock.fileno(), self._readable)
 
     def kill_former_runs(self) -> None:
-        """Kill the runs of previous servers (earlier eras): their results cannot be delivered any more."""
+        """Kill the runs of previous servers (earlier eras): their results cannot be delivered."""
         self._send(encode(Kind.KILL_BEFORE, self._first_run))
 
     def spawn(self, text: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
@@ -171,7 +171,7 @@ class AgentLink:
             self._send(encode(Kind.SIGNAL, run, number, payload))
 
     def close(self) -> None:
-        """Release the agent (its slot ends when every holder has). Runs get ``on_lost``. Repeatable."""
+        """Close the socket; the slot ends when nobody has one open. Runs get ``on_lost``. Repeatable."""
         if self.closed:
             return
         self.closed = True
@@ -195,7 +195,7 @@ class AgentLink:
 
     def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         if self.closed:
-            # Deferred, as an answer would be: the caller is still setting the run up.
+            # Deferred like a message of the agent: the caller is still setting up the run.
             self._lane.defer(self._fail_closed)
             return
         if self._unsent or not self._sent(packet, fds):
@@ -310,7 +310,7 @@ class AgentLink:
             return run
         if self._adopted and not 0 < message.run - self._first_run < RUN_IDS:
             return None
-        raise ProtocolError(f"the slot agent sent {message.kind.name} for run {message.run}, which cannot be")
+        raise ProtocolError(f"the slot agent sent {message.kind.name} for run {message.run}, which is unexpected")
 
 
 def _check_sockets(fds: tuple[int, ...], expected: int) -> None:
@@ -318,13 +318,13 @@ def _check_sockets(fds: tuple[int, ...], expected: int) -> None:
         raise ProtocolError(f"the slot agent sent {len(fds)} descriptors with SPAWNED, not {expected}")
     for fd in fds:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            raise ProtocolError("the slot agent sent a descriptor that is no socket")
+            raise ProtocolError("the slot agent sent a descriptor that is not a socket")
 
 
 def _check_terminal(fds: tuple[int, ...]) -> None:
-    found = [os.fstat(fd) for fd in fds]
-    if len(found) != 1 or not stat.S_ISCHR(found[0].st_mode) or found[0].st_rdev != _PTMX:
-        raise ProtocolError("the slot agent sent something else than a terminal with SPAWNED")
+    stats = [os.fstat(fd) for fd in fds]
+    if len(stats) != 1 or not stat.S_ISCHR(stats[0].st_mode) or stats[0].st_rdev != _PTMX:
+        raise ProtocolError("the slot agent sent something other than a terminal with SPAWNED")
 
 
 def _room_for_descriptors() -> bool:

@@ -127,8 +127,7 @@ class CallQueue:
 
     def prepare(self) -> None:
         """Get ready for the next call, once what is ready now has been handled."""
-        if self._runner is not None:
-            self._context.poller.defer(self._prepare)
+        self._context.poller.defer(self._prepare)
 
     def _prepare(self) -> None:
         if self._runner is not None and self._current is None:

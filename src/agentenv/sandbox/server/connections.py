@@ -109,10 +109,7 @@ class StreamSink:
             self._transport.write(b"".join(frames))
             for call in written:
                 self._sent(call)
-        self._after_flush()
-
-    def _after_flush(self) -> None:
-        if not self._own_bytes:
+        if self._drained is not None and not self._own_bytes:
             self._wake_drained()
         if self._ready and not self._scheduled:
             self._scheduled = True

@@ -17,12 +17,15 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 
 _TURN_S = 0.001
 """Time for callbacks in one iteration of the loop before its other work, such as the messages of clients, is done. A
 callback that has begun is not interrupted."""
 _MAX_EVENTS = 256
 _LATER_S = 0.001
+_TOOK_S = attrgetter("took_s")
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +33,22 @@ log = logging.getLogger(__name__)
 class Lane:
     """One slot's share of a poller, for as long as the server runs."""
 
-    __slots__ = ("_poller", "defer", "later", "loop", "not_later", "remove", "took_s")
+    __slots__ = ("add", "defer", "later", "loop", "not_later", "remove", "took_s")
 
     def __init__(self, poller: Poller) -> None:
-        self._poller = poller
         self.loop = poller.loop
-        self.remove, self.defer, self.later, self.not_later = (
-            poller.remove,
-            poller.defer,
-            poller.later,
-            poller.not_later,
-        )
-        """See :class:`Poller`."""
+        self.add = partial(poller.add, self)
+        self.remove = poller.remove
+        self.defer = poller.defer
+        self.later = poller.later
+        self.not_later = poller.not_later
         self.took_s = 0.0
         """Where this slot's next callback begins in the poller's virtual time: see :meth:`Poller._handle`."""
-
-    def add(self, fd: int, callback: Callable[[], None]) -> None:
-        """Watch ``fd``, which the caller owns and must remove before closing it."""
-        self._poller.add(fd, callback, self)
 
 
 class Poller:
     """Calls back when a descriptor can be read (or has hung up). Callbacks must not block. ``clock``: seconds of this
-    thread's processor, because a slot does not pay for what the machine did meanwhile."""
+    thread's processor, because a slot does not pay for other work of the machine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.thread_time) -> None:
         self.loop = loop
@@ -71,8 +67,8 @@ class Poller:
         self.going.set()
         loop.add_reader(self._epoll.fileno(), self._turn)
 
-    def add(self, fd: int, callback: Callable[[], None], lane: Lane) -> None:
-        """See :meth:`Lane.add`."""
+    def add(self, lane: Lane, fd: int, callback: Callable[[], None]) -> None:
+        """Watch ``fd``, which the caller owns and must remove before closing it."""
         self._epoll.register(fd, select.EPOLLIN)
         self._callbacks[fd] = callback, lane
 
@@ -90,7 +86,7 @@ class Poller:
 
     def later(self, key: object, callback: Callable[[], None]) -> None:
         """Call back in a millisecond or two unless :meth:`not_later` comes first, as it usually does. One timer
-        serves all callers, and none fires when nobody waits (a wake-up costs more than a call)."""
+        serves all callers, and none fires without a caller (a wake-up costs more than a call)."""
         self._later[key] = callback
         if self._tick is None:
             self._tick = self.loop.call_later(_LATER_S, self._run_later)
@@ -107,7 +103,7 @@ class Poller:
         self.loop.remove_reader(self._epoll.fileno())
 
     def resume(self) -> None:
-        """Go on after :meth:`pause`."""
+        """Continue after :meth:`pause`."""
         self.going.set()
         self.loop.add_reader(self._epoll.fileno(), self._turn)
 
@@ -140,7 +136,7 @@ class Poller:
             waiting.setdefault(self._callbacks[fd][1], deque()).append(fd)
         found, now_s = bool(waiting), self._clock()
         while waiting and now_s < until_s:
-            lane = min(waiting, key=_took_s)
+            lane = min(waiting, key=_TOOK_S)
             fd = waiting[lane].popleft()
             if not waiting[lane]:
                 del waiting[lane]
@@ -171,10 +167,6 @@ class Poller:
             deferred, self._deferred = self._deferred, []
             for callback in deferred:
                 _guarded(callback)
-
-
-def _took_s(lane: Lane) -> float:
-    return lane.took_s
 
 
 def _guarded(callback: Callable[[], None]) -> None:

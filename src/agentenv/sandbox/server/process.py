@@ -22,8 +22,8 @@ from agentenv.wire.base import MAX_PIECE_BYTES
 _SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
 _FLOOD_BYTES_PER_S = 64 * 1024 * 1024
 _FLOOD_BURST_BYTES = 4 * 1024 * 1024
-"""Beyond this burst, the rate at which an output is read whose bytes are dropped: a flood slows down itself, and what
-somebody will see is never waited for."""
+"""Beyond this burst, the rate at which an output is read whose bytes are dropped: only a flood is slowed down, never
+output that is kept."""
 
 
 class Outcome(StrEnum):
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     failed = "failed"
     """It could not be started: see ``error``."""
     lost = "lost"
-    """The slot's agent went away."""
+    """The slot's agent is gone."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ def command_of(
     program: str = "",
     *,
     user: str | None = None,
-    given: Mapping[str, str] = MappingProxyType({}),
+    call_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Command:
-    """The command as a user of the slot runs it: ``user``, or whose programs run there anyway. ``env`` is the slot's
-    own environment, ``given`` what the call adds. Raises ValueError when the slot has only one user."""
+    """The command as a user of the slot runs it: ``user``, or by default the slot's own. ``env`` is the slot's
+    environment, ``call_env`` what the call adds. Raises ValueError when the slot has only one user."""
     if user is not None and not io.paths.own_root:
         raise ValueError(f"a slot without an image has one user, and {user!r} cannot be another: leave user out")
     who = io.paths.user if user is None else user
     if user is not None:
         env = env_of(user, env)
-    if given:
-        env = {**env, **given}
+    if call_env:
+        env = {**env, **call_env}
     if is_root(who):
         return Command(argv, env, cwd, program)
     return Command(as_user(who, argv, program), env, cwd)
@@ -110,7 +110,7 @@ class OutputReader:
                 self.close()
 
     def close(self) -> None:
-        """Release the descriptor. Writers are not disturbed. Repeatable."""
+        """Release the descriptor. Repeatable."""
         if self._fd >= 0:
             self._lane.remove(self._fd)
             os.close(self._fd)
@@ -256,7 +256,7 @@ class Process:
         return self._io.limits.refused(self.error) if self.step is SpawnStep.RESOURCES else ""
 
     def on_exit(self, status: int, usage: Usage) -> None:
-        """RunEvents: the data available at this moment is the output."""
+        """RunEvents: what can be read at this moment is the whole output."""
         self.status = status
         self.usage = usage
         for pipe in (self.stdout, self.stderr):
@@ -265,7 +265,7 @@ class Process:
         self._end(Outcome.exited)
 
     def on_lost(self) -> None:
-        """RunEvents: nothing will be known."""
+        """RunEvents: the agent is gone."""
         for pipe in (self.stdout, self.stderr):
             if pipe is not None:
                 pipe.close()
@@ -274,8 +274,10 @@ class Process:
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._io.lane.not_later(self)
-        self._close_script()
-        self._free_memory_files()
+        if self._script_fd >= 0:
+            self._close_script()
+        if self._memory_files:
+            self._free_memory_files()
         if self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end(self)
@@ -291,8 +293,8 @@ class Process:
         return written == len(script)
 
     def _watch(self) -> None:
-        # Most runs end before that, having printed less than a socket holds: the ends of their output would
-        # wake the server for nothing.
+        # Later, because most runs have ended by then, with less output than a socket holds: watching it at once would
+        # wake the server when it is closed, for nothing.
         self._io.lane.later(self, self._watch_pipes)
 
     def _watch_pipes(self) -> None:

@@ -21,7 +21,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Lane
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost, SlotSessions
-from agentenv.sandbox.server.tools.bash import ShellPool, binary_output, output
+from agentenv.sandbox.server.tools.bash import ShellPool, binary_output, result_of
 from agentenv.sandbox.server.tools.files import FileOutcome, Finished, run_file_tool
 from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_env import SEALED_ENV, image_env
@@ -136,7 +136,7 @@ class Runner:
         assert isinstance(call.arguments, BashArguments)
         now = self._loop.time()
         try:
-            fields = output(process, call.arguments)
+            fields = result_of(process, call.arguments)
             self._check_above()
         except AgentEnvError as error:
             self._ended(call, refusal(call.call_id, error), NO_CONTENT)

@@ -60,7 +60,7 @@ class Server:
         self._pinging: asyncio.TimerHandle | None = None
         app, self._container = self._made(self._hello(), watch)
         self.application = app.application()
-        self.poller.add(self._supervisor.fileno(), self._control, Lane(self.poller))
+        Lane(self.poller).add(self._supervisor.fileno(), self._control)
 
     async def settled(self) -> None:
         """Wait for slots, so that a server reported as ready can lease some; one slow slot does not delay the

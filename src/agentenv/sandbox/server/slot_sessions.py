@@ -54,7 +54,7 @@ class SlotHost:
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
         """Host. Raises ValueError when too much runs, or the slot has one user only."""
         text, flags = command_of(
-            self._io, program.argv, program.env, program.cwd, user=program.user, given=program.given
+            self._io, program.argv, program.env, program.cwd, user=program.user, call_env=program.given
         ).spawned()
         started = SlotProgram(self._io, program, events)
         flags |= _TERMINAL if program.terminal else 0

@@ -88,8 +88,8 @@ def _sets_a_trace(script: str) -> bool:
     """``set`` and, later in the same command, an option with x or v: eval is one level deeper, so that ``+ cmd`` is
     traced as ``++ cmd``. Searched after the first ``set`` only: whatever follows another also follows the first."""
     for command in _BETWEEN.split(script):
-        found = _SET.search(command)
-        if found and _TRACE.search(command, found.end()):
+        match = _SET.search(command)
+        if match and _TRACE.search(command, match.end()):
             return True
     return False
 
@@ -125,21 +125,28 @@ class ShellPool:
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Upload | None = None
     ) -> tuple[Process, bool]:
-        """Start the call; the second value tells whether a spare shell was used. ``stdin`` replaces the argument if
-        it was upload. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
+        """Start the call; the second value is whether a spare shell was used. ``stdin``: the argument of that name, if
+        it was uploaded. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
+        argv: Sequence[str]
+        program, script = "", None
         if arguments.argv is not None:
-            return self._run_program(arguments, on_end, stdin), False
-        script = encode_script(arguments.command)
-        literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
-        plain = not literal and not _SPECIAL.intersection(arguments.model_fields_set)
-        if plain and len(script) <= MAX_SPARE_SCRIPT_BYTES and (spare := self._take_spare()) is not None:
-            spare.on_end = on_end
-            if spare.feed(script):
-                return spare, True
-            spare.on_end = None
+            argv = arguments.argv
+        else:
+            script = encode_script(arguments.command)
+            literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
+            plain = not literal and not _SPECIAL.intersection(arguments.model_fields_set)
+            if plain and len(script) <= MAX_SPARE_SCRIPT_BYTES and (spare := self._spare) is not None:
+                self._spare, spare.on_end = None, on_end
+                if spare.feed(script):
+                    return spare, True
+                spare.on_end = None
+            if literal:
+                argv, script = ("bash", "-c", arguments.command), None
+            else:
+                argv, program = ("bash", "-c", BOOTSTRAP), self.program
         # A spare older than this call would be reported as the parent of processes the call leaves behind.
         self.dismiss_spare()
-        return self._run_cold(arguments, script, literal, on_end, stdin), False
+        return self._start(arguments, argv, program, script, on_end, stdin), False
 
     def start_spare(self) -> None:
         """Start a spare shell for the next call. No effect when there is one."""
@@ -154,37 +161,15 @@ class ShellPool:
 
     def dismiss_spare(self) -> None:
         """Let the spare end. Repeatable."""
-        if (spare := self._take_spare()) is not None:
-            spare.dismiss()
-
-    def _take_spare(self) -> Process | None:
-        spare, self._spare = self._spare, None
-        return spare
+        if self._spare is not None:
+            self._spare.dismiss()
+            self._spare = None
 
     def _spare_ended(self, process: Process) -> None:
         # Killed by a program in the slot, or not started: the next call starts its own.
         if self._spare is process:
             self._spare = None
             process.refused_from_above()  # not a failure of any call
-
-    def _run_cold(
-        self,
-        arguments: BashArguments,
-        script: bytes,
-        literal: bool,
-        on_end: Callable[[Process], None],
-        upload: Upload | None,
-    ) -> Process:
-        argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
-        program = "" if literal else self.program
-        return self._start(arguments, argv, program, None if literal else script, on_end, upload)
-
-    def _run_program(
-        self, arguments: BashArguments, on_end: Callable[[Process], None], upload: Upload | None
-    ) -> Process:
-        assert arguments.argv is not None
-        self.dismiss_spare()
-        return self._start(arguments, arguments.argv, "", None, on_end, upload)
 
     def _start(
         self,
@@ -195,21 +180,20 @@ class ShellPool:
         on_end: Callable[[Process], None],
         upload: Upload | None,
     ) -> Process:
-        given = arguments.env or {}
         cwd = self.io.paths.directory(arguments.cwd)
         stdin = upload or (arguments.stdin_data if arguments.stdin is None else arguments.stdin.encode())
         process = Process(self.io, arguments.output_bytes or self.cap_bytes, on_end)
         try:
-            command = command_of(self.io, argv, self.env, cwd, program, user=arguments.user, given=given)
+            command = command_of(
+                self.io, argv, self.env, cwd, program, user=arguments.user, call_env=arguments.env or {}
+            )
             process.start(command, stdin=stdin, script=script)
-        except TooManyRunsError as error:
-            raise InvalidArgumentsError(f"bash: {error}") from error
-        except ValueError as error:
+        except ValueError as error:  # TooManyRunsError among them
             raise InvalidArgumentsError(f"bash: {error}") from error
         return process
 
 
-def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
+def result_of(process: Process, arguments: BashArguments) -> dict[str, Any]:
     """Fields of the CallResult for an ended process (``exited`` or ``failed``), without those at their default.
 
     Raises InfraError when the shell could not be started for lack of a resource that the slot has not used up.
