@@ -50,7 +50,7 @@ async def impatient() -> AsyncIterator[Farm]:
 
 
 def client_state(farm: Farm) -> str:
-    return repr(next(iter(farm.executor._lines.values())).client)
+    return repr(next(iter(farm.executor._entries.values())).client)
 
 
 async def run_many(farm: Farm, *, sessions: int = 4, turns: int = 5, output: str = "") -> None:

@@ -9,24 +9,24 @@ from typing import Final, Self
 
 from agentenv.wire.programs import WINDOW_BYTES
 
-_WORTH_TELLING_BYTES: Final = WINDOW_BYTES // 4
+_MIN_ROOM_BYTES: Final = WINDOW_BYTES // 4
 Watched = Callable[[], AbstractAsyncContextManager[object]]
-"""What a use of the program is done within: it remembers failures."""
+"""The context of every use of the program: it records failures."""
 
 
 class ByteStream:
     """Bytes in order, none missing, with the reading methods of :class:`asyncio.StreamReader`; lines may be of any
-    length. One coroutine may read at a time. Where the way to the program was lost, every method returns what had come,
-    and then raises InfraError: ConnectionLostError or LeaseLostError.
+    length. One coroutine may read at a time. When the connection to the program was lost, every method returns what had
+    arrived, and then raises InfraError: ConnectionLostError or LeaseLostError.
     """
 
     def __init__(self, make_room: Callable[[int], Awaitable[None]], watched: Watched) -> None:
-        """``make_room`` has told the sender, before it first suspends, that it may send so many bytes more."""
+        """``make_room(n)`` allows the sender n more bytes, before it first suspends."""
         self._make_room = make_room
         self._watched = watched
-        self._come = bytearray()
+        self._buffer = bytearray()
         self._owed_bytes = 0
-        """Of what came: that for which there is no room again."""
+        """Bytes that were read and not yet allowed to the sender again."""
         self._over = False
         self._lost: Exception | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -38,10 +38,10 @@ class ByteStream:
                 while await self._more():
                     pass
                 self._check()
-                return await self._take(len(self._come))
-            while n and not self._come and await self._more():
+                return await self._take(len(self._buffer))
+            while n and not self._buffer and await self._more():
                 pass
-            if n and not self._come:
+            if n and not self._buffer:
                 self._check()
             return await self._take(n)
 
@@ -49,8 +49,8 @@ class ByteStream:
         """The next line with its line feed, which the last may lack; empty at the end."""
         async with self._watched():
             seen = 0
-            while (end := self._come.find(b"\n", seen)) < 0:
-                seen = len(self._come)
+            while (end := self._buffer.find(b"\n", seen)) < 0:
+                seen = len(self._buffer)
                 if not await self._more():
                     self._check()
                     return await self._take(seen)
@@ -59,7 +59,7 @@ class ByteStream:
     async def readexactly(self, n: int) -> bytes:
         """``n`` bytes. Raises asyncio.IncompleteReadError, which has the rest, when there are fewer until the end."""
         async with self._watched():
-            while len(self._come) < n:
+            while len(self._buffer) < n:
                 if not await self._more():
                     self._check()
                     raise asyncio.IncompleteReadError(await self._take(n), n)
@@ -67,7 +67,7 @@ class ByteStream:
 
     def at_eof(self) -> bool:
         """Whether everything was read."""
-        return self._over and not self._come
+        return self._over and not self._buffer
 
     def __aiter__(self) -> Self:
         """Its lines."""
@@ -82,7 +82,7 @@ class ByteStream:
 
     def feed(self, data: bytes) -> None:
         """The next bytes."""
-        self._come += data
+        self._buffer += data
         self._owed_bytes += len(data)
         self._wake()
 
@@ -109,23 +109,23 @@ class ByteStream:
         if owed_bytes := self._owed_bytes:
             self._owed_bytes = 0
             await self._make_room(owed_bytes)
-        before = len(self._come)
-        while len(self._come) == before and not self._over and self._lost is None:
+        before = len(self._buffer)
+        while len(self._buffer) == before and not self._over and self._lost is None:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
                 await self._waiting
             finally:
                 self._waiting = None
-        return len(self._come) > before
+        return len(self._buffer) > before
 
     async def _take(self, count: int) -> bytes:
-        free_bytes = self._owed_bytes - max(0, len(self._come) - count)
-        if free_bytes >= _WORTH_TELLING_BYTES and not self._over and self._lost is None:
+        free_bytes = self._owed_bytes - max(0, len(self._buffer) - count)
+        if free_bytes >= _MIN_ROOM_BYTES and not self._over and self._lost is None:
             self._owed_bytes -= free_bytes
             await self._make_room(free_bytes)
         # Last: a reader that is cancelled has taken nothing.
-        taken = bytes(memoryview(self._come)[:count])
-        del self._come[:count]
+        taken = bytes(memoryview(self._buffer)[:count])
+        del self._buffer[:count]
         return taken
 
     def _check(self) -> None:

@@ -25,9 +25,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> AsyncIterator[Streams]:
     """A connection to the server that listens at this port of the slot's loopback interface; closed on leaving.
 
-    What either side sends waits while the other does not read. ``writer.write_eof()`` ends one direction only. What
-    the slot's server breaks off reads as ended. Reading raises ConnectionLostError or LeaseLostError when the way to it
-    was lost.
+    Writing waits while the other side does not read. ``writer.write_eof()`` ends one direction only. A connection that
+    the slot's server resets reads as ended. Reading raises ConnectionLostError or LeaseLostError when the connection to
+    the slot was lost.
 
     Raises: ConnectionRefusedError, or another OSError: nothing listens there. TimeoutError, ConnectionLostError,
     LeaseLostError, and what the container named.
@@ -47,7 +47,7 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
                 try:
                     yield reader, writer
                     writer.close()
-                    await asyncio.wait({sending}, timeout=LINGER_S)  # what was written still goes out, if it is read
+                    await asyncio.wait({sending}, timeout=LINGER_S)  # what was written is still sent, if it is read
                 finally:
                     for task in (sending, receiving):
                         task.cancel()
@@ -77,7 +77,7 @@ async def _receive_for(
     remote: aiohttp.ClientWebSocketResponse,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Receive until the connection is over; what it was lost with is the reader's."""
+    """Receive until the connection ends; the reader raises the error with which it was lost."""
     try:
         await _receive(connection, remote, writer)
     except Exception as error:
@@ -93,7 +93,7 @@ async def _send(remote: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamR
 async def _receive(
     connection: ContainerConnection, remote: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
 ) -> None:
-    """What comes, until the end of the connection. Raises what it was lost with."""
+    """Pass on what arrives, until the connection ends. Raises the error with which it was lost."""
     over = False
     while True:
         message = await remote.receive()
@@ -112,5 +112,5 @@ async def _receive(
 
 
 def _reply(connection: ContainerConnection, message: aiohttp.WSMessage) -> ConnectionReply | None:
-    """What a text tells; None when the WebSocket has been closed. Raises ProtocolError."""
+    """The reply in a text message; None when the WebSocket was closed. Raises ProtocolError."""
     return connection.parsed(ConnectionReply, message.data) if message.type is aiohttp.WSMsgType.TEXT else None

@@ -62,8 +62,8 @@ class ContainerConnection:
     """HTTP to one container. An async context manager; it opens a session at the first request unless one is given,
     and closes only its own.
 
-    Every method raises ConnectionLostError when no answer came, or the connection was cut: whether the container did
-    what was requested is unknown. An answer that is a refusal is the error that the container names, if that is one of
+    Every method raises ConnectionLostError when there was no response, or the connection was cut: whether the container
+    did what was requested is unknown. A response that is a refusal is the error that it names, if that is one of
     ``expected`` (any, if not given), else ProtocolError. ``lease`` is a LeaseKey as JSON; ``generation`` and ``guest``
     tell the container which farm sends what changes leases (:class:`agentenv.containers.control.ContainerControl`).
     """
@@ -156,13 +156,13 @@ class ContainerConnection:
         except ConnectionLostError as error:
             if not isinstance(error.__cause__, aiohttp.WSServerHandshakeError):
                 raise
-        # aiohttp drops the body of a handshake that fails: an ordinary request is told why.
+        # aiohttp drops the body of a failed handshake, which has the reason: an ordinary request gets it.
         await self.request("GET", path, *expected, lease=lease, params=params)
         raise ProtocolError(f"container {self.handle.id}: GET {path} opens no WebSocket")
 
     @contextmanager
     def failures(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Within it, a failure of the connection is ConnectionLostError. ``what`` was being done, for ``timeout_s``."""
+        """Within it, a failure of the connection is ConnectionLostError; ``what`` names the request."""
         try:
             yield
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -182,7 +182,7 @@ class ContainerConnection:
         if reply is None:
             if status in _GATEWAY:
                 return self.lost(f"it cannot be reached: HTTP {status} from a proxy")
-            return ProtocolError(f"container {self.handle.id} answered HTTP {status}: {body[:200]!r}")
+            return ProtocolError(f"container {self.handle.id} returned HTTP {status}: {body[:200]!r}")
         return from_wire(reply.error, f"container {self.handle.id}: {reply.message}", reply.next_step, *expected)
 
     def parsed(self, model: type[Reply], raw: bytes) -> Reply:
@@ -193,7 +193,7 @@ class ContainerConnection:
             raise ProtocolError(f"container {self.handle.id}: {model.__name__}: {error}") from error
 
     def server_info(self, raw: bytes) -> ServerInfo:
-        """The answer to ``GET /v1/info``. Raises ProtocolError: another version, or not a sandbox server."""
+        """The response to ``GET /v1/info``. Raises ProtocolError: another version, or not a sandbox server."""
         try:
             # Checked before the model is built: another version may have other fields.
             info = json.loads(raw)
@@ -245,7 +245,7 @@ class Retries:
         self._since_s = since_s
 
     def progressed(self) -> None:
-        """What was requested goes on."""
+        """The request made progress."""
         self._since_s = None
         self._failures = 0
 
@@ -263,7 +263,7 @@ class Retries:
 
 
 def error_reply(body: bytes) -> ErrorReply | None:
-    """The body of a refusal; None when a proxy, or something else, answered for the container."""
+    """The body of a refusal; None when it is from a proxy, or something else, instead of the container."""
     try:
         return ErrorReply.model_validate_json(body)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The control side of one container: leases, what is done to leased slots, the inventory.
+"""The control side of one container: leases, actions on leased slots, the inventory.
 
 Tool calls use the executor's stream instead.
 """
@@ -38,22 +38,22 @@ _FIRST_PAUSE_S = 0.02
 class ContainerControl(ContainerConnection):
     """Control client of one container. Every request is safe to repeat, and is repeated until its deadline.
 
-    Every method raises ConnectionLostError when no answer came within ``timeout_s``, ProtocolError when the answer
-    violates the wire contract, and otherwise the error the container named: FencedError for what changes leases when
-    a farm controls the container and ``generation`` is not its (``guest``: lease beside the farm).
+    Every method raises ConnectionLostError when there was no response within ``timeout_s``, ProtocolError when the
+    response violates the wire contract, and otherwise the error the container named: FencedError for requests that
+    change leases when another farm controls the container (``guest``: lease although a farm controls it).
     """
 
     async def info(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ServerInfo:
         """The handshake. Raises ProtocolError when the server speaks another version."""
-        return self.server_info(await self._insist("GET", "/v1/info", None, timeout_s))
+        return self.server_info(await self._request_with_retries("GET", "/v1/info", None, timeout_s))
 
     async def slots(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> SlotsReply:
         """The inventory."""
-        return await self._ask(SlotsReply, "GET", "/v1/slots", None, timeout_s)
+        return await self._request_model(SlotsReply, "GET", "/v1/slots", None, timeout_s)
 
     async def lease(self, request: LeaseRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> LeaseGrant:
         """Lease a slot. Repeating a ``request_id`` returns the same lease."""
-        return await self._ask(LeaseGrant, "POST", "/v1/leases", request, timeout_s)
+        return await self._request_model(LeaseGrant, "POST", "/v1/leases", request, timeout_s)
 
     async def renew(self, request: RenewRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> RenewReply:
         """One heartbeat for many leases. Sent once only: a late success is worth less than an early failure."""
@@ -62,33 +62,35 @@ class ContainerControl(ContainerConnection):
 
     async def release(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
         """End a lease; the reply gives the slot's state. An epoch that has ended is not an error."""
-        return await self._ask(ReleaseReply, "POST", "/v1/leases/release", key, timeout_s)
+        return await self._request_model(ReleaseReply, "POST", "/v1/leases/release", key, timeout_s)
 
     async def end(self, request: EndRequest) -> ReleaseReply:
         """End whatever lease an epoch has, without knowing its secret: for operators."""
-        return await self._ask(ReleaseReply, "POST", "/v1/leases/end", request, _DEFAULT_TIMEOUT_S)
+        return await self._request_model(ReleaseReply, "POST", "/v1/leases/end", request, _DEFAULT_TIMEOUT_S)
 
     async def act(self, key: LeaseKey, action: LeaseAction, *, timeout_s: float = SLOT_REMADE_S) -> ActionReply:
         """Do something to a leased slot (see the action). Raises StaleLeaseError; SlotDestroyedError and LeaseLostError
-        when the lease ends over it; CheckpointError: the files cannot be kept; SandboxUnavailableError: the network
-        cannot be had."""
+        when the lease ends over it; CheckpointError: the files could not be kept; SandboxUnavailableError: the
+        network could not be changed."""
         request = ActionRequest(key=key, action=action, request_id=secrets.token_hex(8))
-        return await self._ask(ActionReply, "POST", "/v1/leases/act", request, timeout_s)
+        return await self._request_model(ActionReply, "POST", "/v1/leases/act", request, timeout_s)
 
     async def tail(self, slot: int, epoch: int) -> AsyncGenerator[bytes, None]:
         """What the calls in one slot print, until the lease of that epoch ends: lines (:mod:`agentenv.wire.tails`) in
-        pieces of any length as they come. Never repeated: it raises ConnectionLostError when the connection is cut."""
+        pieces of any length as they arrive. Not repeated: it raises ConnectionLostError when the connection is cut."""
         silence_s = scaled(5 * TAIL_BEAT_S)
         path = f"/v1/slots/{slot}/tail"
         async with self.stream("GET", path, params={"epoch": epoch}, silence_s=silence_s) as response:
             async for piece in response.content.iter_any():
                 yield piece
 
-    async def _ask(self, model: type[Reply], method: str, path: str, body: WireModel | None, timeout_s: float) -> Reply:
-        return self.parsed(model, await self._insist(method, path, body, timeout_s))
+    async def _request_model(
+        self, model: type[Reply], method: str, path: str, body: WireModel | None, timeout_s: float
+    ) -> Reply:
+        return self.parsed(model, await self._request_with_retries(method, path, body, timeout_s))
 
-    async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
-        """Repeat the request until it is answered or ``timeout_s`` has passed."""
+    async def _request_with_retries(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
+        """Repeat the request until there is a response or ``timeout_s`` has passed."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         retries = Retries(_FIRST_PAUSE_S, within_s=timeout_s, since_s=began_s)
@@ -104,5 +106,5 @@ class ContainerControl(ContainerConnection):
 
 
 def _json(body: WireModel) -> aiohttp.Payload:
-    # Of bytes themselves aiohttp expects less than a megabyte, and a lease may have a large root.
+    # aiohttp warns about plain bytes above a megabyte, and a lease may have a large root.
     return aiohttp.BytesIOPayload(io.BytesIO(body.model_dump_json().encode()), content_type="application/json")

@@ -1,7 +1,7 @@
-"""The output of a running command, handed on as it comes (:class:`agentenv.wire.calls.LiveOutput`).
+"""The output of a running command as it is printed (:class:`agentenv.wire.calls.LiveOutput`).
 
-A view beside the call, never a part of it: the result is complete without it. What the view has not shown when the
-result arrives is taken from the result, so that each byte the result has is shown once and in order.
+It is read by requests of its own: the result of the call is complete without them. When the result arrives, the rest of
+the output is taken from it, so that the callback gets each byte of the result once and in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LATE_S: Final = scaled(5.0)
 
 
 class Kept(NamedTuple):
-    """What a result has of one stream: its beginning and its end, and how many bytes are missing between."""
+    """One stream in a result: its beginning and its end, and how many bytes are missing between."""
 
     head: bytes = b""
     tail: bytes = b""
@@ -35,22 +35,22 @@ class Kept(NamedTuple):
 
 
 class Shown:
-    """What was shown of one stream. Pure, but for the callback."""
+    """Passes one stream to a callback. Pure, but for that."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._missing_bytes = 0
         self.bytes = 0
-        """Offset in the stream up to which it was shown."""
+        """Offset in the stream up to which it was passed on."""
 
     def add(self, data: bytes, begin: int) -> None:
-        """Show ``data``, which is at offset ``begin`` of the stream. Where bytes are missing, what is left of a
+        """Pass on ``data``, which is at offset ``begin`` of the stream. Where bytes are missing, the rest of a cut
         character counts as missing, too."""
         if begin > self.bytes:
-            unshown, _ = self._decoder.getstate()
+            pending, _ = self._decoder.getstate()
             self._decoder.reset()
-            self._missing_bytes += len(unshown) + begin - self.bytes
+            self._missing_bytes += len(pending) + begin - self.bytes
         self.bytes = begin + len(data)
         if self._missing_bytes:
             skipped = whole_start(data)
@@ -61,7 +61,7 @@ class Shown:
         self._put(self._decoder.decode(data))
 
     def finish(self, kept: Kept) -> None:
-        """Show the rest of the stream, of which the result has this."""
+        """Pass on the rest of the stream, as the result has it."""
         self.add(kept.head[self.bytes :], self.bytes)
         if kept.dropped_bytes:
             tail_begin = len(kept.head) + kept.dropped_bytes
@@ -90,17 +90,17 @@ class LiveView:
         self._stderr = Shown(lambda text: on_output("stderr", text))
 
     async def follow(self) -> None:
-        """Show output as it comes, until cancelled or the call has ended. Raises what the callback raises."""
+        """Pass on output as it is printed, until cancelled or the call has ended. Raises what the callback raises."""
         while True:
-            shown = {"stdout": self._stdout.bytes, "stderr": self._stderr.bytes}
+            offsets = {"stdout": self._stdout.bytes, "stderr": self._stderr.bytes}
             try:
                 raw = await self._connection.request(
-                    "GET", self._path, lease=self._lease, params=shown, timeout_s=LIVE_WAIT_S + _LATE_S
+                    "GET", self._path, lease=self._lease, params=offsets, timeout_s=LIVE_WAIT_S + _LATE_S
                 )
                 output = self._connection.parsed(LiveOutput, raw)
             except AgentEnvError:
-                # The call has not arrived there yet, or is forgotten there; or the container is gone, of which the call
-                # itself fails.
+                # The call has not arrived there yet, or its result was discarded there. If the container has failed,
+                # the call itself raises the error.
                 await asyncio.sleep(_PAUSE_S)
                 continue
             self._stdout.add(output.stdout, output.stdout_from)
@@ -109,14 +109,14 @@ class LiveView:
                 return
 
     async def finish(self, result: CallResult) -> None:
-        """Show what the result has and was not shown yet."""
+        """Pass on what the result has and the callback has not."""
         stdout, stderr = await kept_of(result)
         self._stdout.finish(stdout)
         self._stderr.finish(stderr)
 
 
 async def kept_of(result: CallResult) -> tuple[Kept, Kept]:
-    """What a result has of stdout and of stderr: of a call with ``binary`` the bytes
+    """stdout and stderr in a result: of a call with ``binary`` the bytes
     (:class:`agentenv.wire.tools.BashReply`), of another one its text."""
     content = result.content if isinstance(result.content, dict) else {}
     if "parts" not in content:
@@ -135,7 +135,7 @@ async def kept_of(result: CallResult) -> tuple[Kept, Kept]:
 
 
 async def as_text(result: CallResult) -> CallResult:
-    """The result of a call with ``binary`` as it had been without; any other one unchanged."""
+    """The result of a call with ``binary`` as it would be without; any other one unchanged."""
     if not (isinstance(result.content, dict) and "parts" in result.content):
         return result
     stdout, stderr = await kept_of(result)

@@ -82,7 +82,7 @@ async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watc
         if isinstance(reply, ProgramRefused | ProgramLost):
             raise from_wire(reply.error, reply.message, reply.next_step)
         if not isinstance(reply, ProgramStarted):
-            raise ProtocolError("the container did not say whether the program started")
+            raise ProtocolError("the container did not report whether the program started")
     except BaseException:
         await connection.aclose()
         raise
@@ -90,12 +90,12 @@ async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watc
 
 
 class StreamedProgram:
-    """A program that runs in a slot, with its input and output as streams: nothing is lost, and whoever does not read
-    makes the other side wait, as with pipes.
+    """A program that runs in a slot, with its input and output as streams: nothing is lost, and a side that
+    does not read makes the other one wait, as with pipes.
 
-    It ends with this object's connection: with its slot, when that is sealed or made anew, when this process ends. Then
-    the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), or SlotDestroyedError when what
-    ran in the slot has ended it, unless the end of it all had come. ``async with`` kills it on leaving.
+    It ends with this object's connection: with its slot, when that is sealed or recreated, and when this process ends.
+    Then the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), or SlotDestroyedError when
+    a program in the slot has ended it, unless they had ended before. ``async with`` kills it on leaving.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class StreamedProgram:
         watched: Watched,
     ) -> None:
         self.pid: int = pid
-        """Its first process, as the slot sees it; 0 when it could not be started (its errors say why)."""
+        """Its first process, as the slot sees it; 0 when it could not be started (stderr has the reason)."""
         self.exit_code: int | None = None
         """Once it has ended; 128 + n when signal n ended it, 126 when it could not be started."""
         self.timed_out: bool = False
@@ -156,9 +156,10 @@ class StreamedProgram:
                 await self._send(EndOfInput())
 
     async def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on.
+        """Wait for its end; returns its exit code. Raises TimeoutError when it still runs after ``timeout_s``: it
+        continues.
 
-        What it printed has to be read meanwhile, or fit into the streams (1 MiB each), as for
+        Its output has to be read at the same time, or fit into the streams (1 MiB each), as for
         :meth:`asyncio.subprocess.Process.wait`.
         """
         async with self._watched():
@@ -202,7 +203,7 @@ class StreamedProgram:
         return ByteStream(make_room, watched)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
-        """Wait for it. Raises what the program was lost with."""
+        """Wait for the condition. Raises the error with which the program was lost."""
         async with self._changed:
             await self._changed.wait_for(lambda: reached() or self._lost is not None)
         if not reached() and self._lost is not None:
@@ -222,7 +223,7 @@ class StreamedProgram:
         losing = asyncio.create_task(self._lease.wait_lost())
         receiving = asyncio.create_task(self._receive())
         error: AgentEnvError = self._cut()
-        async with self._connection, self._socket:  # closed however this ends: that ends the program, if it runs
+        async with self._connection, self._socket:  # closing them ends the program, if it still runs
             try:
                 ends: tuple[asyncio.Future[Any], ...] = (losing, receiving, self._closed)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +240,7 @@ class StreamedProgram:
                     self._changed.notify_all()
 
     async def _receive(self) -> AgentEnvError:
-        """What comes, until the connection ends; what it ended with."""
+        """Receive until the connection ends; returns the error of its end."""
         while True:
             message = await self._socket.receive()
             if message.type is aiohttp.WSMsgType.BINARY:
@@ -282,4 +283,4 @@ def _parsed(connection: ContainerConnection, message: aiohttp.WSMessage) -> Prog
     try:
         return program_reply.validate_json(message.data)
     except ValidationError as error:
-        raise ProtocolError("the container sent something else than a program's state") from error
+        raise ProtocolError("the container sent something other than a program's state") from error

@@ -59,7 +59,7 @@ class Stream:
             return text
         if message.type in _LOST:
             raise self._why()
-        raise ProtocolError(f"the container sent a {message.type.name} message where only text belongs")
+        raise ProtocolError(f"the container sent a {message.type.name} message on the stream, not a text")
 
     def _why(self) -> AgentEnvError:
         code = self._socket.close_code
@@ -100,7 +100,7 @@ async def open_stream(handle: ContainerHandle, *, silence_s: float) -> Stream:
     refusals = (InfraError, SlotDestroyedError)
     try:
         boot = connection.server_info(await connection.request("GET", "/v1/info", *refusals)).boot
-        # aiohttp pings after this much silence and gives up after half as much again.
+        # aiohttp pings after this much silence and closes the stream after half as much again.
         socket_ = await connection.socket(
             "/v1/stream", *refusals, max_message_bytes=MAX_MESSAGE_BYTES, heartbeat_s=silence_s / 1.5
         )

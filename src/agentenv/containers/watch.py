@@ -24,15 +24,14 @@ _WHAT: Final = "GET /v1/watch"
 async def watch(
     handle: ContainerHandle, *, generation: int = 0, silence_s: float = 5.0
 ) -> AsyncGenerator[WatchLine, None]:
-    """The lines as they come, the list first; it never ends by itself, and the caller closes it. ``generation`` is
-    the farm's: the container refuses earlier ones from then on. A line is asked for often enough that ``silence_s``
-    without one means something.
+    """The lines as they arrive, the list first, without end: the caller closes it. ``generation`` is the farm's: the
+    container refuses earlier ones from then on. The requested interval of beats is shorter than ``silence_s``.
 
-    Raises: ConnectionLostError: there was no connection, it was cut, or nothing came for ``silence_s``.
+    Raises: ConnectionLostError: there was no connection, it was cut, or nothing arrived for ``silence_s``.
     ProtocolError: a line violates the wire contract. Otherwise the error the container named.
     """
     connection = ContainerConnection(handle, generation=generation)
-    response = await _asked(connection, silence_s)
+    response = await _request(connection, silence_s)
     try:
         unfinished, listed, refused = b"", False, b""
         while piece := await response.read():
@@ -63,7 +62,7 @@ class _Response(asyncio.Protocol):
         self.status = 0
         """0: it has not begun."""
         self.end = ""
-        """Why nothing more will come; empty: something may."""
+        """Why the response has ended; empty: it has not."""
         self._loop = asyncio.get_running_loop()
         self._request = request
         self._silence_s = silence_s
@@ -71,11 +70,11 @@ class _Response(asyncio.Protocol):
         self._body = b""
         self._more: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._heard_at_s = self._loop.time()
-        self._look_again: asyncio.TimerHandle | None = None
+        self._received_at_s = self._loop.time()
+        self._silence_timer: asyncio.TimerHandle | None = None
 
     async def read(self) -> bytes:
-        """What has come of the body since the last call, at least a byte; nothing at its end."""
+        """What has arrived of the body since the last call, at least a byte; empty at its end."""
         while not self._body and not self.end:
             self._more = self._loop.create_future()
             await self._more
@@ -90,17 +89,17 @@ class _Response(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- the connection, as asyncio tells it --------------------------------------------------------
+    # -- called by asyncio --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
-        self._look()
+        self._check_silence()
 
     def data_received(self, data: bytes) -> None:
         """A part of the response."""
-        self._heard_at_s = self._loop.time()
+        self._received_at_s = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -108,22 +107,22 @@ class _Response(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Nothing more comes."""
+        """The connection has ended."""
         self._ended(str(error) if error is not None else "it was cut")
 
-    def _look(self) -> None:
-        """Whether something came lately. What came while this process stood still has been taken by now: asyncio
-        reads before it calls timers."""
+    def _check_silence(self) -> None:
+        """End the response after too long a silence. Data that arrived while this process was suspended has been read
+        by now: asyncio reads before it calls timers."""
         now = self._loop.time()
         if self._transport is not None and not self._transport.is_reading():
-            self._heard_at_s = now  # it waits for our reader: that is not the container's silence
-        left_s = self._heard_at_s + self._silence_s - now
+            self._received_at_s = now  # paused because our reader is slow: not a silence of the container
+        left_s = self._received_at_s + self._silence_s - now
         if left_s > 0:
-            self._look_again = self._loop.call_later(left_s, self._look)
+            self._silence_timer = self._loop.call_later(left_s, self._check_silence)
         else:
             self._ended(f"nothing came for {self._silence_s:g} s")
 
-    # -- the response, as httptools tells it --------------------------------------------------------
+    # -- called by httptools ------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
         """The body follows."""
@@ -141,8 +140,8 @@ class _Response(asyncio.Protocol):
 
     def _ended(self, why: str) -> None:
         self.end = self.end or why
-        if self._look_again is not None:
-            self._look_again.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         self._wake()
 
     def _wake(self) -> None:
@@ -150,7 +149,7 @@ class _Response(asyncio.Protocol):
             self._more.set_result(None)
 
 
-async def _asked(connection: ContainerConnection, silence_s: float) -> _Response:
+async def _request(connection: ContainerConnection, silence_s: float) -> _Response:
     """Raises ConnectionLostError."""
     url = urlsplit(connection.handle.base_url)
     headers = {"Host": url.netloc, **connection.headers}

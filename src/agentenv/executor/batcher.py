@@ -25,7 +25,7 @@ class Batched(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Due(Generic[T]):
-    """Batches to send now, in order, and the latest time to ask again (None: after the next event)."""
+    """Batches to send now, in order, and the latest time of the next look (None: at the next event)."""
 
     batches: tuple[Batched[T], ...]
     wake_at: float | None
@@ -80,7 +80,7 @@ class Batcher(Generic[T]):
         return False
 
     def accepted(self, number: int) -> bool:
-        """The container has this batch. False: no such batch is unacknowledged."""
+        """The container has acknowledged this batch. False: no such batch is unacknowledged."""
         return self._sent.pop(number, None) is not None
 
     def refused(self, number: int) -> tuple[T, ...]:

@@ -334,7 +334,7 @@ class SandboxClient:
         tasks = [self._loop.create_task(work(stream)) for work in (self._read, self._write)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # the reader knows best why a stream ended
+            for task in tasks:  # the reader's error has the cause
                 if task.done():
                     task.result()
         finally:
@@ -348,7 +348,7 @@ class SandboxClient:
             await stream.aclose(polite=self._closed)
 
     async def _pause_or_fail(self, cut: BaseException) -> None:
-        """Wait before the next attempt (not at all after a stream that worked), or give up."""
+        """Wait before the next attempt (not after a stream that worked), or fail the calls after the deadline."""
         now = self._loop.time()
         left_s = (now if self._lost_at is None else self._lost_at) + self._deadline_s - now
         log.info("container %s: stream cut (%r), %.1f s left", self.handle.id, cut, left_s)

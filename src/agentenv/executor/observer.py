@@ -8,7 +8,7 @@ from typing import Protocol
 from agentenv.errors import Fault
 
 UNKNOWN_TOOL = "unknown"
-"""Name given to observers for tools that are not in the catalog."""
+"""The name that observers get for tools that are not in the catalog."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,12 +122,12 @@ class SessionHost(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a slot at one moment; no process, and no memory of one. Of a slot without an image: those of its
-    workspace. It lives in the slot's container, and as long as that, or until it is dropped."""
+    """The files of a slot at one moment, without its processes; of a slot without an image: those of its workspace. It
+    exists in the slot's container, until that ends or the checkpoint is dropped."""
 
     container: str
     root: RootSpec
-    """Of slots that begin with it."""
+    """The root of slots that begin with it."""
 
 
 class ToolSession:
@@ -149,10 +149,10 @@ class ToolSession:
         """``request`` is for one slot. ``group`` and ``item``: as external tools get them, not cut to tags."""
         (self.trajectory,) = request.trajectories
         self.request = request
-        """What its slot is leased with."""
+        """The request that its slot is leased with."""
         self.acquire_timeout_s = acquire_timeout_s
         self.root = request.root
-        """What its slot is made from, with the network it has now; None: a plain slot with an empty workspace."""
+        """The root of its slot, with its current network; None: a plain slot with an empty workspace."""
         self.last_timing: CallTiming | None = None
         """Timing of the call that returned last; read it before the next ``await``."""
         self._host = host
@@ -165,7 +165,7 @@ class ToolSession:
         self._forks = 0
         self._externals: set[asyncio.Task[CallResult]] = set()
         self._has_external_state = False
-        """Whether a tool server may have state for this trajectory."""
+        """Whether the tool server may have state for this trajectory."""
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -233,7 +233,7 @@ class ToolSession:
         discarded; large ones are not kept). While the call runs no other call may use its id. Not for external tools.
 
         Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
-        failure was ours; its class says which (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
+        failure was ours; its class has the cause (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
         is not a positive finite number in range.
         """
         client = self._usable()
@@ -258,7 +258,7 @@ class ToolSession:
         if on_output is None:
             result = await self._result_of(client, pending, tool, checked)
         else:
-            result = await self._shown(client, pending, tool, checked, on_output)
+            result = await self._result_with_output(client, pending, tool, checked, on_output)
         if wants_text and result.content is not None:
             result = await as_text(result)
         total_s = asyncio.get_running_loop().time() - started_at
@@ -304,14 +304,14 @@ class ToolSession:
         await self.lease.act(RestoreSlot(checkpoint=checkpoint.root.checkpoint))
 
     async def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint, and free its memory once no slot stands on it. Slots that began with it keep its files.
+        """Drop a checkpoint, and free its memory once no slot uses it. Slots that began with it keep its files.
         Raises CheckpointError when it is another container's, InfraError."""
         self._usable()
         self._check_here(checkpoint)
         await self.lease.act(DropCheckpoint(checkpoint=checkpoint.root.checkpoint))
 
     async def set_network(self, network: NetworkPolicy) -> None:
-        """Change what the slot may reach from now on; its processes continue. Connections that are no longer allowed
+        """Change what the slot may connect to; its processes continue. Connections that are no longer allowed
         are closed when this returns; under an allow list, new commands get the proxy's address. Forks begin with the
         network that the slot has then; a checkpoint's files are restored under the one it has now.
 
@@ -390,7 +390,7 @@ class ToolSession:
             )
         return float(timeout_s)
 
-    async def _shown(
+    async def _result_with_output(
         self,
         client: SandboxClient,
         pending: PendingCall,
@@ -399,17 +399,17 @@ class ToolSession:
         on_output: OnOutput,
     ) -> CallResult:
         view = LiveView(client.connection, self._lease_json, pending.id, on_output)
-        following = asyncio.create_task(view.follow(), name=f"output-{pending.id}")
+        output = asyncio.create_task(view.follow(), name=f"output-{pending.id}")
         ending = asyncio.create_task(self._result_of(client, pending, tool, arguments), name=f"result-{pending.id}")
         try:
-            await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+            await asyncio.wait({output, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if output.done():
+                output.result()
             result = await ending
         finally:
-            following.cancel()
+            output.cancel()
             ending.cancel()  # of a command that still runs: cancels it
-            await asyncio.gather(following, ending, return_exceptions=True)
+            await asyncio.gather(output, ending, return_exceptions=True)
         await view.finish(result)
         return result
 
@@ -521,8 +521,8 @@ class ToolSession:
 
 
 def _check_written(arguments: Mapping[str, Any], result: CallResult) -> None:
-    """Compare what write_file wrote with what it was given. Raises ProtocolError when their sizes differ: the wire has
-    changed the content, and neither a model nor its score may suffer from that."""
+    """Compare the size that write_file wrote with that of its argument. Raises ProtocolError when they differ: the
+    content was changed on the way, and neither a model nor its score may suffer from that."""
     if result.fault != "none" or result.content is None:
         return
     sent_bytes = size_of(arguments["text"] if arguments.get("data") is None else arguments["data"])

@@ -79,23 +79,25 @@ class ToolExecutor:
         external: ExternalTools | None = None,
         observer: CallObserver | None = None,
     ) -> None:
-        outside = [spec.name for spec in catalog.specs if spec.kind == "external"]
-        if outside and external is None:
-            raise ConfigError("catalog", f"the external tools {outside} need a tool server", next_step="configure one")
+        external_tools = [spec.name for spec in catalog.specs if spec.kind == "external"]
+        if external_tools and external is None:
+            raise ConfigError(
+                "catalog", f"the external tools {external_tools} need a tool server", next_step="configure one"
+            )
         self.catalog = catalog
         self.settings = settings
         self.external = external
         self.observer = observer
         self.tally = CallCounters()
         self.pool = pool
-        self._lines: dict[ContainerHandle, _ClientEntry] = {}
+        self._entries: dict[ContainerHandle, _ClientEntry] = {}
         self._sessions: set[ToolSession] = set()
         self._closings = TaskSet()
-        self._past = {"batches": 0, "streams": 0, "reconnects": 0, "reasked": 0, "batch_wait_s": 0.0}
+        self._closed_counters = {"batches": 0, "streams": 0, "reconnects": 0, "reasked": 0, "batch_wait_s": 0.0}
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<ToolExecutor {len(self._sessions)} sessions on {len(self._lines)} containers>"
+        return f"<ToolExecutor {len(self._sessions)} sessions on {len(self._entries)} containers>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,8 +120,8 @@ class ToolExecutor:
     ) -> ToolSession:
         """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
-        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: what the slot
-        is made from; None: a plain slot. ``container``: the one that has the checkpoint of that root."""
+        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: the slot's
+        root; None: a plain slot. ``container``: the one that has the checkpoint of that root."""
         tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
         request = SlotRequest((trajectory,), tags, root=root, container=container)
         return ToolSession(self, request, acquire_timeout_s, group=group, item=item)
@@ -129,16 +131,19 @@ class ToolExecutor:
         to their slots, whose leases must then outlast this."""
         self._closed = True
         if not cancel:
-            self._close_lines()
+            self._close_all()
             await self._closings.wait()
         await asyncio.gather(*(session.aclose() for session in tuple(self._sessions)), return_exceptions=True)
-        self._close_lines()
+        self._close_all()
         await self._closings.wait()
 
     def statistics(self) -> ExecutorStatistics:
         """Counts so far, and current values."""
-        clients = [line.client for line in self._lines.values()]
-        sums = {name: past + sum(getattr(c.counters, name) for c in clients) for name, past in self._past.items()}
+        clients = [entry.client for entry in self._entries.values()]
+        sums = {
+            name: closed + sum(getattr(c.counters, name) for c in clients)
+            for name, closed in self._closed_counters.items()
+        }
         return ExecutorStatistics(
             sessions_now=len(self._sessions),
             containers_now=len(clients),
@@ -147,7 +152,7 @@ class ToolExecutor:
             **sums,
         )
 
-    # -- what sessions use -------------------------------------------------------------------------
+    # -- for sessions ------------------------------------------------------------------------------
 
     async def acquire(self, session: ToolSession) -> SessionLease:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
@@ -156,47 +161,47 @@ class ToolExecutor:
         (lease,) = await self.pool.lease_slots(session.request, timeout_s=session.acquire_timeout_s)
         if self._closed:
             await lease.release()
-            raise PoolClosedError("the executor was closed while a slot was awaited")
+            raise PoolClosedError("the executor was closed while it waited for a slot")
         self._sessions.add(session)
         return lease
 
     def attach(self, container: ContainerHandle) -> SandboxClient:
         """The client of ``container``, created at its first use."""
-        line = self._lines.get(container)
-        if line is None:
-            line = self._lines[container] = _ClientEntry(SandboxClient(container, self.settings, self.observer))
-        if line.idle_timer is not None:
-            line.idle_timer.cancel()
-            line.idle_timer = None
-        line.users += 1
-        return line.client
+        entry = self._entries.get(container)
+        if entry is None:
+            entry = self._entries[container] = _ClientEntry(SandboxClient(container, self.settings, self.observer))
+        if entry.idle_timer is not None:
+            entry.idle_timer.cancel()
+            entry.idle_timer = None
+        entry.users += 1
+        return entry.client
 
     def detach(self, client: SandboxClient, *, gone: bool) -> None:
         """One user less; an unused client is closed at once if its container has ended, otherwise when idle."""
-        line = self._lines.get(client.handle)
-        if line is None or line.client is not client:
+        entry = self._entries.get(client.handle)
+        if entry is None or entry.client is not client:
             return  # closed before its users were
-        line.users -= 1
-        if line.users == 0 and gone:
-            self._close_line(client.handle)
-        elif line.users == 0:
-            line.idle_timer = asyncio.get_running_loop().call_later(_IDLE_CLOSE_S, self._close_line, client.handle)
+        entry.users -= 1
+        if entry.users == 0 and gone:
+            self._close_entry(client.handle)
+        elif entry.users == 0:
+            entry.idle_timer = asyncio.get_running_loop().call_later(_IDLE_CLOSE_S, self._close_entry, client.handle)
 
     def ended(self, session: ToolSession) -> None:
         """The session is closed and needs no further closing."""
         self._sessions.discard(session)
 
-    def _close_lines(self) -> None:
-        for container in tuple(self._lines):
-            self._close_line(container)
+    def _close_all(self) -> None:
+        for container in tuple(self._entries):
+            self._close_entry(container)
 
-    def _close_line(self, container: ContainerHandle) -> None:
-        line = self._lines.pop(container)
-        if line.idle_timer is not None:
-            line.idle_timer.cancel()
-        for name in self._past:
-            self._past[name] += getattr(line.client.counters, name)
-        self._closings.start(container.id, line.client.aclose(), "close")
+    def _close_entry(self, container: ContainerHandle) -> None:
+        entry = self._entries.pop(container)
+        if entry.idle_timer is not None:
+            entry.idle_timer.cancel()
+        for name in self._closed_counters:
+            self._closed_counters[name] += getattr(entry.client.counters, name)
+        self._closings.start(container.id, entry.client.aclose(), "close")
 
 
 @dataclass(frozen=True)

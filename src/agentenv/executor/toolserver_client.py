@@ -1,6 +1,6 @@
 """Client of a tool server: each call is requested until its result arrives, and never run twice.
 
-The server remembers calls by id, so a request is repeated whenever a connection is cut.
+The server stores calls by id, so a request is repeated whenever a connection is cut.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ T = TypeVar("T", bound=BaseModel)
 
 _WAIT_S: Final = 20.0
 _SLACK_S: Final = scaled(15.0)
-"""How much later than promised by the server an answer may arrive."""
+"""How much later than the server has announced a response may arrive."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
-_FAREWELL_S: Final = scaled(5.0)
+_LAST_REQUEST_S: Final = scaled(5.0)
 _MOST_CONNECTIONS: Final = 1_000
-_GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+_UNREACHABLE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 
 
 class ToolServerClient:
@@ -81,7 +81,7 @@ class ToolServerClient:
         self._number = 0
         self._state_boots: dict[str, str] = {}
         self._arrived: dict[str, list[str]] = {}
-        self._farewells = TaskSet()
+        self._last_requests = TaskSet()
         self.tools: tuple[ToolDescription, ...] = ()
         """The server's tools when the client was entered."""
 
@@ -101,7 +101,7 @@ class ToolServerClient:
             trust_env=False,
         )
         try:
-            await self._introduce()
+            await self._handshake()
         except BaseException:
             await self._session.close()
             raise
@@ -110,7 +110,7 @@ class ToolServerClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._farewells.wait()
+        await self._last_requests.wait()
         if self._session is not None:
             await self._session.close()
 
@@ -138,14 +138,14 @@ class ToolServerClient:
         if (refused := too_large(request)) is not None:
             return refused
         try:
-            reply = await self._answered(request)
+            reply = await self._run_until_done(request)
         except asyncio.CancelledError:
             self._send_later("/v1/cancel", CancelCalls(trajectory=scope.trajectory, ids=(call_id,)))
             raise
         self._arrived.setdefault(scope.trajectory, []).append(call_id)
         if reply.stateful:
             self._state_boots[scope.trajectory] = reply.boot
-        assert reply.result is not None  # _answered waits for it
+        assert reply.result is not None  # _run_until_done waits for it
         return settled(reply.result)
 
     async def ended(self, trajectory: str) -> None:
@@ -156,8 +156,8 @@ class ToolServerClient:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    async def _introduce(self) -> None:
-        listed = await self._patiently("GET", "/v1/tools", None, ToolList, 10.0)
+    async def _handshake(self) -> None:
+        listed = await self._request_with_retries("GET", "/v1/tools", None, ToolList, 10.0)
         if listed.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the tool server at {self._url} speaks protocol {listed.protocol}, this side {PROTOCOL_VERSION}",
@@ -165,31 +165,31 @@ class ToolServerClient:
             )
         self._boot, self.tools = listed.boot, listed.tools
 
-    async def _answered(self, request: ToolCallRequest) -> ToolCallReply:
+    async def _run_until_done(self, request: ToolCallRequest) -> ToolCallReply:
         limit_s = request.wait_s + _SLACK_S
-        asked = 0
+        attempts = 0
         cut: list[Exception] = []
         while True:
             try:
-                reply = await self._patiently("POST", "/v1/calls", request, ToolCallReply, limit_s, cut)
+                reply = await self._request_with_retries("POST", "/v1/calls", request, ToolCallReply, limit_s, cut)
             except ConfigError as error:  # the token was accepted when this client was entered
                 raise InfraError(error.message, next_step=error.next_step) from error
             except CallLostError:
                 # Sent once, and refused by a server started since: it ran nowhere, so the new server may run it.
-                if asked or cut or request.boot == await self._new_boot():
+                if attempts or cut or request.boot == await self._new_boot():
                     raise
                 request = request.model_copy(update={"boot": self._boot})
             else:
                 self._boot = reply.boot
                 if reply.result is not None:
                     return reply
-            asked += 1
+            attempts += 1
 
     async def _new_boot(self) -> str:
-        await self._introduce()
+        await self._handshake()
         return self._boot
 
-    async def _patiently(
+    async def _request_with_retries(
         self,
         method: str,
         path: str,
@@ -198,45 +198,44 @@ class ToolServerClient:
         limit_s: float,
         cut: list[Exception] | None = None,
     ) -> T:
-        """Repeat the request until there is an answer, or the server was unreachable for ``reconnect_deadline_s``.
+        """Repeat the request until there is a response, or the server was unreachable for ``reconnect_deadline_s``.
         ``cut`` collects the failures after which the request may have arrived."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._deadline_s
+        deadline_at = loop.time() + self._deadline_s
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return await self._request(method, path, body, kind, limit_s)
-            except _GONE as error:
+            except _UNREACHABLE as error:
                 pause_s = backoff.next_s()
-                if loop.time() + pause_s > give_up_at:
+                if loop.time() + pause_s > deadline_at:
                     raise ConnectionLostError(
-                        f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: "
-                        f"{_described(error)}",
+                        f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: {_text_of(error)}",
                         next_step="check that it is running (`agentenv tool-server`) and tool_server_url",
                     ) from error
                 if cut is not None and not isinstance(error, aiohttp.ClientConnectorError):
                     cut.append(error)
-                logger.warning("tool server at %s: %s; retrying", self._url, _described(error))
+                logger.warning("tool server at %s: %s; retrying", self._url, _text_of(error))
             await asyncio.sleep(pause_s)
 
     async def _request(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server's client is closed")
         raw = b"" if body is None else body.model_dump_json().encode()
-        # A file is read in a thread: worth the hop only where reading would block everybody else.
+        # A file is read in a thread: worth it only where reading would block the event loop.
         content = io.BytesIO(raw) if raw else None
         headers = {"Content-Type": "application/json"} if raw else {}
         async with (
             asyncio.timeout(limit_s),
-            self._session.request(method, self._url + path, data=content, headers=headers) as answer,
+            self._session.request(method, self._url + path, data=content, headers=headers) as response,
         ):
-            told = await answer.read()
-            if answer.status >= 500:  # a proxy without its server, a server about to end: repeating is safe
-                raise aiohttp.ClientConnectionError(f"HTTP {answer.status}")
-            if answer.status >= 400:
-                raise _refusal(answer.status, told, self._url)
+            reply = await response.read()
+            if response.status >= 500:  # a proxy without its server, a server about to end: repeating is safe
+                raise aiohttp.ClientConnectionError(f"HTTP {response.status}")
+            if response.status >= 400:
+                raise _refusal(response.status, reply, self._url)
         try:
-            return kind.model_validate_json(told)
+            return kind.model_validate_json(reply)
         except ValidationError as error:
             raise ProtocolError(
                 f"the service at {self._url} is not a tool server: {error.errors()[0]['msg']}"
@@ -245,12 +244,12 @@ class ToolServerClient:
     def _send_later(self, path: str, body: BaseModel) -> None:
         async def send() -> None:
             try:
-                async with asyncio.timeout(_FAREWELL_S):
-                    await self._request("POST", path, body, Done, _FAREWELL_S)
-            except (*_GONE, AgentEnvError) as error:
-                logger.warning("tool server at %s: %s failed: %s", self._url, path, _described(error))
+                async with asyncio.timeout(_LAST_REQUEST_S):
+                    await self._request("POST", path, body, Done, _LAST_REQUEST_S)
+            except (*_UNREACHABLE, AgentEnvError) as error:
+                logger.warning("tool server at %s: %s failed: %s", self._url, path, _text_of(error))
 
-        self._farewells.start(path, send(), "POST")
+        self._last_requests.start(path, send(), "POST")
 
 
 def too_large(request: ToolCallRequest) -> CallResult | None:
@@ -272,17 +271,17 @@ def settled(result: CallResult) -> CallResult:
 
 def _refusal(status: int, raw: bytes, url: str) -> AgentEnvError:
     try:
-        told = ErrorReply.model_validate_json(raw)
+        reply = ErrorReply.model_validate_json(raw)
     except ValidationError:
-        return ProtocolError(f"the tool server at {url} answered HTTP {status}: {raw[:200]!r}")
+        return ProtocolError(f"the tool server at {url} returned HTTP {status}: {raw[:200]!r}")
     if status in (401, 403):
-        return ConfigError("tool_server_token", told.message, next_step=told.next_step)
-    return _error_of(told.error, told.message)
+        return ConfigError("tool_server_token", reply.message, next_step=reply.next_step)
+    return _error_of(reply.error, reply.message)
 
 
 def _error_of(code: str | None, message: str) -> AgentEnvError:
     return from_wire(code, message or f"the tool server named {code}", "", InfraError)
 
 
-def _described(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.json_text import read_json
-from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown
+from agentenv.tools.schema import as_json, closest, explain_arguments, explain_unknown, parameters_schema
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import for_code
 from agentenv.wire.sessions import SLOT_TOOLS
@@ -73,10 +73,9 @@ class ToolCatalog:
         Raises:
             UnknownToolError: there is none; the message names the closest match and the whole list.
         """
-        found = self._specs.get(name)
-        if found is None:
+        if (spec := self._specs.get(name)) is None:
             raise UnknownToolError(explain_unknown(name, self._specs))
-        return found
+        return spec
 
     def extended(self, *specs: ToolSpec) -> ToolCatalog:
         """A new catalog with these tools added. Raises ConfigError as the constructor does."""
@@ -122,19 +121,19 @@ class ToolCatalog:
             Both messages are written for the model to correct itself by.
         """
         spec = self.spec(tool)
-        given = self._parsed(tool, arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(given, Mapping):
-            self._refuse(tool, f"must be a JSON object, got {shown(given)}")
-        if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(given)):
+        values = self._parsed(tool, arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(values, Mapping):
+            self._refuse(tool, f"must be a JSON object, got {as_json(values)}")
+        if isinstance(arguments, str) and (hidden := for_code(spec.arguments).intersection(values)):
             self._refuse(tool, f"unknown argument '{min(hidden)}'")
         try:
-            problem = unencodable(given)
+            problem = unencodable(values)
         except RecursionError as error:
             self._refuse(tool, "are nested too deeply", cause=error)
         if problem is not None:
             self._refuse(tool, problem)
         try:
-            return _values(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
+            return _values(spec.arguments.model_validate(values), keep_bytes=spec.kind == "slot")
         except ValidationError as error:
             self._refuse(tool, explain_arguments(spec.arguments, self._schemas[tool], error), cause=error)
 
@@ -145,7 +144,7 @@ class ToolCatalog:
             return read_json(text, strict=False)
         except json.JSONDecodeError as error:
             near = text[max(0, error.pos - _SNIPPET_CHARS) : error.pos + _SNIPPET_CHARS]
-            problem = f"{error.msg} at line {error.lineno} column {error.colno}, near {shown(near)}"
+            problem = f"{error.msg} at line {error.lineno} column {error.colno}, near {as_json(near)}"
             self._refuse(tool, f"are not valid JSON: {problem}", cause=error)
         except ValueError as error:
             self._refuse(tool, f"are not valid JSON: {error}", cause=error)
@@ -159,8 +158,8 @@ class ToolCatalog:
 
 
 def _values(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
-    given = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
-    raw = {name: value for name, value in given.items() if isinstance(value, bytes)}
+    fields = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
+    raw = {name: value for name, value in fields.items() if isinstance(value, bytes)}
     return model.model_dump(mode="json", exclude_unset=True, exclude=set(raw)) | raw
 
 

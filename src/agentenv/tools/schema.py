@@ -76,7 +76,7 @@ def explain_unknown(name: str, known: Iterable[str]) -> str:
     names = tuple(known)
     match = closest(name, names)
     hint = f"did you mean '{match}'? " if match else ""
-    return f"unknown tool {shown(name)}; {hint}available tools: {', '.join(names) or 'none'}"
+    return f"unknown tool {as_json(name)}; {hint}available tools: {', '.join(names) or 'none'}"
 
 
 def _abbreviates(short: str, full: str) -> bool:
@@ -119,7 +119,7 @@ def _sentence(schema: Mapping[str, Any], others: Mapping[str, str], problem: dic
         hint = f"; did you mean '{match}'?" if match else ""
         return f"unknown argument '{where}'{hint} (allowed: {', '.join(properties) or 'none'})"
     subject = f"argument '{where}'" if where else "invalid arguments:"
-    return f"{subject} {_violation(problem)} (got {shown(problem['input'])})"
+    return f"{subject} {_violation(problem)} (got {as_json(problem['input'])})"
 
 
 _KINDS: Final = {
@@ -156,13 +156,13 @@ def _purpose(field: Mapping[str, Any]) -> str:
     return f" ({': '.join(parts)})" if parts else ""
 
 
-def shown(value: object) -> str:
+def as_json(value: object) -> str:
     """``value`` as JSON, cut to a length suitable for a context window."""
-    text = _json(value[: 2 * _MOST_INPUT_CHARS] if isinstance(value, str) else value)
+    text = _dumps(value[: 2 * _MOST_INPUT_CHARS] if isinstance(value, str) else value)
     return text if len(text) <= _MOST_INPUT_CHARS else text[:_MOST_INPUT_CHARS] + "…"
 
 
-def _json(value: object) -> str:
+def _dumps(value: object) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError):

@@ -65,7 +65,7 @@ MAX_COUNT = 2**63 - 1
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT), WithJsonSchema({"minimum": 0, "type": "integer"})]
 """A number that nothing else limits. The schema that models see leaves out that bound."""
 CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-"""A secret: who knows it may have the files."""
+"""A secret: whoever has it may read the files."""
 BootName = Annotated[str, Field(max_length=128)]
 """One life of a server."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]

@@ -7,7 +7,7 @@ stays open. Each result is sent the moment it is ready.
 A message stays small. Content above :data:`agentenv.wire.base.LARGE_BYTES` travels as an *attachment*: raw bytes in
 the body of a request of its own, ``/v1/attachments/{call id}/{field}``, with the lease's key in the header
 :data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent, piece by piece
-(``?from=N``: after the first N bytes); each PUT is answered by an :class:`Attachment` with the size received so
+(``?from=N``: after the first N bytes); the response to each PUT is an :class:`Attachment` with the size received so
 far. A result's attachment is fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
 
 ``GET /v1/calls/{call id}/output?stdout=N&stderr=M`` waits up to :data:`LIVE_WAIT_S` for more output of a running call
@@ -92,7 +92,7 @@ class CallResult(WireModel):
     peak_memory_bytes: int | None = None
     content: JsonValue = None
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
-    """Attachments to fetch; available until the call is forgotten."""
+    """Attachments to fetch; available until the call's result is discarded."""
 
     @property
     def success(self) -> bool:
@@ -107,7 +107,7 @@ class CallResult(WireModel):
 
     @property
     def output(self) -> str:
-        """What a tool answers with: what it printed. For a tool that prints nothing: the text of its content,
+        """A tool's output: what it printed. For a tool that prints nothing: the text of its content,
         otherwise its JSON. A command in a session that printed nothing has none: the content is the session's
         state."""
         named = self.content if isinstance(self.content, dict) else {}
@@ -155,14 +155,14 @@ class LiveOutput(WireModel):
 
 
 class CallKey(WireModel):
-    """Identifies one call for a holder of its lease: without its lease's key, an id is useless."""
+    """Identifies one call. The lease's key proves that the sender may use it."""
 
     id: CallId
     lease: LeaseKey
 
 
 class Batch(WireModel):
-    """Client → server: calls to run (or, resubmitted, to be answered again)."""
+    """Client → server: calls to run, or, when resubmitted, whose results are to be sent again."""
 
     type: Literal["batch"] = "batch"
     batch: Count = 0
@@ -171,15 +171,15 @@ class Batch(WireModel):
 
 
 class Cancel(WireModel):
-    """Client → server: cancel these calls now. Calls that still run get their (cancelled) result; replies of
-    finished calls are forgotten."""
+    """Client → server: cancel these calls now. Calls that still run get their (cancelled) result; results of
+    finished calls are discarded."""
 
     type: Literal["cancel"] = "cancel"
     calls: Annotated[tuple[CallKey, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Forget(WireModel):
-    """Client → server: these results arrived with all their attachments, so their replies can be dropped. For a
+    """Client → server: these results arrived with all their attachments, so they can be discarded. For a
     call that was never sent: its uploaded attachments are dropped."""
 
     type: Literal["forget"] = "forget"
@@ -187,7 +187,7 @@ class Forget(WireModel):
 
 
 class Accepted(WireModel):
-    """Server → client: every call of that batch is known and will be answered."""
+    """Server → client: the batch arrived; each of its calls will get a result."""
 
     type: Literal["accepted"] = "accepted"
     batch: int

@@ -3,7 +3,7 @@ header :data:`agentenv.wire.transfers.LEASE_HEADER`.
 
 The first message, a text, is a :class:`ConnectionReply`: whether something listens at that port of the slot's loopback
 interface. From then on binary messages carry the bytes of both directions, in pieces of any length up to
-:data:`agentenv.wire.base.MAX_PIECE_BYTES`; the text :data:`OVER` says that its sender will send no more, as a
+:data:`agentenv.wire.base.MAX_PIECE_BYTES`; the text :data:`OVER` means that its sender will send no more, as a
 half-closed socket does. A connection ends when either side closes it; one whose lease has ended, with another
 :class:`ConnectionReply` before that.
 """
@@ -15,10 +15,10 @@ from typing import Final
 from agentenv.wire.base import WireModel
 
 MAX_CONNECTIONS: Final = 64
-"""Open at once in one slot."""
+"""Maximum number of connections open at once in one slot."""
 OVER: Final = "over"
 LINGER_S: Final = 2.0
-"""How long what was sent before the close of a connection may still take to be read."""
+"""Time for data sent before the end of a connection to be read."""
 
 
 class ConnectionReply(WireModel):

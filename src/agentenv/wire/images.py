@@ -1,5 +1,5 @@
-"""Images as keepers, farms and their clients speak of them. A tag is resolved once, by a keeper; from then on an image
-is named by its digest."""
+"""Images in the messages of keepers, farms and their clients. A tag is resolved once, by a keeper; from then on an
+image is named by its digest."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from agentenv.wire.farm import RunName
 from agentenv.wire.server import ErrorReply
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-"""Of an image in a store: of its content, however it came there."""
+"""Digest of an image in a store: of its content, whatever its source."""
 Reference = Annotated[str, Field(min_length=1, max_length=1_000, pattern=r"^[^\s\x00-\x1f]+$")]
 """What a user writes: ``debian:trixie``, ``registry.example:5000/a/b@sha256:…``, ``oci:PATH`` on every node."""
 CommittedName = Annotated[str, Field(max_length=1_000, pattern=r"^(committed:[^\s\x00-\x1f]+)?$")]
-"""The reference that an image is to have; empty: none."""
+"""The reference that an image gets; empty: none."""
 MAX_WANTED: Final = 256
 """Images in one request."""
 MAX_LISTED: Final = 10_000
-"""Images of one node in one answer; a node that has more lists those it used last."""
+"""Images of one node in one response; a node that has more lists those it used last."""
 MAX_WAIT_S: Final = 25.0
-"""How long an answer is held back, at most."""
+"""Longest time that a response is held back."""
 
 
 class ImageRef(WireModel):
@@ -34,8 +34,8 @@ class ImageRef(WireModel):
 
 
 class ImagesRequest(WireModel):
-    """``POST /v1/images``: have these images fetched. Answered at once, or when all of them are decided, at the latest
-    after ``wait_s``; repeat it to follow them."""
+    """``POST /v1/images``: have these images fetched. The response is sent at once, or when all of them are decided, at
+    the latest after ``wait_s``; repeat the request to follow them."""
 
     references: Annotated[tuple[Reference, ...], Field(max_length=MAX_WANTED)] = ()
     images: Annotated[tuple[ImageRef, ...], Field(max_length=MAX_WANTED)] = ()
@@ -59,14 +59,14 @@ class ImageState(WireModel):
 
 
 class ImagesReply(WireModel):
-    """The answer, in the order of the request: references, then images."""
+    """The response, in the order of the request: references, then images."""
 
     images: tuple[ImageState, ...]
 
 
 class CommitRequest(WireModel):
     """``POST /v1/images/commit`` of a farm: make an image of a checkpoint, in the store of its container's node. The
-    answer is an ImageState, when that is decided, at the latest after ``wait_s``; repeat it to follow it."""
+    response is an ImageState, when that is decided, at the latest after ``wait_s``; repeat it to follow it."""
 
     container: Annotated[str, Field(min_length=1, max_length=200)]
     checkpoint: CheckpointName
@@ -99,8 +99,8 @@ class NamedImage(WireModel):
 
 
 class StoredList(WireModel):
-    """``GET /v1/images`` of a keeper. With ``version`` of an earlier answer and ``wait_s`` in the query it is answered
-    when something has changed."""
+    """``GET /v1/images`` of a keeper. With ``version`` of an earlier response and ``wait_s`` in the query it waits
+    until something has changed."""
 
     version: str
     digests: Annotated[tuple[Digest, ...], Field(max_length=MAX_LISTED)]

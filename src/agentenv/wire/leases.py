@@ -41,11 +41,11 @@ class TokenTag(KeptModel):
 
 
 class Tags(KeptModel):
-    """Who a lease is for. Its container remembers and reports it, so a farm that starts finds out whose the slots
-    are. Empty for a pool that has its containers to itself."""
+    """Who a lease is for. Its container stores and reports it, so that a farm that starts finds out to whom the slots
+    are leased. Empty for a pool with containers of its own."""
 
     run: Tag = ""
-    """The run whose share of the farm the lease counts to."""
+    """The run whose share of the farm includes the lease."""
     environment: Tag = ""
     kind: RunKind = "train"
     group: Tag = ""
@@ -62,9 +62,9 @@ NO_TAGS = Tags()
 BY_NAME = "plain"
 """The environment of leases that a farm holds itself, for programs that only know their trajectories' names."""
 LOST_KEPT_S = 3600.0
-"""How long containers and farms remember lost leases of that environment."""
+"""How long containers and farms keep lost leases of that environment."""
 LOST_KEPT = 2_000
-"""How many of one run each of them remembers, the latest."""
+"""How many of one run each of them keeps: the latest."""
 
 
 def short_tag(text: str) -> str:
@@ -108,7 +108,7 @@ class SlotRequest:
     ttl_s: float | None = None
     """Of the leases; None: the pool's."""
     root: RootSpec | None = None
-    """What the slots are made from; None: plain ones."""
+    """Root of the slots; None: plain slots."""
     container: str = ""
     """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
 
@@ -124,7 +124,7 @@ class SlotRequest:
 
 class LeaseRequest(WireModel):
     """``POST /v1/leases``. Repeating a ``request_id`` returns the same lease (its reply was lost). With a ``root`` the
-    slot is made from that first; it is answered when it is, or cannot be (then the lease has ended)."""
+    slot gets that root first; the response is sent when it has it, or when that failed (then the lease has ended)."""
 
     slot: SlotIndex
     trajectory: TrajectoryName
@@ -158,22 +158,22 @@ class SealSlot(WireModel):
 
 
 class CheckpointSlot(WireModel):
-    """Keep the slot's files as a checkpoint, which the reply names. Its processes end; it continues with the files. Who
-    knows the name may restore it, or lease slots of this container that begin with it."""
+    """Keep the slot's files as a checkpoint, which the reply names. Its processes end; it continues with the files. The
+    name is a secret: with it a client may restore the checkpoint, or lease slots here that begin with it."""
 
     do: Literal["checkpoint"] = "checkpoint"
 
 
 class RestoreSlot(WireModel):
     """Give the slot the files of a checkpoint in place of its own. Its processes end. If there is no such checkpoint,
-    the lease does too."""
+    the lease ends, too."""
 
     do: Literal["restore"] = "restore"
     checkpoint: CheckpointName
 
 
 class DropCheckpoint(WireModel):
-    """Forget a checkpoint, whichever slot of the container made it. Slots that began with it keep its files. No effect
+    """Drop a checkpoint of any slot of the container. Slots that began with it keep its files. No effect
     if there is none."""
 
     do: Literal["drop"] = "drop"
@@ -182,7 +182,7 @@ class DropCheckpoint(WireModel):
 
 class ChangeNetwork(WireModel):
     """Change what an image slot may reach. Its processes continue; connections that are no longer allowed are closed
-    when it is answered."""
+    when the response is sent."""
 
     do: Literal["network"] = "network"
     network: Network
@@ -191,7 +191,7 @@ class ChangeNetwork(WireModel):
 LeaseAction = Annotated[
     SealSlot | CheckpointSlot | RestoreSlot | DropCheckpoint | ChangeNetwork, Field(discriminator="do")
 ]
-"""What the holder of a lease may have done to its slot."""
+"""What a lease's holder may do to its slot."""
 
 
 class ActionRequest(WireModel):
@@ -204,7 +204,7 @@ class ActionRequest(WireModel):
 
 
 class ActionReply(WireModel):
-    """What came of it: the slot's state, and the name of a checkpoint that was made."""
+    """The slot's state afterwards, and the name of a checkpoint that was made."""
 
     slot: SlotIndex
     state: SlotState
@@ -212,7 +212,7 @@ class ActionReply(WireModel):
 
 
 class LeaseGrant(WireModel):
-    """The container's answer: the key, and how long it is valid without a heartbeat."""
+    """The response: the key, and how long it is valid without a heartbeat."""
 
     key: LeaseKey
     trajectory: str
@@ -241,7 +241,7 @@ class RenewReply(WireModel):
     stale: tuple[SlotIndex, ...]
     lost: tuple[LeaseLoss, ...] = ()
     supervisor_silent_s: float = 0.0
-    """Seconds for which the container's supervisor, which resets slots, has not answered."""
+    """Seconds for which the container's supervisor, which resets slots, has not responded."""
 
 
 class EndRequest(WireModel):
@@ -255,7 +255,7 @@ class EndRequest(WireModel):
     error: Annotated[str, Field(max_length=64)] = ""
     message: Annotated[str, Field(max_length=1_000)] = ""
     at_renewal: bool = False
-    """Not now, but instead of its next renewal. Needs ``error``."""
+    """End it at its next renewal instead of now. Requires ``error``."""
 
 
 class ReleaseReply(WireModel):
@@ -281,7 +281,7 @@ class LostLease(WireModel):
     error: str
     message: str
     lost_s: float
-    """For how long."""
+    """Seconds since it was lost."""
 
 
 class SlotReport(KeptModel):
@@ -295,6 +295,6 @@ class SlotReport(KeptModel):
     expires_in_s: float | None = None
     running_calls: int = 0
     in_state_s: float | None = None
-    """Seconds in this state, as far as this server process knows."""
+    """Seconds in this state, at most since this server process started."""
     reason: str = ""
     """Why a slot is quarantined or lost; empty otherwise."""

@@ -64,14 +64,14 @@ class HostRule:
 
     def __str__(self) -> str:
         if self.network is None:
-            shown = self.name
+            text = self.name
         else:
             one = self.network.prefixlen == self.network.max_prefixlen
-            shown = str(self.network.network_address if one else self.network)
-            if self.port is not None and ":" in shown:
-                address, slash, bits = shown.partition("/")
-                shown = f"[{address}]{slash}{bits}"
-        return shown if self.port is None else f"{shown}:{self.port}"
+            text = str(self.network.network_address if one else self.network)
+            if self.port is not None and ":" in text:
+                address, slash, bits = text.partition("/")
+                text = f"[{address}]{slash}{bits}"
+        return text if self.port is None else f"{text}:{self.port}"
 
     def names(self, wanted: str) -> bool:
         """Whether it is a rule for this host name (as of :func:`~agentenv.wire.addresses.host_name`)."""
@@ -138,9 +138,9 @@ class NetworkPolicy:
             return "This sandbox has no network access."
         if self.kind == "public":
             return "This sandbox may connect to any host outside its own machine and the networks closed to it."
-        shown = ", ".join(self.hosts[:_MOST_SHOWN])
+        hosts = ", ".join(self.hosts[:_MOST_SHOWN])
         more = f" and {len(self.hosts) - _MOST_SHOWN} more" if len(self.hosts) > _MOST_SHOWN else ""
-        return f"This sandbox may connect only to: {shown}{more}."
+        return f"This sandbox may connect only to: {hosts}{more}."
 
 
 def judge_host(policy: NetworkPolicy, wanted: str | Address, port: int) -> None:
@@ -163,7 +163,7 @@ def judge_address(policy: NetworkPolicy, address: Address, port: int, closed: It
     """Raise PolicyRefusalError unless a host that :func:`judge_host` let pass may be connected to at this address.
 
     ``closed``: networks no slot may reach, this machine's own addresses among them. They, loopback, link-local
-    addresses, multicast and what is reserved are refused whatever the policy says.
+    addresses, multicast and reserved addresses are refused by every policy.
     """
     real = unwrapped(address)
     if any(real in network for network in (*_NEVER, *closed)):

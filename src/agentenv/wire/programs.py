@@ -30,7 +30,7 @@ NUMBERS: Final[dict[StreamName, int]] = {"stdout": 1, "stderr": 2}
 
 class ProgramOrder(WireModel):
     """What to start: bash text, or a program and its arguments (``command`` is then only what is shown of it).
-    ``input``: it has one; otherwise there is nothing to read. It is killed after ``timeout_s``."""
+    ``input``: it has a standard input; otherwise there is nothing to read. It is killed after ``timeout_s``."""
 
     command: CommandText
     argv: Argv | None = None
@@ -64,7 +64,7 @@ class ProgramRefused(WireModel):
 
 
 class InputTaken(WireModel):
-    """Server → client: the program's input took so many bytes more. ``closed``: it takes no more of them."""
+    """Server → client: the program has read so many more bytes of its input. ``closed``: it will read no more."""
 
     type: Literal["taken"] = "taken"
     bytes: int = 0
@@ -88,7 +88,7 @@ class ProgramEnded(WireModel):
 
 
 class ProgramLost(WireModel):
-    """Server → client: the slot was lost, and the program with it; ``error`` names what the lease has ended with."""
+    """Server → client: the slot was lost, and the program with it; ``error`` has the reason."""
 
     type: Literal["lost"] = "lost"
     error: str = "lease_lost"
@@ -105,7 +105,7 @@ class StreamRoom(WireModel):
 
 
 class EndOfInput(WireModel):
-    """Client → server: close the program's input once it has taken what was sent."""
+    """Client → server: close the program's input once it has read what was sent."""
 
     type: Literal["end_of_input"] = "end_of_input"
 

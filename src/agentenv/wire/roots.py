@@ -1,4 +1,4 @@
-"""What a slot is made from, as a part of a lease. Standard library only: the privileged supervisor reads it."""
+"""The root of a slot, as a part of a lease. Standard library only: the privileged supervisor reads it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Writable = Literal["memory", "disk"]
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _CHECKPOINT: Final = re.compile(r"[0-9a-f]{32}")
 _MOST: Final = 2**50
-"""Of any number: more than a machine has, and few enough for every option of a mount."""
+"""Largest number in any field: more than a machine has, and small enough for every mount option."""
 _MAX_SHOWN: Final = 80
-_UNASKED: Final = {
+_DEFAULTS: Final = {
     "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
 }  # fmt: skip
-"""The values of fields that request nothing."""
+"""Field values that request nothing."""
 
 
 @dataclass(frozen=True)
 class RootSpec:
-    """The root of an image slot, and its limits. A limit of 0 is the container's own. Without an image: what a plain
-    slot begins with, and no other field is given."""
+    """The root of an image slot, and its limits. A limit of 0 is the container's own. Without an image: the checkpoint
+    that a plain slot begins with; no other field is set."""
 
     image: str
     """Digest of an image in the node's store, ``sha256:…``. Empty: a plain slot with the workspace of a checkpoint."""
@@ -46,9 +46,9 @@ class RootSpec:
     """Most CPU time, in thousandths of a core."""
     processes: int = 0
     user: str = ""
-    """The user of commands that name none: a name or uid, with ``:GROUP`` or without. Empty: the image's."""
+    """The default user of commands: a name or uid, with ``:GROUP`` or without. Empty: the image's."""
     workdir: str = ""
-    """Where commands start that name no directory. Empty: the image's."""
+    """The default directory of commands. Empty: the image's."""
     env: dict[str, str] = field(default_factory=dict)
     """Added to the image's own environment."""
     network: NetworkPolicy = NO_NETWORK
@@ -84,8 +84,8 @@ class RootSpec:
 
     def _check(self, name: str, good: bool, allowed: str) -> None:
         if not good:
-            shown = repr(getattr(self, name))
-            raise ConfigError(f"root.{name}", f"got {shown[:_MAX_SHOWN]}", next_step=f"allowed: {allowed}")
+            text = repr(getattr(self, name))
+            raise ConfigError(f"root.{name}", f"got {text[:_MAX_SHOWN]}", next_step=f"allowed: {allowed}")
 
     def to_dict(self) -> dict[str, Any]:
         """As :meth:`parse` reads it."""
@@ -117,9 +117,9 @@ def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> Con
     with the reason."""
     for name, reason in refused.items():
         field_name, _, value = name.partition("=")
-        asked = getattr(root, field_name)
-        values = asked if isinstance(asked, tuple) else (asked,)
-        if value in values if value else asked != _UNASKED.get(field_name):
+        requested = getattr(root, field_name)
+        values = requested if isinstance(requested, tuple) else (requested,)
+        if value in values if value else requested != _DEFAULTS.get(field_name):
             return ConfigError(f"root.{field_name}", reason)
     for name in ("memory_bytes", "processes"):
         wanted, most = getattr(root, name), getattr(limits, name)

@@ -16,9 +16,9 @@ class Health(WireModel):
     version: str
     protocol: int = PROTOCOL_VERSION
     supervisor_silent_s: float = 0.0
-    """Seconds for which the container's supervisor has not answered; a few seconds mean a busy machine."""
+    """Seconds for which the container's supervisor has not responded; a few seconds mean a busy machine."""
     leader_url: str = ""
-    """Of a farm service that stands by: the address of the one that leads, if it is known."""
+    """Of a standby farm service: the address of the leader, if it is known."""
 
 
 class Proof(WireModel):
@@ -46,9 +46,9 @@ class ServerInfo(WireModel):
     proofs: tuple[Proof, ...] = ()
     allow_network: bool = False
     image_format: str = ""
-    """How images are shown to slots (``erofs``, ``tree``, ``shifted``); empty: there are plain slots only."""
+    """How images are mounted for slots (``erofs``, ``tree``, ``shifted``); empty: there are plain slots only."""
     image_weaker: tuple[str, ...] = ()
-    """What is less for image slots than elsewhere, one sentence each; or why there are none."""
+    """Restrictions of image slots, one sentence each; or why there are none."""
     workspaces_copied: str = ""
     """Why a checkpoint of a plain slot is a copy of its workspace, which takes time with its size; empty: it is a layer
     under the workspaces that begin with it."""
@@ -60,7 +60,7 @@ class SlotsReply(WireModel):
     boot: str
     slots: tuple[SlotReport, ...]
     lost: tuple[LostLease, ...] = ()
-    """The oldest first, as far as this server process remembers."""
+    """The oldest first, at most since this server process started."""
     heard_s: float | None = None
     """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases) or beat of a watch, or
     since this server process started. A farm without heartbeats is orphaned."""

@@ -14,7 +14,7 @@ from agentenv.wire.base import MAX_TIMEOUT_S, PROTOCOL_VERSION, Arguments, BootN
 from agentenv.wire.calls import CallResult
 
 MAX_WAIT_S = 60.0
-"""Longest time a server keeps one request open; then it answers that the call still runs, and the client repeats the
+"""Longest time a server keeps one request open; then it responds that the call still runs, and the client repeats the
 request."""
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest request a tool server reads: external tools take questions, not files."""

@@ -7,7 +7,7 @@ as they are: only the client and ``slotfiles`` (inside the slot) understand them
 A stream is records, each a header, its path and its link target. First the root, with an empty path: a file (``f``)
 or a directory (``d``) with everything below it, then the end (``e``). A file's content follows its record as ``u32
 bytes, bytes`` until a zero, then its SHA-256: the receiver compares before the file gets its name. Modes of
-directories come as ``m`` when all is in them. A sender that fails says so with an ``x`` record, or, inside content,
+directories come as ``m`` when all is in them. A sender that fails reports it with an ``x`` record, or, inside content,
 with :data:`BROKEN_OFF` and a ``u32`` code; a stream that just ends was cut.
 """
 

@@ -21,12 +21,12 @@ MOST_BEAT_S: Final = 60.0
 CALL_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 )  # fmt: skip
-"""Upper bounds of the buckets in which a container counts its calls by how long they ran."""
+"""Upper bounds of the buckets of a container's histogram of call times."""
 GENERATION_HEADER: Final = "X-Agentenv-Generation"
-"""The generation of the farm that sends a request. A container refuses (``fenced``) what changes leases when it has
-obeyed a later generation, or when it has obeyed any and the request names none."""
+"""The generation of the farm that sends a request. A container refuses (``fenced``) requests that change leases when it
+has seen a later generation, or when it has seen any and the request has none."""
 GUEST_HEADER: Final = "X-Agentenv-Guest"
-"""Any value: the sender knows that a farm controls the container, and leases beside it."""
+"""Any value: the sender may lease although a farm controls the container."""
 
 
 class WatchList(WireModel):

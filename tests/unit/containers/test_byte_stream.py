@@ -37,7 +37,7 @@ class Sent:
             piece, self._rest = self._rest[:count], self._rest[count:]
             self._room -= len(piece)
             self.stream.feed(piece)
-            self.ahead_bytes = max(self.ahead_bytes, len(self.stream._come))
+            self.ahead_bytes = max(self.ahead_bytes, len(self.stream._buffer))
             await asyncio.sleep(0)
         end(self.stream)
 

@@ -100,7 +100,7 @@ async def served(
     monkeypatch.setattr(bodies, "IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application(middlewares=[_by_control_token])
-    slot = SimpleNamespace(beside=lambda _: SimpleNamespace(paths=replace(USUAL_PATHS, own_root=image)))
+    slot = SimpleNamespace(io=lambda _: SimpleNamespace(paths=replace(USUAL_PATHS, own_root=image)))
     container: Any = SimpleNamespace(slot=lambda _: slot, find=lambda _: slot, context=SimpleNamespace(env={}))
     transfer_routes.TransferRoutes(container).add_to(app.router)
     async with TestServer(app) as server:

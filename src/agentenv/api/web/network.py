@@ -20,7 +20,7 @@ from yarl import URL
 from agentenv.api.tool_server.secrets import Secrets
 from agentenv.api.tool_server.settings import AllowRule
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
-from agentenv.tools.schema import shown
+from agentenv.tools.schema import as_json
 from agentenv.wire.addresses import Address, Network, as_address, ends_in_a_number, is_public, unwrapped
 
 _WEB_PORTS: Final = (80, 443)
@@ -170,7 +170,7 @@ def parsed_url(url: str) -> URL:
         if parsed.user is not None or parsed.password is not None:
             raise ValueError("it must not contain a user name or password")
     except (ValueError, UnicodeError) as error:
-        raise InvalidArgumentsError(f"{shown(url)} cannot be fetched: {error}") from error
+        raise InvalidArgumentsError(f"{as_json(url)} cannot be fetched: {error}") from error
     return parsed
 
 

@@ -4,8 +4,8 @@ Two kinds of bearer: the container's control token may do everything; a pass (:m
 leases of its run. A request with a pass also needs the key of such a lease
 (:class:`agentenv.sandbox.server.container.Requester`).
 
-Two farms may have the control token: one was cut off or frozen while another took its place. Each farm names its
-generation in what changes leases, and a container that has obeyed a later one refuses it.
+Two farms may have the control token, when one was cut off or frozen and another has replaced it. Each farm sends its
+generation with requests that change leases, and a container refuses any but the highest it has seen.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Who(Enum):
     """Who may use a route."""
 
     anybody = "anybody"
-    run = "whoever has a pass, or the control token"
-    control = "whoever has the control token"
+    run = "with a pass or the control token"
+    control = "with the control token"
 
 
 ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
@@ -73,18 +73,19 @@ FENCED: Final = frozenset(
         "POST /v1/leases/end",
     }
 )
-"""What changes leases. With the control token the fence decides about it; with a pass the lease's key is enough."""
+"""Requests that change leases: with the control token subject to :func:`fence`; with a pass the lease's key is
+enough."""
 
 
 @dataclass(frozen=True)
 class Bearer:
-    """The sender of a request: a run by its pass, or whoever has the control token (``run`` is None)."""
+    """The sender of a request: a run, by its pass; with the control token ``run`` is None."""
 
     run: str | None = None
 
 
 BEARER: Final = web.RequestKey("bearer", Bearer)
-"""The sender of a request; every route that is not for anybody has one."""
+"""The sender of a request, set for every route that needs a credential."""
 
 
 def route_of(request: web.Request) -> str:
@@ -97,18 +98,18 @@ def route_of(request: web.Request) -> str:
 def bearer_of(authorization: str, control_token: str) -> Bearer | None:
     """The sender by the header ``Authorization``; None if neither token nor pass are right. Compared in constant
     time."""
-    scheme, _, given = authorization.partition(" ")
+    scheme, _, token = authorization.partition(" ")
     if scheme != "Bearer":
         return None
-    if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), control_token.encode()):
+    if hmac.compare_digest(token.encode("utf-8", "surrogateescape"), control_token.encode()):
         return Bearer()
-    run = run_of_pass(control_token, given)
+    run = run_of_pass(control_token, token)
     return None if run is None else Bearer(run)
 
 
 def refusal(route: str, bearer: Bearer | None) -> tuple[int, ErrorReply] | None:
-    """Status and body for a sender who may not use the route; None for one who may. What is no route is known to
-    the control token only."""
+    """Status and body for a sender who may not use the route; None for one who may. An unknown route
+    needs the control token."""
     who = ROUTES.get(route, Who.control)
     if who is Who.anybody:
         return None
@@ -118,7 +119,7 @@ def refusal(route: str, bearer: Bearer | None) -> tuple[int, ErrorReply] | None:
         return 403, ErrorReply(
             error="refused",
             message=f"a pass does not allow {route or 'this'}",
-            next_step="ask the farm service, which has the container's control token",
+            next_step="use the farm service, which has the container's control token",
         )
     return None
 

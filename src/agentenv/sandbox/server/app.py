@@ -249,7 +249,7 @@ class SandboxApp:
             request[access.BEARER] = bearer
             if bearer.run is None and route in access.FENCED:
                 self._fence(request)
-            with self.container.attendance.request():
+            with self.container.idle_timer.request():
                 return await handler(request)
         except web.HTTPException as error:
             code = "refused" if error.status == 413 else "protocol"

@@ -1,6 +1,5 @@
-"""What requests bring and what they are sent: credentials, numbers, bodies. Every route reads and writes through this
-module, so that each limit has one place. What is raised here becomes a response in one place, too
-(:mod:`agentenv.sandbox.server.app`)."""
+"""Reads and writes requests and responses: credentials, numbers, bodies. Every route uses this module, so that each
+limit is stated once. Errors raised here become responses in :mod:`agentenv.sandbox.server.app`."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER
 
 IDLE_S: Final = scaled(60.0)
-"""A body that makes no progress for this long is given up."""
+"""A body that makes no progress for this long is aborted."""
 UNREAD_S: Final = scaled(10.0)
-"""The same for lines that are written as they come: whoever follows them reads at once."""
+"""The same for lines that are written as events occur: a client that follows them reads at once."""
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ def lease_key(request: web.Request) -> LeaseKey:
     try:
         return LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
     except ValidationError as error:
-        raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
+        raise ProtocolError(f"the header {LEASE_HEADER} must be a lease key") from error
 
 
 def slot_key(request: web.Request) -> LeaseKey:
@@ -44,7 +43,7 @@ def slot_key(request: web.Request) -> LeaseKey:
 
 
 def path_in_slot(request: web.Request) -> str:
-    """The path in the query, which a program in the slot can be given. Raises ProtocolError."""
+    """The path in the query, valid as an argument of a program in the slot. Raises ProtocolError."""
     path = request.query.get("path", "")
     if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
         raise ProtocolError(f"path: 1 to {MAX_PATH_CHARS} characters, none of them NUL")
@@ -65,7 +64,7 @@ async def in_time(step: Awaitable[T]) -> T:
 
 
 async def pieces(request: web.Request, max_bytes: int | None = None) -> AsyncIterator[bytes]:
-    """The request's body as it comes. Raises ProtocolError when it is cut or nothing comes for too long, and
+    """The request's body as it arrives. Raises ProtocolError when it is cut or nothing arrives for too long, and
     HTTPRequestEntityTooLarge."""
     seen_bytes = request.content_length or 0
     if max_bytes is not None and seen_bytes > max_bytes:
@@ -92,8 +91,8 @@ async def message_body(request: web.Request) -> bytes:
 async def streamed(
     request: web.Request, content_type: str, *, size_bytes: int | None = None, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[web.StreamResponse]:
-    """A response whose body is written in the block. When the client takes nothing for too long (TimeoutError), or the
-    lease ends, the connection is cut: what was sent must not look complete."""
+    """A response whose body is written in the block. When the client reads nothing for too long (TimeoutError), or the
+    lease ends, the connection is cut, so that the body does not look complete."""
     response = web.StreamResponse(headers={"Content-Type": content_type, **(headers or {})})
     response.content_length = size_bytes
     await response.prepare(request)
@@ -103,7 +102,7 @@ async def streamed(
     except (TimeoutError, AgentEnvError):
         if request.transport is not None:
             request.transport.abort()
-    except ConnectionError:  # the client has gone
+    except ConnectionError:  # the client has disconnected
         pass
 
 

@@ -50,7 +50,7 @@ class ConnectRoute:
             self._open[key.slot] -= 1
 
     def _dialled(self, requester: Requester, key: LeaseKey, port: int) -> TransferRun:
-        io, env = requester.beside(key)
+        io, env = requester.io_and_env(key)
         if self._open[key.slot] >= MAX_CONNECTIONS:
             raise SandboxUnavailableError(
                 f"slot {key.slot} has {MAX_CONNECTIONS} connections already", next_step="close one of them"

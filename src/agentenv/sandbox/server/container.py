@@ -71,7 +71,7 @@ _NO_SECRET = "-" * 16
 log = logging.getLogger(__name__)
 
 
-class Attendance:
+class IdleTimer:
     """Counts authenticated requests, so that a container which outlives its starter can end itself when it is no
     longer used. Pure but for the clock."""
 
@@ -117,7 +117,7 @@ class KeptCheckpoints:
             self._seen[run] = now
 
     def dropped(self, checkpoint: str) -> None:
-        """It is forgotten; no effect for one that is not known."""
+        """It was dropped. No effect for an unknown one."""
         self._runs.pop(checkpoint, None)
 
     def seen(self, run: str, now: float) -> None:
@@ -126,14 +126,14 @@ class KeptCheckpoints:
             self._seen[run] = now
 
     def stale(self, leasing: Iterable[str], now: float) -> list[str]:
-        """Checkpoints of runs that have not been seen for too long and are not ``leasing`` now, which are forgotten."""
+        """Remove and return the checkpoints of runs that have not been seen for too long and have no lease now."""
         for run in leasing:
             self.seen(run, now)
-        gone = {run for run, seen in self._seen.items() if now - seen > self._keep_s}
-        dropped = [checkpoint for checkpoint, run in self._runs.items() if run in gone]
+        ended = {run for run, seen in self._seen.items() if now - seen > self._keep_s}
+        dropped = [checkpoint for checkpoint, run in self._runs.items() if run in ended]
         for checkpoint in dropped:
             del self._runs[checkpoint]
-        for run in gone:
+        for run in ended:
             del self._seen[run]
         return dropped
 
@@ -152,7 +152,7 @@ class Container:
         """Stalls of the supervisor's event loop, as last reported."""
         self.context = context
         self._heard_at_s = context.poller.loop.time()
-        self.attendance = Attendance(unattended_after_s, context.poller.loop.time)
+        self.idle_timer = IdleTimer(unattended_after_s, context.poller.loop.time)
         self.exports = LayerExports(context.supervisor)
         self.checkpoints = KeptCheckpoints()
         self._slots = [Slot(index, context) for index in range(slots)]
@@ -173,7 +173,7 @@ class Container:
     @property
     def unattended(self) -> bool:
         """Whether the container should end, because it has been unused for too long."""
-        return self.attendance.is_over(leased=any(slot.reported is SlotState.leased for slot in self._slots))
+        return self.idle_timer.is_over(leased=any(slot.reported is SlotState.leased for slot in self._slots))
 
     def close(self) -> None:
         """Release every slot; the supervisor keeps them running. Repeatable."""
@@ -184,11 +184,10 @@ class Container:
     # -- the supervisor ----------------------------------------------------------------------------
 
     def take(self, received: Received) -> None:
-        """Process a packet of the supervisor about a slot. Raises ProtocolError when it is impossible (nothing
-        leaks)."""
+        """Process a packet of the supervisor. Raises ProtocolError when it does not fit the state (nothing leaks)."""
         match received:
             case Pong():
-                self.context.supervisor.answered()
+                self.context.supervisor.pong()
                 self.supervisor_stalls = received.stalls
             case SlotHandedOver(ready, agent) if slot := self.find(ready.slot):
                 slot.ready(ready, agent)
@@ -203,9 +202,9 @@ class Container:
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
             case LayerHandedOver():
-                self.exports.answered(received.exported, received.pipe)
+                self.exports.exported(received.exported, received.pipe)
             case Exported():
-                self.exports.answered(received)
+                self.exports.exported(received)
             case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | Connected() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
@@ -233,11 +232,11 @@ class Container:
             raise why
         lease = slot.grant(request)
         if request.root is not None:
-            await slot.rerooted(lease)
+            await slot.wait_rerooted(lease)
         return lease.as_grant()
 
     def heard(self) -> None:
-        """A pool has sent a heartbeat, or was sent a beat."""
+        """A pool has sent a heartbeat, or was sent a beat of its watch."""
         self._heard_at_s = self.context.poller.loop.time()
 
     def make_room(self) -> None:
@@ -317,17 +316,17 @@ class Requester:
                 self._context.statistics.calls_faulted += 1
                 sink.refuse(call.id, encode_result(refusal(call.id, error)))
 
-    def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
+    def io_and_env(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
         """Slot agent and environment for a transfer. Raises StaleLeaseError, SandboxUnavailableError."""
-        return self._container.slot(key.slot).beside(self._own(key)), self._context.env
+        return self._container.slot(key.slot).io(self._own(key)), self._context.env
 
     def host(self, key: LeaseKey) -> SlotHost:
         """Starts programs in the slot. Raises StaleLeaseError, SandboxUnavailableError."""
         return self._container.slot(key.slot).host(self._own(key))
 
-    async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
+    async def wait_why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease was lost, once that is known; None if it was not lost."""
-        return await self._container.slot(key.slot).lost_with(self._own(key))
+        return await self._container.slot(key.slot).wait_why_lost(self._own(key))
 
     def cancel(self, calls: Iterable[CallKey], sink: ResultSink) -> None:
         """Cancel these calls: each running one gets its (cancelled) result, over ``sink`` too; results of the

@@ -1,6 +1,7 @@
 """Layers of checkpoints, as tars: ``GET /v1/checkpoints/{checkpoint}/layers/{layer}``.
 
-Who knows a checkpoint's name may read it. The lowest layer is 0; the header says how many there are.
+A checkpoint's name is a secret: a client that has it may read the checkpoint. The lowest layer is 0; the header has the
+number of layers.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from agentenv.deadlines import LAYER_PART_S
 from agentenv.errors import CheckpointError
 from agentenv.sandbox.control_protocol import Exported
 from agentenv.sandbox.server.bodies import in_time, streamed
-from agentenv.sandbox.server.supervisor_link import LayerHandedOver, SupervisorLink
+from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.leases import LAYERS_HEADER
 
 
 class LayerExports:
-    """Requests for layers, answered by the supervisor in any order."""
+    """Requests for layers. The supervisor replies in any order."""
 
     def __init__(self, supervisor: SupervisorLink) -> None:
         self._supervisor = supervisor
@@ -37,21 +38,23 @@ class LayerExports:
             async with asyncio.timeout(LAYER_PART_S):
                 return await waiter
         except TimeoutError:
-            raise CheckpointError(f"checkpoint {checkpoint}: nothing was heard of it for {LAYER_PART_S:g} s") from None
+            raise CheckpointError(
+                f"checkpoint {checkpoint}: the supervisor did not respond within {LAYER_PART_S:g} s"
+            ) from None
 
-    def answered(self, said: Exported, pipe: int = -1) -> None:
-        """The supervisor has answered; ``pipe`` is owned from now on."""
-        waiting = self._waiting.get((said.checkpoint, said.layer))
+    def exported(self, reply: Exported, pipe: int = -1) -> None:
+        """The supervisor's reply to a request; owns ``pipe``."""
+        waiting = self._waiting.get((reply.checkpoint, reply.layer))
         waiter = waiting.popleft() if waiting else None
         if not waiting:
-            self._waiting.pop((said.checkpoint, said.layer), None)
+            self._waiting.pop((reply.checkpoint, reply.layer), None)
         if waiter is None or waiter.done():
             if pipe >= 0:
                 os.close(pipe)
         elif pipe < 0:
-            waiter.set_exception(CheckpointError(f"checkpoint {said.checkpoint}: {said.reason}"))
+            waiter.set_exception(CheckpointError(f"checkpoint {reply.checkpoint}: {reply.reason}"))
         else:
-            waiter.set_result((pipe, said.layers))
+            waiter.set_result((pipe, reply.layers))
 
 
 class LayerRoutes:
@@ -61,7 +64,7 @@ class LayerRoutes:
         self._exports = exports
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add it."""
+        """Register it."""
         router.add_get("/v1/checkpoints/{checkpoint:[0-9a-f]{32}}/layers/{layer:[0-9]{1,3}}", self._get)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -76,6 +79,3 @@ class LayerRoutes:
                     while piece := await reader.read(MAX_PIECE_BYTES):
                         await in_time(response.write(piece))
         return response
-
-
-__all__ = ["LayerExports", "LayerHandedOver", "LayerRoutes"]

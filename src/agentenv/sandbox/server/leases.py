@@ -1,4 +1,4 @@
-"""A lease as its slot keeps it, and as the supervisor remembers it for a restarted server. Pure."""
+"""A lease in its slot, and as the supervisor stores it for a restarted server. Pure."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Lease:
     """Whether its slot has been sealed, and has the files that it had then: a verifier runs over a policy's."""
     tags: Tags = field(default_factory=Tags)
     root: RootSpec | None = None
-    """What its slot is made from; None: it is a plain one."""
+    """Root of its slot; None: a plain slot."""
     not_renewed: str = ""
-    """Why it ends instead of being renewed; empty: it is renewed."""
+    """Why it ends at its next renewal; empty: it is renewed."""
     sealed_by: str = ""
-    """The request that sealed its slot last; a restarted server does not know it."""
+    """The request that sealed its slot last; not kept over a restart of the server."""
     checkpoints: dict[str, str] = field(default_factory=dict)
-    """Checkpoints made of its slot, by request; a restarted server does not know them."""
+    """Checkpoints made of its slot, by request; not kept over a restart of the server."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
@@ -69,7 +69,7 @@ class Lease:
         return LeaseGrant(key=self.key, trajectory=self.trajectory, ttl_s=self.ttl_s)
 
     def to_memory(self) -> dict[str, Any]:
-        """The form kept by the supervisor."""
+        """As the supervisor stores it."""
         return {
             "epoch": self.key.epoch,
             "secret": self.key.secret,
@@ -97,11 +97,11 @@ class Lease:
             not_renewed = str(kept.get("not_renewed", ""))
             return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root, not_renewed)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
-            raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error
+            raise ProtocolError(f"the stored lease of slot {slot} is malformed: {error!r}") from error
 
 
 class LostLeases:
-    """The leases of one container that whoever leases for the same names has to be told of
+    """The lost leases of one container that a farm reports to clients that lease by name
     (:class:`agentenv.wire.leases.LostLease`)."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class LostLeases:
         """By slot and epoch, the oldest first."""
 
     def add(self, lease: Lease, error: AgentEnvError, now_s: float) -> None:
-        """A lease has ended that was not released. Of one run the latest are kept."""
+        """A lease was lost. The latest of each run are kept."""
         if lease.tags.environment != BY_NAME:
             return
         self._forget_old(now_s)
@@ -119,7 +119,7 @@ class LostLeases:
         self._lost[lease.key.slot, lease.key.epoch] = now_s, lease, error
 
     def released(self, slot: int, epoch: int) -> None:
-        """Its holder knows."""
+        """The lease of this epoch was released: its holder has the reason."""
         self._lost.pop((slot, epoch), None)
 
     def report(self, now_s: float) -> tuple[LostLease, ...]:

@@ -178,7 +178,9 @@ def exposition(
     for metric, value in zip(PROCESS, own_process(), strict=True):
         yield from _lines(metric, {"": value})
     for metric, name in zip(LOOP, ("count", "longest_s", "recent_s"), strict=True):
-        yield from _lines(metric, {f'process="{process}"': getattr(told, name) for process, told in stalls.items()})
+        yield from _lines(
+            metric, {f'process="{process}"': getattr(counted, name) for process, counted in stalls.items()}
+        )
 
 
 def own_process() -> tuple[float, float, float]:

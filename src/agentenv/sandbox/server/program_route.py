@@ -1,7 +1,7 @@
 """``/v1/slots/{slot}/program``: a program whose input and output are streams, over a WebSocket.
 
-See :mod:`agentenv.wire.programs`. The server holds one piece of each stream; whoever does not read holds up nothing but
-this program.
+See :mod:`agentenv.wire.programs`. The server holds one piece of each stream; a client that does not read blocks
+only its own program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from agentenv.wire.programs import (
 )
 
 _ORDER_S: Final = scaled(60.0)
-"""Time for the order to come."""
+"""Time for the order to arrive."""
 
 
 class ProgramRoute:
@@ -75,7 +75,7 @@ class ProgramRoute:
         await socket.prepare(request)
         self._open[key.slot] += 1
         try:
-            with suppress(ConnectionError):  # the client has gone, and the program with it
+            with suppress(ConnectionError):  # the client has disconnected, which ends the program
                 await self._serve(socket, requester, key)
             await socket.close()
         finally:
@@ -98,9 +98,9 @@ class ProgramRoute:
             try:
                 await _Connection(socket, program, host, counted).run(order.timeout_s)
             except LeaseLostError as error:
-                lost = await requester.lost_with(key) or error
+                lost = await requester.wait_why_lost(key) or error
                 counted.calls_faulted += 1
-                await _say(socket, ProgramLost(error=lost.code, message=lost.message, next_step=lost.next_step))
+                await _send(socket, ProgramLost(error=lost.code, message=lost.message, next_step=lost.next_step))
             except _AboveError as error:
                 counted.calls_faulted += 1
                 await _refuse(socket, InfraError(str(error)))
@@ -141,7 +141,7 @@ class _AboveError(Exception):
 
 
 class _Connection:
-    """One program and its client, until both streams and the end were sent, or the client has gone."""
+    """One program and its client, until both streams and the end were sent, or the client has disconnected."""
 
     def __init__(self, socket: web.WebSocketResponse, program: Streamed, host: SlotHost, counted: Statistics) -> None:
         self._socket = socket
@@ -151,18 +151,18 @@ class _Connection:
         self._room: dict[StreamName, float] = {"stdout": WINDOW_BYTES, "stderr": WINDOW_BYTES}
         self._more_room = {name: asyncio.Event() for name in self._room}
         self._input: deque[bytes] = deque()
-        """What the client sent and the program has not taken; an empty piece is the end."""
+        """Input that the client sent and the program has not read; an empty piece is the end."""
         self._untaken_bytes = 0
         self._more_input = asyncio.Event()
         self._timed_out = False
 
     async def run(self, timeout_s: float | None) -> None:
-        """Raises LeaseLostError, ConnectionError when the client has gone, ProtocolError when it breaks the rules,
-        _AboveError."""
+        """Raises LeaseLostError, ConnectionError when the client has disconnected, ProtocolError when it breaks
+        the rules, _AboveError."""
         await self._program.begun()
         if not self._program.pid and (above := self._host.take_above()):
             raise _AboveError(above)
-        await _say(self._socket, ProgramStarted(pid=self._program.pid))
+        await _send(self._socket, ProgramStarted(pid=self._program.pid))
         timer = None if timeout_s is None else self._host.loop.call_later(timeout_s, self._time_out)
         receiving, feeding = asyncio.create_task(self._receive()), asyncio.create_task(self._feed())
         sending = [asyncio.create_task(self._send_stream(name)) for name in NUMBERS]
@@ -192,14 +192,14 @@ class _Connection:
                 break
             self._room[name] -= len(piece)
             await self._socket.send_bytes(mark + piece)
-        await _say(self._socket, StreamOver(stream=name))
+        await _send(self._socket, StreamOver(stream=name))
 
     async def _send_end(self) -> None:
         code = await self._program.ended()
         oom_killed = code != 0 and self._host.killed_by_own_limit()
         self._counted.calls_timed_out += self._timed_out
         self._counted.calls_oom_killed += oom_killed
-        await _say(self._socket, ProgramEnded(exit_code=code, timed_out=self._timed_out, oom_killed=oom_killed))
+        await _send(self._socket, ProgramEnded(exit_code=code, timed_out=self._timed_out, oom_killed=oom_killed))
 
     async def _receive(self) -> None:
         async for message in self._socket:
@@ -241,10 +241,10 @@ class _Connection:
                 self._program.end_input()
                 return
             if not await self._program.write(data):
-                await _say(self._socket, InputTaken(closed=True))
+                await _send(self._socket, InputTaken(closed=True))
                 return
             self._untaken_bytes -= len(data)
-            await _say(self._socket, InputTaken(bytes=len(data)))
+            await _send(self._socket, InputTaken(bytes=len(data)))
 
     def _add_room(self, name: StreamName, count: float) -> None:
         self._room[name] += count
@@ -255,15 +255,15 @@ class _Connection:
         self._kill()
 
     def _kill(self) -> None:
-        """Its end is told once its output is read, which then is no more than its pipes hold."""
+        """The program's end is reported once its output was read, which is then no more than its pipes hold."""
         self._program.kill()
         for name in self._room:
             self._add_room(name, math.inf)
 
 
 async def _refuse(socket: web.WebSocketResponse, error: AgentEnvError) -> None:
-    await _say(socket, ProgramRefused(error=error.code, message=error.message, next_step=error.next_step))
+    await _send(socket, ProgramRefused(error=error.code, message=error.message, next_step=error.next_step))
 
 
-async def _say(socket: web.WebSocketResponse, message: WireModel) -> None:
+async def _send(socket: web.WebSocketResponse, message: WireModel) -> None:
     await socket.send_str(message.model_dump_json())

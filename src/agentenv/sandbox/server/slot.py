@@ -1,4 +1,4 @@
-"""One slot: its state and its lease. What may follow what is in ``slot_states``; its calls are its ``CallQueue``'s."""
+"""One slot: its state and its lease. ``slot_states`` has the legal moves, ``call_queue`` the slot's calls."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 
-_OF_ITS_ROOT = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
-"""Errors of a refused root that its holder gets as they are: they are of what was asked for."""
+_ROOT_ERRORS = (BadImageError.code, CheckpointError.code, ConfigError.code, ImageUnavailableError.code)
+"""Errors of a refused root that the client gets unchanged, because its request caused them."""
 _ENDED_REQUESTS = 64
-_PATIENCE_S = scaled(5.0)
-"""How long the supervisor may take to report why a slot's agent ended."""
+_EXPLAIN_S = scaled(5.0)
+"""Time for the supervisor to report why a slot's agent ended."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Checkpoint:
-    """A checkpoint that is being made."""
+    """A checkpoint in the making."""
 
     name: str
-    why_not: str = ""
-    """Why it was not made."""
+    failure: str = ""
+    """Why it could not be made."""
 
 
 class Slot:
@@ -73,16 +73,16 @@ class Slot:
         """Set at the next move, and replaced."""
         self._checkpoint = _Checkpoint("")
         """The latest of this lease."""
-        self._connecting: deque[asyncio.Future[str]] = deque()
-        """Changes of the network that the supervisor has not answered."""
-        self._expiry: asyncio.TimerHandle | None = None
+        self._network_changes: deque[asyncio.Future[str]] = deque()
+        """Changes of the network that the supervisor has not confirmed, in order."""
+        self._expiry_timer: asyncio.TimerHandle | None = None
         """The end of the lease without a heartbeat."""
-        self._patience: asyncio.TimerHandle | None = None
-        """Until when the supervisor may explain the end of the agent."""
+        self._explain_timer: asyncio.TimerHandle | None = None
+        """The time for the supervisor to explain the end of the agent."""
         self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
-        """Requests of leases that have ended: a late copy of such a request must not get a lease."""
+        """Request ids of leases that have ended: a late copy of such a request must not get a lease."""
         self._lost: tuple[Lease, AgentEnvError] | None = None
-        """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
+        """The lease that was lost last, and why, so that late clients get the reason instead of StaleLeaseError."""
         self.calls = CallQueue(index, context, self._agent_lost, lambda: self.state in USABLE)
 
     def __repr__(self) -> str:
@@ -120,10 +120,10 @@ class Slot:
             self._reported_since_s = self._loop.time()
             self._context.changed(self.index)
         self.state = move.to
-        if self._patience is not None and move.to is not State.agent_gone:
-            self._patience.cancel()
-            self._patience = None
-        if move.ask_reset:
+        if self._explain_timer is not None and move.to is not State.agent_gone:
+            self._explain_timer.cancel()
+            self._explain_timer = None
+        if move.request_reset:
             self._context.supervisor.reset(self.index, self.epoch)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
@@ -135,13 +135,13 @@ class Slot:
             case Refusal.not_free:
                 raise StaleLeaseError(f"slot {self.index} is {self.reported}, not free", next_step="lease another slot")
             case Refusal.busy:
-                raise SandboxUnavailableError(f"slot {self.index} is being recreated", next_step="ask again")
+                raise SandboxUnavailableError(f"slot {self.index} is being recreated", next_step="retry")
             case Refusal():
                 return None
             case Move() as move:
                 return move
 
-    async def _until(self, condition: Callable[[], bool], within_s: float | None) -> bool:
+    async def _wait_for(self, condition: Callable[[], bool], within_s: float | None) -> bool:
         """Wait for a move after which the condition holds; False if there was none ``within_s``."""
         try:
             async with asyncio.timeout(within_s):
@@ -159,45 +159,48 @@ class Slot:
         if self.lease is not None and self.lease.request_id == request.request_id:
             return self.lease
         if request.request_id in self._ended_requests:
-            raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
+            raise StaleLeaseError(f"slot {self.index} was leased by this request before, and that lease has ended")
         self._move(Event.grant if request.root is None else Event.grant_root)
         self.calls.any_ran = False
         if request.root is not None:
             self.calls.close()
         lease = Lease.grant(request, self.epoch, self._loop.time())
-        self._take_up(lease)
+        self._adopt(lease)
         if request.root is not None:
             self._context.supervisor.reroot(self.index, self.epoch, request.root.to_dict())
         self._context.statistics.leases_granted += 1
         return lease
 
-    async def rerooted(self, lease: Lease) -> None:
+    async def wait_rerooted(self, lease: Lease) -> None:
         """Wait until the slot has the root that this lease was granted with. Raises what the lease has ended with."""
-        await self._recreated(lease, State.rerooting, Loss.refused, f"it was not made within {REROOT_S:g} s", REROOT_S)
+        await self._wait_recreated(
+            lease, State.rerooting, Loss.refused, f"it was not made within {REROOT_S:g} s", REROOT_S
+        )
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
         return self._lost[1] if self._lost is not None and self._lost[0].admits(key) else None
 
-    async def lost_with(self, key: LeaseKey) -> AgentEnvError | None:
-        """As :meth:`why_lost`, for programs: these end before the supervisor has reported how their slot did."""
+    async def wait_why_lost(self, key: LeaseKey) -> AgentEnvError | None:
+        """As :meth:`why_lost`, for streamed programs: waits until the supervisor has reported why the slot ended,
+        because a program ends before that."""
         lease = self.lease
         if lease is not None and lease.admits(key):
-            await self._until(lambda: self.state is not State.agent_gone or self.lease is not lease, None)
+            await self._wait_for(lambda: self.state is not State.agent_gone or self.lease is not lease, None)
         return self.why_lost(key)
 
     def run_of(self, epoch: int) -> str | None:
-        """The run whose lease of this epoch lasts or was lost last; None if there is no such lease."""
+        """The run that has the lease of this epoch, or had it when it was lost last; None if there is no such lease."""
         lost = self._lost[0] if self._lost is not None else None
         return next((one.tags.run for one in (self.lease, lost) if one is not None and one.key.epoch == epoch), None)
 
     def renew(self, key: LeaseKey, ttl_s: float, *, lengthens: bool = True) -> bool:
-        """One heartbeat; False when the lease has ended. Unless it ``lengthens`` the lease, that lasts no longer than
-        it did without one."""
+        """One heartbeat; False when the lease has ended. Without ``lengthens`` it may shorten the time to live, not
+        lengthen it."""
         if self.lease is None or not self.lease.admits(key):
             return False
         if self.lease.not_renewed:
-            self._give_back(LeaseLostError(self.lease.not_renewed, next_step="lease by another token"))
+            self._revoke(LeaseLostError(self.lease.not_renewed, next_step="lease by another token"))
             return False
         self.lease.ttl_s = ttl_s if lengthens else min(ttl_s, self.lease.ttl_s)
         self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
@@ -213,12 +216,14 @@ class Slot:
             self._leave(Event.give_back)
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
-        if not await self._until(lambda: key.epoch < self.epoch or self.reported is not SlotState.resetting, RELEASE_S):
+        if not await self._wait_for(
+            lambda: key.epoch < self.epoch or self.reported is not SlotState.resetting, RELEASE_S
+        ):
             return SlotState.resetting
         return SlotState.quarantined if self.state is State.quarantined else SlotState.free
 
     async def end(self, epoch: int, why: AgentEnvError | None = None, *, at_renewal: bool = False) -> SlotState:
-        """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch. With
+        """End the lease of ``epoch``, of any holder, as :meth:`release` does; no effect for another epoch. With
         ``why`` the lease is lost, and its holder gets that reason; ``at_renewal``: instead of its next renewal."""
         if self.lease is None or self.epoch != epoch:
             if why is None:
@@ -230,17 +235,17 @@ class Slot:
             self._remember(self.lease)
             return self.reported
         if why is not None:
-            self._give_back(why)
+            self._revoke(why)
         return await self.release(key)
 
-    # -- what its holder may have done to it -------------------------------------------------------
+    # -- what a lease's holder may do to the slot ----------------------------------------------------
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> None:
         """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per
         non-empty ``request_id``. Queued calls wait for it; a running one is cancelled.
 
         Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends);
-        SandboxUnavailableError when something else is being done to it.
+        SandboxUnavailableError while the slot is recreated for another reason.
         """
         lease = self._held(key)
         if self.state is not State.sealing and request_id and request_id == lease.sealed_by:
@@ -250,13 +255,15 @@ class Slot:
             self.calls.stop()
             self.calls.close()
             self._context.supervisor.seal(self.index, self.epoch)
-        # Programs in the slot can make the seal slow: this must not be a failure that is retried for free.
-        await self._recreated(lease, State.sealing, Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s", SEAL_S)
+        # Programs in the slot can make the seal slow, so this must not be a failure of ours, which is retried.
+        await self._wait_recreated(
+            lease, State.sealing, Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s", SEAL_S
+        )
 
     async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
-        """Kill everything in the slot and keep its files as a checkpoint, with which it goes on; returns its name. Once
-        per non-empty ``request_id``. A running call is cancelled. Raises as :meth:`seal`; CheckpointError when it was
-        not made."""
+        """Kill everything in the slot and keep its files as a checkpoint; the slot continues with them. Returns its
+        name. Once per non-empty ``request_id``. A running call is cancelled. Raises as :meth:`seal`; CheckpointError
+        when it was not made."""
         lease = self._held(key)
         if request_id in lease.checkpoints:
             return lease.checkpoints[request_id]
@@ -264,9 +271,11 @@ class Slot:
         checkpoint = self._checkpoint = _Checkpoint(secrets.token_hex(16))
         self.calls.stop()
         self._context.supervisor.freeze(self.index, self.epoch, checkpoint.name)
-        await self._recreated(lease, State.freezing, Loss.not_renewed, f"it was not frozen within {SEAL_S:g} s", SEAL_S)
-        if checkpoint.why_not:
-            raise CheckpointError(f"no checkpoint was made: {checkpoint.why_not}")
+        await self._wait_recreated(
+            lease, State.freezing, Loss.not_renewed, f"it was not frozen within {SEAL_S:g} s", SEAL_S
+        )
+        if checkpoint.failure:
+            raise CheckpointError(f"no checkpoint was made: {checkpoint.failure}")
         if request_id:
             lease.checkpoints[request_id] = checkpoint.name
         return checkpoint.name
@@ -281,20 +290,20 @@ class Slot:
         self.calls.close()
         self._context.supervisor.reroot(self.index, self.epoch, lease.root.to_dict())
         late = f"it was not restored within {SEAL_S:g} s"
-        await self._recreated(lease, State.rerooting, Loss.not_renewed, late, SEAL_S)
+        await self._wait_recreated(lease, State.rerooting, Loss.not_renewed, late, SEAL_S)
 
     async def connect(self, key: LeaseKey, policy: NetworkPolicy) -> None:
-        """Change the network of an image slot, whose processes go on. Raises StaleLeaseError, LeaseLostError;
-        SandboxUnavailableError when it cannot be had, and then there is none; SlotDestroyedError when it takes too
-        long: the lease ends, because nobody knows which network the slot has."""
+        """Change the network of an image slot; its processes continue. Raises StaleLeaseError, LeaseLostError;
+        SandboxUnavailableError when that fails, and then the slot has no network; SlotDestroyedError when it takes too
+        long: the lease ends, because it is unknown which network the slot has."""
         lease = self._held(key)
         self._allowed(Event.connect)
         if lease.root is None or not lease.root.image:
-            raise SandboxUnavailableError("plain slots have the network of their container")
+            raise SandboxUnavailableError("a slot without an image uses its container's network")
         lease.root = replace(lease.root, network=policy)
         self._remember(lease)
         waiter: asyncio.Future[str] = self._loop.create_future()
-        self._connecting.append(waiter)
+        self._network_changes.append(waiter)
         self._context.supervisor.connect(self.index, self.epoch, policy.to_json())
         reason = ""
         try:
@@ -302,35 +311,35 @@ class Slot:
                 reason = await waiter
         except TimeoutError:
             if self.lease is lease:
-                self._give_back(self._error_of(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s"))
+                self._revoke(self._error_of(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s"))
         if self.lease is not lease:
-            raise self._gone(key)
+            raise self._lost_error(key)
         if reason:
             raise SandboxUnavailableError(f"the network of slot {self.index}: {reason}")
 
     def _held(self, key: LeaseKey) -> Lease:
         """The lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
         if self.lease is None or not self.lease.admits(key):
-            raise self._gone(key)
+            raise self._lost_error(key)
         return self.lease
 
-    async def _recreated(self, lease: Lease, state: State, loss: Loss, late: str, within_s: float) -> None:
-        """Wait until the slot has left this state. Raises what its lease has ended with meanwhile; when it takes
-        longer, that ends with ``loss``."""
-        if not await self._until(lambda: self.state is not state or self.lease is not lease, within_s):
-            self._give_back(self._error_of(loss, late))
+    async def _wait_recreated(self, lease: Lease, state: State, loss: Loss, late: str, within_s: float) -> None:
+        """Wait until the slot has left this state. Raises the error with which the lease has ended by then; when it
+        takes longer than ``within_s``, the lease ends with ``loss``."""
+        if not await self._wait_for(lambda: self.state is not state or self.lease is not lease, within_s):
+            self._revoke(self._error_of(loss, late))
         if self.lease is not lease:
             raise self.why_lost(lease.key) or LeaseLostError(
                 f"slot {self.index} was lost: {self.reason or self.reported}"
             )
 
-    # -- what the supervisor says ------------------------------------------------------------------
+    # -- packets of the supervisor -----------------------------------------------------------------
 
     def ready(self, packet: SlotReady, agent: socket.socket) -> None:
         """The slot is usable (again); ``agent`` is the socket to its agent, owned from now on."""
         event = Event.kept if packet.kept else Event.replaced
         if packet.epoch != self.epoch or not may(self.state, event):
-            self._made(packet, agent)
+            self._begin_epoch(packet, agent)
         elif self.lease is None:
             agent.close()
             self._move(event)
@@ -346,22 +355,22 @@ class Slot:
     def refused(self, epoch: int, code: str, reason: str) -> None:
         """The slot cannot have the root of its lease; it is being reset."""
         if epoch == self.epoch and may(self.state, Event.refused):
-            self._lose(from_wire(code, reason) if code in _OF_ITS_ROOT else self._error_of(Loss.refused, reason))
+            self._lose(from_wire(code, reason) if code in _ROOT_ERRORS else self._error_of(Loss.refused, reason))
             self._leave(Event.refused)
 
     def not_frozen(self, epoch: int, reason: str, *, ended: bool) -> None:
-        """The checkpoint was not made; the slot goes on, or will be ready again if its processes have ended."""
+        """The checkpoint was not made. The slot continues, or will be ready again if its processes have ended."""
         if epoch == self.epoch and may(self.state, Event.not_frozen):
-            self._checkpoint.why_not = reason
+            self._checkpoint.failure = reason
             if not ended:
                 self._move(Event.not_frozen)
                 self.calls.pump()
 
     def connected(self, epoch: int, env: dict[str, str], reason: str) -> None:
-        """The supervisor has changed the network; requests are answered in their order."""
-        if epoch != self.epoch or not self._connecting:
+        """The supervisor has changed the network, or failed to (``reason``). It confirms requests in their order."""
+        if epoch != self.epoch or not self._network_changes:
             return
-        _answer(self._connecting.popleft(), reason)
+        _set_reason(self._network_changes.popleft(), reason)
         self.calls.change_network_env(env)
 
     def failed(self, epoch: int, reason: str) -> None:
@@ -384,12 +393,12 @@ class Slot:
 
     def close(self) -> None:
         """The server ends; the supervisor keeps the slot running."""
-        for timer in (self._expiry, self._patience):
+        for timer in (self._expiry_timer, self._explain_timer):
             if timer is not None:
                 timer.cancel()
         self.calls.close()
 
-    # -- what its holder may use ------------------------------------------------------------------
+    # -- what a lease's holder may use ----------------------------------------------------------------
 
     def admit(self, key: LeaseKey) -> ResultCache:
         """The results of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
@@ -397,34 +406,35 @@ class Slot:
         assert self.calls.cache is not None  # it exists as long as the lease
         return self.calls.cache
 
-    def beside(self, key: LeaseKey) -> SlotIo:
-        """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
+    def io(self, key: LeaseKey) -> SlotIo:
+        """The slot's agent, for a transfer, which runs concurrently with calls. Raises StaleLeaseError,
+        SandboxUnavailableError."""
         self._held(key)
         self._allowed(Event.use)
         assert self.calls.io is not None  # it exists as long as the agent
         return self.calls.io
 
     def host(self, key: LeaseKey) -> SlotHost:
-        """For programs beside its calls. Raises StaleLeaseError, SandboxUnavailableError."""
-        self.beside(key)
+        """Starts programs that are not calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        self.io(key)
         assert self.calls.host is not None
         self.calls.any_ran = True
         return self.calls.host
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _gone(self, key: LeaseKey) -> AgentEnvError:
+    def _lost_error(self, key: LeaseKey) -> AgentEnvError:
         return self.why_lost(key) or self._stale()
 
     def _stale(self) -> StaleLeaseError:
         return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
 
     def _error_of(self, loss: Loss, reason: str) -> AgentEnvError:
-        """The error of a lease that ends without its holder's doing."""
+        """The error of a lease that its holder did not end."""
         unused = WAYS[loss] is SlotDestroyedError and not self.calls.any_ran
         return error_of(Loss.unused if unused else loss, self.index, reason)
 
-    def _take_up(self, lease: Lease) -> None:
+    def _adopt(self, lease: Lease) -> None:
         self.lease = lease
         self.calls.begin_lease()
         self._remember(lease)
@@ -432,14 +442,14 @@ class Slot:
         self.calls.prepare()
 
     def _remember(self, lease: Lease) -> None:
-        """The supervisor keeps it for a restarted server."""
+        """Hand it to the supervisor, from which a restarted server has it."""
         self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
 
-    def _made(self, packet: SlotReady, agent: socket.socket) -> None:
-        """A new epoch, or a slot that this (new) server process takes over."""
+    def _begin_epoch(self, packet: SlotReady, agent: socket.socket) -> None:
+        """A new epoch, or the slot of an earlier server process, with its lease."""
         if not may(self.state, Event.made):
             agent.close()
-            raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
+            raise ProtocolError(f"the supervisor reported slot {self.index} as ready while it is {self.state}")
         self._lose(self._error_of(Loss.reset, "the slot was reset"))
         self.calls.close()
         self.epoch = packet.epoch
@@ -455,13 +465,13 @@ class Slot:
                 raise
         self._open_calls(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self._move(Event.made if lease is None else Event.taken_over)
-        self._context.changed(self.index)  # also where only the epoch is another
+        self._context.changed(self.index)  # also when only the epoch has changed
         if lease is not None:
-            self.calls.any_ran = True  # as far as this server process can know
-            self._take_up(lease)
+            self.calls.any_ran = True  # unknown: an earlier server process may have run some
+            self._adopt(lease)
 
     def _open_calls(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        self._answer_connecting("the slot was recreated meanwhile")  # the supervisor answers none of them any more
+        self._end_network_changes("the slot was recreated")  # the supervisor will not confirm them
         self.calls.open(packet, agent, era, sealed=sealed)
         if self.lease is not None:
             self.calls.prepare()
@@ -472,50 +482,50 @@ class Slot:
         elif self.lease is None:
             self.lost(loss, reason)
         elif self._move(Event.agent_ended):
-            # Only the supervisor knows how it ended, and reports it at once.
+            # The supervisor reports at once how it ended; nobody else can see that.
             if self.calls.io is not None:
                 self.calls.io.limits.look()
-            silent = f"{reason}, and the supervisor did not say why within {_PATIENCE_S:g} s"
-            self._patience = self._loop.call_later(_PATIENCE_S, self.lost, Loss.reset, silent, Event.unusable)
+            silent = f"{reason}, and the supervisor did not say why within {_EXPLAIN_S:g} s"
+            self._explain_timer = self._loop.call_later(_EXPLAIN_S, self.lost, Loss.reset, silent, Event.unusable)
 
-    def _give_back(self, why: AgentEnvError) -> None:
-        """The lease is lost by our decision."""
+    def _revoke(self, why: AgentEnvError) -> None:
+        """End the lease by the server's own decision."""
         self._lose(why)
         self._leave(Event.give_back)
 
     def _leave(self, event: Event) -> None:
-        """The slot is no longer what it was: its agent is released, if it has one."""
+        """Leave the current state: release the agent, if there is one, and move."""
         self.calls.close()
         self._move(event)
 
     def _lose(self, error: AgentEnvError) -> None:
-        """The lease, if any, ends without its holder's doing; the holder gets the reason however late it asks."""
+        """The lease, if any, is lost. Its holder gets the reason with any later request."""
         if self.lease is not None:
             self._lost = self.lease, error
             self._end_lease(error)
 
     def _end_lease(self, error: AgentEnvError, *, released: bool = False) -> None:
-        """Every call of the lease is answered; nothing of the lease is remembered but that it was lost."""
+        """End every call of the lease with ``error``; only the loss of the lease is kept."""
         lease, self.lease = self.lease, None
         assert lease is not None
         if not released:
             self._context.lost.add(lease, error, self._loop.time())
         self._ended_requests.append(lease.request_id)
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        self._answer_connecting("the lease has ended")
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
+        self._end_network_changes("the lease has ended")
         self.calls.end_lease(error)
 
-    def _answer_connecting(self, reason: str) -> None:
-        while self._connecting:
-            _answer(self._connecting.popleft(), reason)
+    def _end_network_changes(self, reason: str) -> None:
+        while self._network_changes:
+            _set_reason(self._network_changes.popleft(), reason)
 
     def _watch_expiry(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
         assert self.lease is not None
-        self._expiry = self._loop.call_at(self.lease.expires_at_s, self._expired)
+        self._expiry_timer = self._loop.call_at(self.lease.expires_at_s, self._expired)
 
     def _expired(self) -> None:
         assert self.lease is not None  # the timer ends with the lease
@@ -525,7 +535,7 @@ class Slot:
         self._leave(Event.give_back)
 
 
-def _answer(waiter: asyncio.Future[str], reason: str) -> None:
-    """One whose request has ended is cancelled: it keeps its place only for the order of the answers."""
+def _set_reason(waiter: asyncio.Future[str], reason: str) -> None:
+    """No effect on a request that has ended: it keeps its place only for the order of confirmations."""
     if not waiter.done():
         waiter.set_result(reason)

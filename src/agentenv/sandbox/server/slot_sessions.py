@@ -176,7 +176,7 @@ class SlotProgram:
 
 
 LATE_S = scaled(30.0)
-"""A call without an answer this long after its deadline is ended: longer than any wait for programs of the slot,
+"""A call without a result this long after its deadline is ended: longer than any wait for programs of the slot,
 slow or stopped."""
 
 log = logging.getLogger(__name__)

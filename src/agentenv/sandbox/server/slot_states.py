@@ -1,7 +1,7 @@
 """The states of a slot in its server, and which event leads from which to which. Pure.
 
-Every question "may this be done with the slot now?" is answered by :func:`decide` from :data:`MOVES`. A change of the
-slot's network is no state: calls, seals and checkpoints may come meanwhile, as if there were none.
+Whether something may be done with the slot now is decided by :func:`decide` from :data:`MOVES`. A change of the slot's
+network is not a state: calls, seals and checkpoints may begin during it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class State(StrEnum):
     running = "running"
     """Its lease's calls may run."""
     agent_gone = "agent_gone"
-    """As ``running``, but its agent has ended, which the supervisor is about to explain."""
+    """As ``running``, but its agent has ended; the supervisor is about to report why."""
     sealing = "sealing"
     freezing = "freezing"
     """A checkpoint is made of it."""
@@ -36,7 +36,7 @@ class State(StrEnum):
 class Event(StrEnum):
     """What happens to a slot."""
 
-    # of holders, and of deadlines
+    # by a client's request, or a deadline
     grant = "grant"
     grant_root = "grant_root"
     """As ``grant``, with a root that has to be made first."""
@@ -48,11 +48,11 @@ class Event(StrEnum):
     connect = "connect"
     give_back = "give_back"
     """The lease ends: it is released, has expired, or was lost to a deadline."""
-    # of the slot's agent
+    # by the slot's agent
     agent_ended = "agent_ended"
     unusable = "unusable"
-    """The agent does not obey, or nobody has explained its end."""
-    # of the supervisor
+    """The agent does not respond, or its end was not explained in time."""
+    # by the supervisor
     kept = "kept"
     """The slot is ready again in the same epoch, with its files."""
     replaced = "replaced"
@@ -72,21 +72,21 @@ class Event(StrEnum):
 
 
 class Refusal(StrEnum):
-    """What an event gets that may not happen now. The slot is as it was."""
+    """Why an event may not happen now. The slot is unchanged."""
 
     not_free = "not_free"
-    """For who asks for a lease: the slot is another's, or not ready."""
+    """For a lease request: the slot is leased, or not ready."""
     busy = "busy"
-    """For the lease's holder: the slot is being recreated, ask again."""
+    """For the lease's holder: the slot is being recreated; retry."""
     late = "late"
-    """For what is only reported: the slot has changed meanwhile, so it means nothing any more."""
+    """For a report: the slot has changed since, so the report is ignored."""
 
 
 class Move(NamedTuple):
-    """The state an event leads to; ``ask_reset``: the supervisor has to be asked to reset the slot."""
+    """The state an event leads to; ``request_reset``: the supervisor has to be requested to reset the slot."""
 
     to: State
-    ask_reset: bool = False
+    request_reset: bool = False
 
 
 _ALWAYS: Final = {Event.made: State.free, Event.taken_over: State.running, Event.failed: State.quarantined}
@@ -109,9 +109,9 @@ MOVES: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.connect: State.running,
         Event.agent_ended: State.agent_gone,
     },
-    # What begins now ends with the reason for the loss, like what runs.
+    # Calls that begin now end with the reason for the loss, like those that run.
     State.agent_gone: {**_USABLE, Event.use: State.agent_gone, Event.connect: State.agent_gone},
-    # Whoever asks for a seal meanwhile waits for this one.
+    # A second request for a seal waits for this one.
     State.sealing: {**_RECREATED, Event.seal: State.sealing},
     State.freezing: {**_RECREATED, Event.not_frozen: State.running},
     State.rerooting: {**_RECREATED, Event.replaced: State.running, Event.refused: State.resetting},
@@ -122,8 +122,8 @@ MOVES: Final[Mapping[State, Mapping[Event, State]]] = {
     # A slot that could not be proved clean is never used again.
     State.quarantined: {Event.failed: State.quarantined},
 }
-_ASK_RESET: Final = (Event.give_back, Event.unusable, Event.kept, Event.replaced, Event.not_frozen)
-"""Events after which nobody but us knows that the slot has to be reset."""
+_REQUEST_RESET: Final = (Event.give_back, Event.unusable, Event.kept, Event.replaced, Event.not_frozen)
+"""Events that the supervisor does not follow by a reset of its own."""
 _REFUSALS: Final[Mapping[Event, Refusal]] = {
     **dict.fromkeys((Event.grant, Event.grant_root), Refusal.not_free),
     **dict.fromkeys((Event.use, Event.seal, Event.freeze, Event.reroot, Event.connect), Refusal.busy),
@@ -137,15 +137,15 @@ REPORTED: Final[Mapping[State, SlotState]] = {
     State.reset_due: SlotState.resetting,
     State.quarantined: SlotState.quarantined,
 }
-"""What clients are told of each."""
+"""Each state as clients see it."""
 
 
 def decide(state: State, event: Event) -> Move | Refusal:
-    """Where ``event`` leads from ``state``, or what it gets instead."""
+    """Where ``event`` leads from ``state``, or why it may not happen."""
     to = MOVES[state].get(event)
     if to is None:
         return _REFUSALS.get(event, Refusal.late)
-    return Move(to, ask_reset=to is State.resetting and event in _ASK_RESET)
+    return Move(to, request_reset=to is State.resetting and event in _REQUEST_RESET)
 
 
 def may(state: State, event: Event) -> bool:

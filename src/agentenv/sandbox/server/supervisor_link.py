@@ -74,7 +74,7 @@ Received = (
 
 
 class SupervisorLink:
-    """The control socket, owned by this object. Requests are answered by later packets."""
+    """The control socket, owned by this object. Replies to requests are later packets."""
 
     def __init__(self, sock: socket.socket, on_full: Callable[[], None] = lambda: None) -> None:
         """``on_full`` is called when packets wait for room; :meth:`flush` when there may be some."""
@@ -83,7 +83,7 @@ class SupervisorLink:
         self._on_full = on_full
         self._unsent: deque[bytes] = deque()
         self._received = Joined()
-        self._asked_at_s: float | None = None
+        self._pinged_at_s: float | None = None
 
     def fileno(self) -> int:
         """For polling."""
@@ -114,17 +114,17 @@ class SupervisorLink:
 
     def ping(self, now_s: float) -> None:
         """Check that the supervisor answers, unless the last answer is still pending."""
-        if self._asked_at_s is None:
-            self._asked_at_s = now_s
+        if self._pinged_at_s is None:
+            self._pinged_at_s = now_s
             self._send(Ping())
 
-    def answered(self) -> None:
-        """The supervisor has answered."""
-        self._asked_at_s = None
+    def pong(self) -> None:
+        """The supervisor has replied to :meth:`ping`."""
+        self._pinged_at_s = None
 
     def silent_s(self, now_s: float) -> float:
         """Seconds since the unanswered :meth:`ping`."""
-        return 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
+        return 0.0 if self._pinged_at_s is None else now_s - self._pinged_at_s
 
     def serving(self) -> None:
         """Report that the server listens."""
@@ -194,21 +194,21 @@ class SupervisorLink:
 
 def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
     """Raises ProtocolError, in which case ``fds`` stay the caller's."""
-    said = parse_supervisor_packet(packet)
-    if isinstance(said, Exported) and len(fds) == 1:
-        return LayerHandedOver(said, fds[0])
-    if not isinstance(said, SlotReady):
+    message = parse_supervisor_packet(packet)
+    if isinstance(message, Exported) and len(fds) == 1:
+        return LayerHandedOver(message, fds[0])
+    if not isinstance(message, SlotReady):
         if fds:
-            raise ProtocolError("the supervisor sent descriptors where none belong")
-        return said
+            raise ProtocolError("the supervisor sent unexpected descriptors")
+        return message
     if len(fds) != 1:
         raise ProtocolError(f"the supervisor sent {len(fds)} descriptors with slot_ready, not 1")
-    return SlotHandedOver(said, socket.socket(fileno=fds[0]))
+    return SlotHandedOver(message, socket.socket(fileno=fds[0]))
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    found: list[int] = []
+    descriptors: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.extend(array.array("i", content[: len(content) - len(content) % _FD_BYTES]))
-    return found
+            descriptors.extend(array.array("i", content[: len(content) - len(content) % _FD_BYTES]))
+    return descriptors

@@ -1,7 +1,7 @@
 """``/v1/slots/{slot}/tail``: what the calls in one slot print (:mod:`agentenv.wire.tails`).
 
-It looks at the captures of running calls, and at the slot's memory of those that ended (:class:`CallLog`), a few
-times a second while somebody reads. Calls know nothing of it.
+Reads the captures of running calls, and the log of those that ended (:class:`CallLog`), a few times a second while a
+client is connected. Running calls are not affected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr")
 
 
 class _Cursor:
-    """How far one stream of one call was told."""
+    """How far one stream of one call was sent."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -50,67 +50,67 @@ class _Cursor:
 
 
 @dataclass
-class _Told:
-    """A call that was told of."""
+class _SentCall:
+    """A call that the reader has been sent."""
 
     number: int
     cursors: dict[Stream, _Cursor] = field(default_factory=lambda: {stream: _Cursor() for stream in _STREAMS})
 
 
 class Tail:
-    """What one reader has been told of a slot."""
+    """What one reader has been sent of a slot."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._told: dict[str, _Told] = {}
+        self._sent: dict[str, _SentCall] = {}
         self._numbers = 0
-        self._past = slot.calls.log.added - sum(1 for _ in slot.calls.log.after(0))
+        self._log_position = slot.calls.log.added - sum(1 for _ in slot.calls.log.after(0))
 
     def lines(self, now: float) -> Iterator[TailLine]:
         """What is new."""
-        for past in self._slot.calls.log.after(self._past):
-            yield from self._ended(past, now)
-        self._past = self._slot.calls.log.added
+        for entry in self._slot.calls.log.after(self._log_position):
+            yield from self._ended(entry, now)
+        self._log_position = self._slot.calls.log.added
         running = self._slot.calls.running
         for call in running:
             yield from self._running(call, now)
-        for call_id in self._told.keys() - {call.call_id for call in running}:
-            yield TailEnd(call=self._told.pop(call_id).number, note="its end was not kept")
+        for call_id in self._sent.keys() - {call.call_id for call in running}:
+            yield TailEnd(call=self._sent.pop(call_id).number, note="its end was not kept")
 
-    def _ended(self, past: LoggedCall, now: float) -> Iterator[TailLine]:
-        told = self._told.pop(past.call_id, None)
-        if told is None:
-            told = self._new()
-            began_s = past.ended_at_s - (past.duration_s or 0.0)
-            yield TailCall(call=told.number, tool=past.tool, about=past.about, ago_s=max(0.0, now - began_s))
-        for stream, printed in zip(_STREAMS, (past.stdout, past.stderr), strict=True):
-            yield from _output(told, stream, printed)
-        yield TailEnd(call=told.number, exit_code=past.exit_code, duration_s=past.duration_s, note=past.note)
+    def _ended(self, entry: LoggedCall, now: float) -> Iterator[TailLine]:
+        sent = self._sent.pop(entry.call_id, None)
+        if sent is None:
+            sent = self._new()
+            began_s = entry.ended_at_s - (entry.duration_s or 0.0)
+            yield TailCall(call=sent.number, tool=entry.tool, about=entry.about, ago_s=max(0.0, now - began_s))
+        for stream, printed in zip(_STREAMS, (entry.stdout, entry.stderr), strict=True):
+            yield from _output(sent, stream, printed)
+        yield TailEnd(call=sent.number, exit_code=entry.exit_code, duration_s=entry.duration_s, note=entry.note)
 
     def _running(self, call: SlotCall, now: float) -> Iterator[TailLine]:
-        told = self._told.get(call.call_id)
-        if told is None:
-            told = self._told[call.call_id] = self._new()
+        sent = self._sent.get(call.call_id)
+        if sent is None:
+            sent = self._sent[call.call_id] = self._new()
             ago_s = max(0.0, now - call.started_at)
-            yield TailCall(call=told.number, tool=call.tool, about=about(call.arguments), ago_s=ago_s)
+            yield TailCall(call=sent.number, tool=call.tool, about=about(call.arguments), ago_s=ago_s)
         process = call.process
         if process is None or not isinstance(call.arguments, BashArguments):
             return
         for stream, reader in zip(_STREAMS, (process.stdout, process.stderr), strict=True):
             if reader is not None:
                 total = reader.kept.total_bytes
-                begin, data = reader.kept.read(max(told.cursors[stream].offset, total - _MAX_BYTES), _MAX_BYTES)
-                yield from _output(told, stream, Printed(begin + len(data), data))
+                begin, data = reader.kept.read(max(sent.cursors[stream].offset, total - _MAX_BYTES), _MAX_BYTES)
+                yield from _output(sent, stream, Printed(begin + len(data), data))
 
-    def _new(self) -> _Told:
+    def _new(self) -> _SentCall:
         self._numbers += 1
-        return _Told(self._numbers)
+        return _SentCall(self._numbers)
 
 
-def _output(told: _Told, stream: Stream, printed: Printed) -> Iterator[TailOutput]:
-    text, skipped = told.cursors[stream].take(printed.total_bytes - len(printed.last), printed.last)
+def _output(sent: _SentCall, stream: Stream, printed: Printed) -> Iterator[TailOutput]:
+    text, skipped = sent.cursors[stream].take(printed.total_bytes - len(printed.last), printed.last)
     if text or skipped:
-        yield TailOutput(call=told.number, stream=stream, text=text, skipped_bytes=skipped)
+        yield TailOutput(call=sent.number, stream=stream, text=text, skipped_bytes=skipped)
 
 
 class TailRoute:
@@ -136,7 +136,7 @@ class TailRoute:
 
     async def _follow(self, slot: Slot, epoch: int, response: web.StreamResponse) -> None:
         """Write lines until the lease ends. Raises TimeoutError when the reader does not read, ConnectionError when
-        it has gone."""
+        it has disconnected."""
         loop = self._poller.loop
         tail, beat_at_s = Tail(slot), 0.0
         while slot.lease is not None and slot.epoch == epoch and not self._watchers.ended:

@@ -102,7 +102,7 @@ class TransferRoutes:
             with closing(self._started(request, argv, feeds=True)) as run:
                 waited, takes = Waited(run), True
                 async for piece in pieces(request):
-                    # What a failed run does not take is dropped: the client reads no answer before it sent all.
+                    # A failed run reads nothing more. The client still sends everything before it reads the response.
                     takes = takes and await waited.write(piece)
                 run.end_input()
                 printed = bytearray()
@@ -134,7 +134,7 @@ class TransferRoutes:
         return response
 
     def _started(self, request: web.Request, argv: Callable[[SlotIo], list[str]], *, feeds: bool) -> TransferRun:
-        io, env = requester_of(request, self._container).beside(slot_key(request))
+        io, env = requester_of(request, self._container).io_and_env(slot_key(request))
         run = TransferRun(io)
         run.start(argv(io), env, feeds=feeds)
         return run

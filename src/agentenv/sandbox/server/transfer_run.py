@@ -86,8 +86,8 @@ class TransferRun:
     def on_spawned(self, fds: tuple[int, ...], input_inode: int, pid: int) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents: its output can be read."""
         stdout, stderr = fds
-        os.close(stderr)  # its exit code tells everything
-        if self._over.is_set():  # closed meanwhile
+        os.close(stderr)  # its exit code is enough
+        if self._over.is_set():  # closed before it began
             os.close(stdout)
             self._io.link.kill(self._run)
             return

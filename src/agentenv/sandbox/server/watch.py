@@ -1,8 +1,8 @@
 """``GET /v1/watch``: a container's slots, followed instead of polled (:mod:`agentenv.wire.watch`).
 
 A watcher holds the numbers of the slots that have changed since its last line, no lines: a slot that changes twice
-meanwhile is sent once, with its latest report, whose epoch shows a lease that came and went. So a slow watcher costs no
-more than a fast one, and one that reads nothing is disconnected.
+in between is sent once, with its latest report; its epoch shows a lease that began and ended. So a slow watcher costs
+no more than a fast one, and one that reads nothing is disconnected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentenv.wire.watch import (
 
 
 class Watcher:
-    """What one watcher has not been sent yet."""
+    """The changes that one watcher was not sent yet."""
 
     def __init__(self) -> None:
         self._slots: dict[int, None] = {}
@@ -62,7 +62,7 @@ class Watcher:
 
 
 class Watchers:
-    """Everybody who follows one container's slots."""
+    """All watchers of one container's slots."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -70,7 +70,7 @@ class Watchers:
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
-        """A watcher that hears every change from now on."""
+        """A watcher that gets every change from now on."""
         watcher = Watcher()
         self._watchers.add(watcher)
         try:
@@ -84,7 +84,7 @@ class Watchers:
             watcher.changed(slot)
 
     def end(self) -> None:
-        """The server ends: so does every watch, after a last beat."""
+        """The server ends: end every watch, after a last beat."""
         self.ended = True
         for watcher in self._watchers:
             watcher.wake()
@@ -106,14 +106,14 @@ class WatchRoute:
         beat_s = _beat_s(request.query.get("beat_s"))
         self._container.obey(generation_of(request.headers.get(GENERATION_HEADER)) or 0)
         async with streamed(request, "application/x-ndjson") as response:
-            _give_up_on_the_unreachable(request.transport)
+            _limit_unread_time(request.transport)
             with self._watchers.watching() as watcher:
                 await self._follow(watcher, response, beat_s)
         return response
 
     async def _follow(self, watcher: Watcher, response: web.StreamResponse, beat_s: float) -> None:
         """Write lines until the server ends. Raises TimeoutError when the watcher does not read, ConnectionError when
-        it has gone."""
+        it has disconnected."""
         loop = self._poller.loop
         await write_lines(response, [self._list()])
         beat_at_s = loop.time()
@@ -148,12 +148,12 @@ class WatchRoute:
         )
 
 
-def _beat_s(given: str | None) -> float:
-    """The interval that the watcher asks for. Raises ProtocolError."""
-    if given is None:
+def _beat_s(text: str | None) -> float:
+    """The interval in the query. Raises ProtocolError."""
+    if text is None:
         return BEAT_S
     try:
-        beat_s = float(given)
+        beat_s = float(text)
     except ValueError:
         beat_s = math.nan
     if not LEAST_BEAT_S <= beat_s <= MOST_BEAT_S:
@@ -161,9 +161,9 @@ def _beat_s(given: str | None) -> float:
     return beat_s
 
 
-def _give_up_on_the_unreachable(transport: asyncio.Transport | None) -> None:
-    """A watcher whose machine is gone, or who reads nothing, counts as heard only as long as that may be a pause: the
-    kernel's own patience with a connection is a quarter of an hour, and its buffers take beats for longer."""
+def _limit_unread_time(transport: asyncio.Transport | None) -> None:
+    """Cut the connection when nothing sent over it is acknowledged for UNREAD_S, so that a watcher on a dead machine
+    does not count as following the container: the kernel would wait for a quarter of an hour."""
     raw = transport.get_extra_info("socket") if transport is not None else None
     if raw is not None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))

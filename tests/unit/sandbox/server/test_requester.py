@@ -70,7 +70,7 @@ USES: dict[str, Callable[[Requester, LeaseKey], Awaitable[object]]] = {
     "seal": lambda requester, key: requester.act(ActionRequest(key=key, action=SealSlot(), request_id="s")),
     "uploads": lambda requester, key: asyncio.to_thread(requester.uploads, key, "c"),
     "in_flight": lambda requester, key: asyncio.to_thread(requester.in_flight, key, "c"),
-    "beside": lambda requester, key: asyncio.to_thread(requester.beside, key),
+    "io_and_env": lambda requester, key: asyncio.to_thread(requester.io_and_env, key),
 }
 
 

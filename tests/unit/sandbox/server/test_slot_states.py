@@ -128,7 +128,7 @@ def test_the_table_says_what_follows_from_the_facts(events: list[Event]) -> None
             continue
         assert refusal is None, f"{event} in {state}"
         account.happens(event)
-        state, resets = move.to, resets + move.ask_reset
+        state, resets = move.to, resets + move.request_reset
         assert (REPORTED[state], resets) == (account.reported, account.resets)
         assert (state in USABLE) == (account.leased and not account.work)
         assert (state is State.agent_gone) == account.agent_gone
@@ -325,7 +325,7 @@ async def test_what_is_done_while_something_else_is_has_to_be_asked_for_again() 
     with pytest.raises(SandboxUnavailableError, match="is being recreated"):
         await one.slot.seal(one.slot.lease.key)
     with pytest.raises(SandboxUnavailableError, match="is being recreated"):
-        one.slot.beside(one.slot.lease.key)
+        one.slot.io(one.slot.lease.key)
     one.supervisor.answer()
     await one.asked[0]
     one.do("seal")
@@ -408,7 +408,7 @@ async def test_a_slot_released_during_a_checkpoint_that_is_not_made_is_reset() -
 
 async def test_a_seal_after_the_agents_end_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor may seal a slot whose end it has not seen yet: then it will not report that any more."""
-    monkeypatch.setattr("agentenv.sandbox.server.slot._PATIENCE_S", 0.01)
+    monkeypatch.setattr("agentenv.sandbox.server.slot._EXPLAIN_S", 0.01)
     one = await _leased()
     one.slot._agent_lost(Loss.ended, "its agent ended")
     one.do("seal")
@@ -421,13 +421,13 @@ async def test_a_seal_after_the_agents_end_is_not_cut_short(monkeypatch: pytest.
 
 
 async def test_an_end_that_nobody_explains_ends_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.sandbox.server.slot._PATIENCE_S", 0.01)
+    monkeypatch.setattr("agentenv.sandbox.server.slot._EXPLAIN_S", 0.01)
     one = await _leased()
     assert one.slot.lease is not None
     key = one.slot.lease.key
     one.slot._agent_lost(Loss.ended, "its agent ended")
     async with asyncio.timeout(10):
-        lost = await one.slot.lost_with(key)
+        lost = await one.slot.wait_why_lost(key)
     assert lost is not None
     assert "did not say why" in str(lost)
     assert (one.slot.state, one.supervisor.work) == (State.resetting, "reset")

@@ -24,7 +24,7 @@ from agentenv.sandbox.server.tools.artifacts import (
     unpack,
 )
 from agentenv.sandbox.server.tools.file_records import FileRecord, RecordReader
-from agentenv.sandbox.server.tools.search import check_pattern, found, search_arguments
+from agentenv.sandbox.server.tools.search import check_pattern, parse_matches, search_arguments
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH, TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
@@ -141,83 +141,83 @@ class _Files:
         self.raw: dict[str, memoryview] = {}
         """Parts of the reply that are too large for it."""
 
-    async def read(self, asked: ReadFileArguments) -> ReadFileReply:
-        data, common = await self._read(asked)
+    async def read(self, arguments: ReadFileArguments) -> ReadFileReply:
+        data, common = await self._read(arguments)
         if len(data) > LARGE_BYTES:
-            self.raw["data" if asked.binary else "text"] = data
+            self.raw["data" if arguments.binary else "text"] = data
             return ReadFileReply(**common)
-        if asked.binary:
+        if arguments.binary:
             return ReadFileReply(data=bytes(data), **common)
         try:
             return ReadFileReply(text=str(data, "utf-8"), **common)
         except UnicodeDecodeError:
             return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
 
-    async def _read(self, asked: ReadFileArguments) -> tuple[memoryview, dict[str, Any]]:
+    async def _read(self, arguments: ReadFileArguments) -> tuple[memoryview, dict[str, Any]]:
         """The requested bytes, and the matching reply fields."""
-        limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
-        offset = min(asked.offset, 2**63 - 1)
-        # One byte more tells whether the file goes on: sizes in /proc and /sys do not.
+        limit = MAX_FILE_BYTES if arguments.limit is None else arguments.limit
+        offset = min(arguments.offset, 2**63 - 1)
+        # One byte more shows whether the file continues: sizes in /proc and /sys do not.
         bounds = (str(offset), str(limit + 1))
-        printed = await self._call("read", asked.path, *bounds, output_bytes=limit + 1 + _RECORD_BYTES)
+        printed = await self._call("read", arguments.path, *bounds, output_bytes=limit + 1 + _RECORD_BYTES)
         reader = RecordReader(printed)
         record = reader.record()
-        found = reader.view()
-        if record.kind != "f" or len(found) > limit + 1:
+        content = reader.view()
+        if record.kind != "f" or len(content) > limit + 1:
             raise ProtocolError("slotfiles printed more than requested")
-        truncated = len(found) > limit
+        truncated = len(content) > limit
         size = record.size_bytes
-        if found or not offset:
-            size = max(size, offset + len(found)) if truncated else offset + len(found)
-        data = found[:limit]
-        if truncated and not asked.binary:
+        if content or not offset:
+            size = max(size, offset + len(content)) if truncated else offset + len(content)
+        data = content[:limit]
+        if truncated and not arguments.binary:
             data = data[: _whole_characters(data)]
         common: dict[str, Any] = {"size_bytes": size, "mode": record.mode, "truncated": truncated}
         if truncated:
             common["next_offset"] = offset + len(data)
         return data, common
 
-    async def write(self, asked: WriteFileArguments) -> WriteFileReply:
-        content, size_bytes = self._content_to_write(asked)
-        mode = "-" if asked.mode is None else str(asked.mode)
-        printed = await self._call("write", asked.path, mode, str(size_bytes), stdin=content)
+    async def write(self, arguments: WriteFileArguments) -> WriteFileReply:
+        content, size_bytes = self._content_to_write(arguments)
+        mode = "-" if arguments.mode is None else str(arguments.mode)
+        printed = await self._call("write", arguments.path, mode, str(size_bytes), stdin=content)
         record = RecordReader(printed).record()
         if record.size_bytes != size_bytes:
             raise ProtocolError(f"slotfiles wrote {record.size_bytes} of {size_bytes} bytes")
         return WriteFileReply(size_bytes=record.size_bytes, created=record.kind == "n")
 
-    def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Upload, int]:
-        if (asked.text is None) == (asked.data is None):
+    def _content_to_write(self, arguments: WriteFileArguments) -> tuple[bytes | Upload, int]:
+        if (arguments.text is None) == (arguments.data is None):
             raise InvalidArgumentsError("write_file: give either text or data")
-        uploads = self._uploads.get("data" if asked.text is None else "text")
-        if uploads is not None:
-            return uploads, uploads.size_bytes
-        data = asked.text.encode() if asked.text is not None else asked.data or b""
+        upload = self._uploads.get("data" if arguments.text is None else "text")
+        if upload is not None:
+            return upload, upload.size_bytes
+        data = arguments.text.encode() if arguments.text is not None else arguments.data or b""
         _check_size(data)
         return data, len(data)
 
-    async def list(self, asked: ListFilesArguments) -> ListFilesReply:
-        bounds = (str(asked.depth), str(asked.limit), str(int(asked.hidden)))
-        printed = await self._call("list", asked.path, *bounds, output_bytes=_OVERHEAD_BYTES)
-        return await _worked(len(printed), lambda: _listing(printed, asked.limit))
+    async def list(self, arguments: ListFilesArguments) -> ListFilesReply:
+        bounds = (str(arguments.depth), str(arguments.limit), str(int(arguments.hidden)))
+        printed = await self._call("list", arguments.path, *bounds, output_bytes=_OVERHEAD_BYTES)
+        return await _worked(len(printed), lambda: _listing(printed, arguments.limit))
 
-    async def artifacts(self, asked: ArtifactsArguments) -> WireModel:
-        if asked.action == "extract":
-            return await self._extract(asked)
-        if asked.data is not None:
+    async def artifacts(self, arguments: ArtifactsArguments) -> WireModel:
+        if arguments.action == "extract":
+            return await self._extract(arguments)
+        if arguments.data is not None:
             raise InvalidArgumentsError("artifacts: data is for extract only")
-        return await (self._artifact(asked.path) if asked.action == "read" else self._archive(asked))
+        return await (self._artifact(arguments.path) if arguments.action == "read" else self._archive(arguments))
 
-    async def _archive(self, asked: ArtifactsArguments) -> WireModel:
+    async def _archive(self, arguments: ArtifactsArguments) -> WireModel:
         """The archive, or the list of its content: slotfiles sends the content for both."""
         output_bytes = MAX_FILE_BYTES + _OVERHEAD_BYTES
         bounds = (str(MAX_FILE_BYTES), str(MAX_ENTRIES))
-        printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
-        make = pack if asked.action == "archive" else listed
+        printed = await self._call("archive", arguments.path, *bounds, output_bytes=output_bytes)
+        make = pack if arguments.action == "archive" else listed
         try:
             reply = await _worked(len(printed), lambda: make(_without_end(printed)))
         except TooLargeError as error:
-            raise _failure(TOO_LARGE, asked.path) from error
+            raise _failure(TOO_LARGE, arguments.path) from error
         return self._with_data(reply)
 
     async def _artifact(self, path: str) -> WireModel:
@@ -235,27 +235,27 @@ class _Files:
         self.raw["data"] = memoryview(reply.data)
         return reply.model_copy(update={"data": None})
 
-    async def _extract(self, asked: ArtifactsArguments) -> WireModel:
-        archive: bytes | Upload | None = self._uploads.get("data", asked.data)
+    async def _extract(self, arguments: ArtifactsArguments) -> WireModel:
+        archive: bytes | Upload | None = self._uploads.get("data", arguments.data)
         if archive is None:
             raise InvalidArgumentsError("artifacts: extract requires data, the tar archive")
         if isinstance(archive, bytes):
             _check_size(archive)
         size_bytes = len(archive) if isinstance(archive, bytes) else archive.size_bytes
         instructions, reply = await _worked(size_bytes, lambda: _unpacked(archive))
-        printed = await self._call("extract", asked.path, stdin=instructions)
+        printed = await self._call("extract", arguments.path, stdin=instructions)
         for _ in RecordReader(printed).entries(with_content=False):
             pass
         return reply
 
-    async def patch(self, asked: PatchArguments) -> WireModel:
+    async def patch(self, arguments: PatchArguments) -> WireModel:
         # Read and applied inside the slot, under its limits and the call's deadline: the cost of placing a hunk depends
         # on files made in the slot.
-        uploads = self._uploads.get("patch")
-        text = _patch_text(asked) if uploads is None else uploads
+        upload = self._uploads.get("patch")
+        text = _patch_text(arguments) if upload is None else upload
         size_bytes = len(text) if isinstance(text, bytes) else text.size_bytes
-        strip = "-" if asked.strip is None else str(asked.strip)
-        done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
+        strip = "-" if arguments.strip is None else str(arguments.strip)
+        done = await self._ran("patch", arguments.path, strip, str(arguments.fuzz), str(size_bytes), stdin=text)
         check_patched(done.exit_code, done.stdout)
         if done.exit_code:
             whole = done.stdout and not 128 < done.exit_code < 200  # a killed process may have printed only half of it
@@ -265,12 +265,11 @@ class _Files:
             raise _FailedError(code, f"{sentence}Nothing was changed.\n")
         return patched(done.stdout)
 
-    async def search(self, asked: SearchArguments) -> WireModel:
-        given = (self._paths.ripgrep, *search_arguments(asked))
-        done = await self._ran("search", asked.path, *given)
+    async def search(self, arguments: SearchArguments) -> WireModel:
+        done = await self._ran("search", arguments.path, self._paths.ripgrep, *search_arguments(arguments))
         check_pattern(done.exit_code, done.stdout)
-        printed = _whole(done, asked.path)
-        return await _worked(len(printed), lambda: found(bytes(printed), asked, self._paths))
+        printed = _whole(done, arguments.path)
+        return await _worked(len(printed), lambda: parse_matches(bytes(printed), arguments, self._paths))
 
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | Upload | None = None, output_bytes: int = 4096
@@ -303,7 +302,7 @@ _OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[Wi
 
 
 def _whole(done: Finished, path: str) -> bytes | memoryview:
-    """The output of slotfiles. Raises when it failed, or printed more than was asked for."""
+    """The output of slotfiles. Raises when it failed, or printed more than was arguments for."""
     if done.exit_code:
         raise _failure(done.exit_code, path)
     if done.stdout_dropped_bytes:
@@ -364,9 +363,9 @@ async def _worked(size_bytes: int, work: Callable[[], T]) -> T:
     return work() if size_bytes <= LARGE_BYTES else await asyncio.to_thread(work)
 
 
-def _patch_text(asked: PatchArguments) -> bytes:
+def _patch_text(arguments: PatchArguments) -> bytes:
     """The diff as standard input for slotfiles. Raises InvalidArgumentsError when it is too long."""
-    text = asked.patch.encode("utf-8", "surrogateescape")
+    text = arguments.patch.encode("utf-8", "surrogateescape")
     if len(text) > MAX_FILE_BYTES:
         raise InvalidArgumentsError(f"patch: {len(text)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
     return text

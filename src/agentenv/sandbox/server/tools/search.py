@@ -15,15 +15,15 @@ from agentenv.wire.tools import SearchArguments, SearchMatch, SearchReply
 _MAX_WHY_BYTES = 16 * 1024
 
 
-def search_arguments(asked: SearchArguments) -> tuple[str, str, str, str]:
+def search_arguments(arguments: SearchArguments) -> tuple[str, str, str, str]:
     """What follows the path and the program on slotfiles' command line. Raises InvalidArgumentsError for what no line
     and no path contains."""
-    if "\n" in asked.pattern or "\0" in asked.pattern:
+    if "\n" in arguments.pattern or "\0" in arguments.pattern:
         raise _wrong("the pattern has a line break or NUL byte, but lines are matched one at a time")
-    if "\0" in (asked.glob or ""):
+    if "\0" in (arguments.glob or ""):
         raise _wrong("the glob has a NUL byte")
-    flags = ("i" if asked.ignore_case else "") + ("F" if asked.literal else "")
-    return flags or "-", str(asked.limit), _glob(asked.glob or ""), asked.pattern
+    flags = ("i" if arguments.ignore_case else "") + ("F" if arguments.literal else "")
+    return flags or "-", str(arguments.limit), _glob(arguments.glob or ""), arguments.pattern
 
 
 def _glob(glob: str) -> str:
@@ -55,11 +55,11 @@ def _wrong(why: str) -> InvalidArgumentsError:
     return InvalidArgumentsError(f"search: {why}", next_step="correct it, or set literal to search for plain text")
 
 
-def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS) -> SearchReply:
+def parse_matches(printed: bytes, arguments: SearchArguments, paths: SlotPaths = USUAL_PATHS) -> SearchReply:
     """The reply. Raises ProtocolError when the slot printed anything else than it must."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
-    base = os.fsencode(_base(paths.named(asked.path), paths.workspace))
+    base = os.fsencode(_base(paths.named(arguments.path), paths.workspace))
     while (record := reader.record()).kind == "h":
         path = readable_name(b"/".join(part for part in (base, record.path) if part))
         line = record.link
@@ -68,7 +68,7 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
         text = line.decode("utf-8", "replace")
         lossy = text.encode() != line
         matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated, lossy=lossy))
-        if len(matches) > asked.limit:
+        if len(matches) > arguments.limit:
             raise ProtocolError("slotfiles found more than requested")
     counts = reader.numbers(4)
     if record.kind != "e":
