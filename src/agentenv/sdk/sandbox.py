@@ -470,17 +470,17 @@ class Process(Blocking[SlotProcess]):
 
 
 class StreamedProcess(BlockingProgram):
-    """A program that runs in a slot, with its input and output as streams: nothing is lost, and whoever does not read
-    makes the other side wait, as with pipes.
+    """A program that runs in a slot, with its input and output as streams: nothing is lost, and a side that
+    does not read makes the other one wait, as with pipes.
 
-    It ends with this object's connection: with its slot, when that is sealed or made anew, when this process ends. Then
-    the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), or SlotDestroyedError when what
-    ran in the slot has ended it, unless the end of it all had come. ``with`` kills it on leaving.
+    It ends with this object's connection: with its slot, when that is sealed or recreated, and when this process ends.
+    Then the streams and :meth:`wait` raise InfraError (ConnectionLostError, LeaseLostError), or SlotDestroyedError when
+    a program in the slot has ended it, unless they had ended before. ``with`` kills it on leaving.
     """
 
     @property
     def pid(self) -> int:
-        """Its first process, as the slot sees it; 0 when it could not be started (its errors say why)."""
+        """Its first process, as the slot sees it; 0 when it could not be started (stderr has the reason)."""
         return self._driven.pid
 
     @property
@@ -508,9 +508,10 @@ class StreamedProcess(BlockingProgram):
         self._loop.run(self._driven.close_stdin())
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code. Raises TimeoutError when it still runs after ``timeout_s``; it goes on.
+        """Wait for its end; returns its exit code. Raises TimeoutError when it still runs after ``timeout_s``: it
+        continues.
 
-        What it printed has to be read meanwhile, or fit into the streams (1 MiB each), as for
+        Its output has to be read at the same time, or fit into the streams (1 MiB each), as for
         :meth:`subprocess.Popen.wait`.
         """
         return self._loop.run(self._driven.wait(timeout_s))
