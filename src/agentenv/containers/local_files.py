@@ -82,8 +82,8 @@ def stream_of(source: Path, tally: ContentDigest) -> Iterator[bytes]:
 
 
 def _below(directory: Path, prefix: bytes, modes: list[Entry], tally: ContentDigest) -> Iterator[bytes]:
-    with os.scandir(directory) as found:
-        entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+    with os.scandir(directory) as listing:
+        entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
     for entry in entries:
         path = prefix + os.fsencode(entry.name)
         if entry.is_symlink():

@@ -49,15 +49,15 @@ _MAX_MESSAGE_BYTES: Final = MAX_PIECE_BYTES + 16 * 1024
 _NAMES: Final = {number: name for name, number in NUMBERS.items()}
 
 
-def checked_order(**given: Any) -> ProgramOrder:
-    """What to start; None is not given. Raises InvalidArgumentsError."""
-    if (problem := unencodable(given)) is not None:
+def checked_order(**fields: Any) -> ProgramOrder:
+    """The order with these fields, without those that are None. Raises InvalidArgumentsError."""
+    if (problem := unencodable(fields)) is not None:
         raise InvalidArgumentsError(f"start: {problem}")
     try:
-        return ProgramOrder(**{name: value for name, value in given.items() if value is not None})
+        return ProgramOrder(**{name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise InvalidArgumentsError(f"start: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+        first = error.errors()[0]
+        raise InvalidArgumentsError(f"start: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 async def start_program(lease: TransferLease, order: ProgramOrder, watched: Watched = nullcontext) -> StreamedProgram:

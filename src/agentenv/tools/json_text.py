@@ -36,12 +36,12 @@ def read_json_at(text: str, at: int, *, strict: bool = True) -> tuple[Any, int]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"the key {json.dumps(name[:80])} is there twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _integer(text: str) -> int:

@@ -67,8 +67,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     by_folded = {candidate.casefold(): candidate for candidate in known}
     folded = name[:200].casefold()
     short_for = [full for full in by_folded if _abbreviates(folded, full)]
-    found = short_for or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)
-    return by_folded[found[0]] if found else None
+    matches = short_for or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)
+    return by_folded[matches[0]] if matches else None
 
 
 def explain_unknown(name: str, known: Iterable[str]) -> str:

@@ -90,7 +90,7 @@ def tools_of(field: str, names: Iterable[str], catalog: ToolCatalog) -> set[str]
 
     Raises:
         ConfigError: a name is neither a toolset nor a tool (the closest match is named), or the catalog
-            has nothing of what it names. ``field`` says in which setting.
+            has no tool of a toolset. ``field`` is the setting.
     """
     names = tuple(names)
     refuse_absent(field, names)
@@ -98,11 +98,11 @@ def tools_of(field: str, names: Iterable[str], catalog: ToolCatalog) -> set[str]
     for name in names:
         if not _known(name, catalog):
             raise _unknown(field, name, catalog)
-        found = {tool for tool in members(name, catalog) if tool in catalog}
-        if not found:
+        available = {tool for tool in members(name, catalog) if tool in catalog}
+        if not available:
             cure = "set tool_server_url" if EXTERNAL.intersection(TOOLSETS[name]) else "leave it out"
             raise ConfigError(field, f"toolset {name!r} is not available", next_step=cure)
-        chosen |= found
+        chosen |= available
     return chosen
 
 

@@ -135,19 +135,19 @@ def generation_of(header: str | None) -> int | None:
     return generation
 
 
-def fence(highest: int, given: int | None, *, guest: bool) -> int:
-    """The highest generation obeyed, once a request that changes leases is admitted. ``given`` is the sender's;
-    ``guest``: it knows that a farm controls the container. Raises FencedError for one who does not control it."""
-    if given is None:
+def fence(highest: int, sent: int | None, *, guest: bool) -> int:
+    """The highest generation seen, after a request that changes leases. ``sent`` is the sender's; ``guest``: it may
+    lease although a farm controls the container. Raises FencedError when another farm controls it."""
+    if sent is None:
         if highest > 0 and not guest:
             raise FencedError(
                 f"a farm service or a trainer (generation {highest}) controls the container",
                 next_step="lease through the service (farm_url, --farm), or beside it as a guest (--guest)",
             )
         return highest
-    if given < highest:
+    if sent < highest:
         raise FencedError(
-            f"a farm service of generation {highest} controls the container, not this one of generation {given}",
-            next_step="let the later one serve, or start this one again: it gets a new generation",
+            f"a farm service of generation {highest} controls the container, not this one of generation {sent}",
+            next_step="use the later one, or restart this one: it then gets a higher generation",
         )
-    return given
+    return sent

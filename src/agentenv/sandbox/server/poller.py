@@ -43,7 +43,7 @@ class Lane:
         self.later = poller.later
         self.not_later = poller.not_later
         self.took_s = 0.0
-        """Where this slot's next callback begins in the poller's virtual time: see :meth:`Poller._handle`."""
+        """Where this slot's next callback begins in the poller's virtual time: see :meth:`Poller._round`."""
 
 
 class Poller:
@@ -134,7 +134,7 @@ class Poller:
         waiting: dict[Lane, deque[int]] = {}
         for fd in self._ready:
             waiting.setdefault(self._callbacks[fd][1], deque()).append(fd)
-        found, now_s = bool(waiting), self._clock()
+        any_ready, now_s = bool(waiting), self._clock()
         while waiting and now_s < until_s:
             lane = min(waiting, key=_TOOK_S)
             fd = waiting[lane].popleft()
@@ -142,18 +142,14 @@ class Poller:
                 del waiting[lane]
             if fd in self._ready:  # not removed by a callback of this round
                 del self._ready[fd]
-                now_s = self._handle(*self._callbacks[fd], now_s)
+                # The slot pays for the time of its callback. One that had nothing to do for a while begins where the
+                # others are now: it has saved nothing up.
+                self._virtual_s = max(self._virtual_s, lane.took_s)
+                _guarded(self._callbacks[fd][0])
+                began_s, now_s = now_s, self._clock()
+                lane.took_s = self._virtual_s + now_s - began_s
         self._run_deferred()
-        return found and now_s < until_s
-
-    def _handle(self, callback: Callable[[], None], lane: Lane, now_s: float) -> float:
-        """Run a callback at the cost of its slot; returns the time after it. A slot that had nothing to do for a while
-        begins where the others are now: it has saved nothing up."""
-        self._virtual_s = max(self._virtual_s, lane.took_s)
-        _guarded(callback)
-        ended_s = self._clock()
-        lane.took_s = self._virtual_s + ended_s - now_s
-        return ended_s
+        return any_ready and now_s < until_s
 
     def _run_later(self) -> None:
         self._tick = None

@@ -173,9 +173,7 @@ class Slot:
 
     async def wait_rerooted(self, lease: Lease) -> None:
         """Wait until the slot has the root that this lease was granted with. Raises what the lease has ended with."""
-        await self._wait_recreated(
-            lease, State.rerooting, Loss.refused, f"it was not made within {REROOT_S:g} s", REROOT_S
-        )
+        await self._wait_recreated(lease, State.rerooting, "made", REROOT_S, Loss.refused)
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
@@ -256,9 +254,7 @@ class Slot:
             self.calls.close()
             self._context.supervisor.seal(self.index, self.epoch)
         # Programs in the slot can make the seal slow, so this must not be a failure of ours, which is retried.
-        await self._wait_recreated(
-            lease, State.sealing, Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s", SEAL_S
-        )
+        await self._wait_recreated(lease, State.sealing, "sealed", SEAL_S)
 
     async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
         """Kill everything in the slot and keep its files as a checkpoint; the slot continues with them. Returns its
@@ -271,9 +267,7 @@ class Slot:
         checkpoint = self._checkpoint = _Checkpoint(secrets.token_hex(16))
         self.calls.stop()
         self._context.supervisor.freeze(self.index, self.epoch, checkpoint.name)
-        await self._wait_recreated(
-            lease, State.freezing, Loss.not_renewed, f"it was not frozen within {SEAL_S:g} s", SEAL_S
-        )
+        await self._wait_recreated(lease, State.freezing, "frozen", SEAL_S)
         if checkpoint.failure:
             raise CheckpointError(f"no checkpoint was made: {checkpoint.failure}")
         if request_id:
@@ -289,8 +283,7 @@ class Slot:
         self.calls.stop()
         self.calls.close()
         self._context.supervisor.reroot(self.index, self.epoch, lease.root.to_dict())
-        late = f"it was not restored within {SEAL_S:g} s"
-        await self._wait_recreated(lease, State.rerooting, Loss.not_renewed, late, SEAL_S)
+        await self._wait_recreated(lease, State.rerooting, "restored", SEAL_S)
 
     async def connect(self, key: LeaseKey, policy: NetworkPolicy) -> None:
         """Change the network of an image slot; its processes continue. Raises StaleLeaseError, LeaseLostError;
@@ -323,11 +316,13 @@ class Slot:
             raise self._lost_error(key)
         return self.lease
 
-    async def _wait_recreated(self, lease: Lease, state: State, loss: Loss, late: str, within_s: float) -> None:
-        """Wait until the slot has left this state. Raises the error with which the lease has ended by then; when it
-        takes longer than ``within_s``, the lease ends with ``loss``."""
+    async def _wait_recreated(
+        self, lease: Lease, state: State, what: str, within_s: float, loss: Loss = Loss.not_renewed
+    ) -> None:
+        """Wait until the slot has left this state, in which it is being ``what``. Raises the error with which the lease
+        has ended by then; when it takes longer than ``within_s``, the lease ends with ``loss``."""
         if not await self._wait_for(lambda: self.state is not state or self.lease is not lease, within_s):
-            self._revoke(self._error_of(loss, late))
+            self._revoke(self._error_of(loss, f"it was not {what} within {within_s:g} s"))
         if self.lease is not lease:
             raise self.why_lost(lease.key) or LeaseLostError(
                 f"slot {self.index} was lost: {self.reason or self.reported}"

@@ -119,8 +119,8 @@ def encode(kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"") -> byte
         raise ValueError(f"run {run} or arg {arg} does not fit the header: {error}") from error
 
 
-def decode(packet: bytes) -> Message:
-    """The packet's message, without descriptors. Raises ProtocolError for anything malformed."""
+def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
+    """The packet's message, with the descriptors that came with it. Raises ProtocolError for anything malformed."""
     if not _HEADER.size <= len(packet) <= MAX_PACKET_BYTES:
         raise ProtocolError(f"slot agent packet of {len(packet)} bytes")
     number, run, arg, payload_bytes = _HEADER.unpack_from(packet)
@@ -129,7 +129,7 @@ def decode(packet: bytes) -> Message:
         raise ProtocolError(f"slot agent packet of unknown kind {number}")
     if payload_bytes != len(packet) - _HEADER.size:
         raise ProtocolError(f"slot agent packet for {payload_bytes} payload bytes has {len(packet) - _HEADER.size}")
-    return Message(kind, run, arg, packet[_HEADER.size :])
+    return Message(kind, run, arg, packet[_HEADER.size :], fds)
 
 
 def spawn_text(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
@@ -207,12 +207,11 @@ def receive(sock: socket.socket) -> Message | None:
     try:
         if flags & _TRUNCATED:
             raise ProtocolError("slot agent packet too large, or with too many descriptors")
-        message = decode(packet)
+        return decode(packet, fds)
     except ProtocolError:
         for fd in fds:
             os.close(fd)
         raise
-    return Message(message.kind, message.run, message.arg, message.payload, fds) if fds else message
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
