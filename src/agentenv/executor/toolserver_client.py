@@ -176,7 +176,10 @@ class ToolServerClient:
                 raise InfraError(error.message, next_step=error.next_step) from error
             except CallLostError:
                 # Sent once, and refused by a server started since: it ran nowhere, so the new server may run it.
-                if attempts or cut or request.boot == await self._new_boot():
+                if attempts or cut:
+                    raise
+                await self._handshake()
+                if request.boot == self._boot:
                     raise
                 request = request.model_copy(update={"boot": self._boot})
             else:
@@ -184,10 +187,6 @@ class ToolServerClient:
                 if reply.result is not None:
                     return reply
             attempts += 1
-
-    async def _new_boot(self) -> str:
-        await self._handshake()
-        return self._boot
 
     async def _request_with_retries(
         self,

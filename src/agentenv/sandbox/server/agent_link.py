@@ -178,9 +178,7 @@ class AgentLink:
         self._lane.remove(self._sock.fileno())
         self._drop_unsent()
         self._sock.close()
-        runs, self._runs, self._held_by_runs = self._runs, {}, 0
-        for run in runs.values():
-            run.events.on_lost()
+        self._lose_runs()
 
     def _free_run(self) -> int:
         for _ in range(RUN_IDS):
@@ -196,7 +194,7 @@ class AgentLink:
     def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         if self.closed:
             # Deferred like a message of the agent: the caller is still setting up the run.
-            self._lane.defer(self._fail_closed)
+            self._lane.defer(self._lose_runs)
             return
         if self._unsent or not self._sent(packet, fds):
             if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
@@ -232,7 +230,7 @@ class AgentLink:
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 
-    def _fail_closed(self) -> None:
+    def _lose_runs(self) -> None:
         runs, self._runs, self._held_by_runs = self._runs, {}, 0
         for run in runs.values():
             run.events.on_lost()
