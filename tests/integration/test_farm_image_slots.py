@@ -170,7 +170,7 @@ async def test_an_image_that_cannot_be_fetched_is_told_with_the_reason(shared: S
     (images / "empty").mkdir()
     elsewhere = small_image(shared.directory / "elsewhere")
     wrong: list[tuple[str, type[AgentEnvError], str]] = [
-        (f"oci:{images}/none", ConfigError, "there is no"),
+        (f"oci:{images}/none", ConfigError, "does not exist"),
         (f"oci:{images}/empty", BadImageError, "index.json is missing"),
         (f"oci:{images}/broken", BadImageError, "the layer's tar is broken at byte 0"),
         (elsewhere, ForbiddenError, "outside the directories that keepers read"),

@@ -155,7 +155,7 @@ async def test_a_keeper_that_is_restarted_is_waited_for(stores: Stores) -> None:
 
 
 async def test_a_reference_that_means_nothing_is_told(pool: FarmPool, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no"):
+    with pytest.raises(ConfigError, match="does not exist"):
         await pool.images.resolve(f"oci:{tmp_path}/none")
 
 

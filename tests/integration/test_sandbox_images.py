@@ -76,9 +76,9 @@ async def test_a_command_runs_as_its_user(box: AsyncSandbox) -> None:
 
 async def test_users_that_are_not_there_are_told_apart(box: AsyncSandbox) -> None:
     for user, code, said in [
-        ("nobody", 210, "slotas: there is no such user here: nobody\n"),
-        ("app:wheel", 211, "slotas: there is no such group here: wheel\n"),
-        ("4294967295", 210, "slotas: there is no such user here: 4294967295\n"),
+        ("nobody", 210, "slotas: no such user: nobody\n"),
+        ("app:wheel", 211, "slotas: no such group: wheel\n"),
+        ("4294967295", 210, "slotas: no such user: 4294967295\n"),
         ("app:", 125, "slotas: no user can be called: app:\n"),
     ]:
         result = await box.exec(["id"], user=user)

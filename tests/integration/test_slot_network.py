@@ -311,7 +311,7 @@ def test_a_container_without_network_refuses_every_policy_but_none() -> None:
     with networks(slots=1, allow_network=False) as world:
         world.apply(0, "none")
         for policy in ({"kind": "public"}, {"kind": "allow", "hosts": ["web.test"]}):
-            assert "gives its slots none" in world.ask(slot=0, policy=policy)["error"]
+            assert "slots have no network" in world.ask(slot=0, policy=policy)["error"]
 
 
 def test_a_port_that_a_process_of_the_slot_holds_is_not_needed() -> None:

@@ -188,7 +188,7 @@ def test_a_layer_is_unpacked_beside_itself_for_containers_of_few_ids(
     root = store.layout.tree(name) / "root"
     found = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in root.iterdir()}
     assert found == {**owners, "second": (65_534, 1), "far": (5, 65_534)}
-    assert "files of users or groups 2000, 9000 are nobody's (65534)" in caplog.text
+    assert "files of users or groups 2000, 9000 belong to nobody (65534)" in caplog.text
     assert set(kept_images(store.layout)[0].layers) >= {name, *names_of(image.diff_ids)}
     store.gc(budget_bytes=10**9, keep_s=0)
     assert len(list(store.layout.trees.iterdir())) == 2

@@ -249,7 +249,7 @@ def test_what_cannot_be_proved_clean_is_never_used_again(container: Container) -
             assert holder.stdout.readline() == b"in\n"
             container.send(op="reset", slot=1)
             failed = container.packet("slot_failed", slot=1)
-            assert "could not be proved clean" in failed["reason"]
+            assert "its cleanup could not be verified" in failed["reason"]
             container.send(op="reset", slot=1)
             container.send(op="seal", slot=0)
             container.packet("slot_ready", slot=0, kept=True)

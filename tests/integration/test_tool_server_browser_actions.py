@@ -224,7 +224,7 @@ async def test_a_screenshot_is_kept_and_the_model_is_told_so(site: Web) -> None:
         raw = base64.b64decode(page["image"])
         assert (raw[:3], len(raw)) == (b"\xff\xd8\xff", page["size_bytes"])
         said = shown("browser_screenshot", result, 10_000)
-        assert said == f"screenshot of {site.url()} kept ({len(raw)} bytes); not shown here"
+        assert said == f"screenshot of {site.url()} saved ({len(raw)} bytes); not shown here"
         for _ in range(19):
             await done(await ask(server, "browser_screenshot"))
         assert (await ask(server, "browser_screenshot")).fault == "policy"

@@ -173,7 +173,7 @@ async def test_an_image_is_on_the_node_whose_container_has_its_slots(nodes: Node
 
 async def test_what_cannot_be_fetched_is_told(nodes: Nodes) -> None:
     for reference, kind, said in [
-        (f"oci:{nodes.directory}/none", ConfigError, "there is no"),
+        (f"oci:{nodes.directory}/none", ConfigError, "does not exist"),
         ("127.0.0.1:9/team/app:1", ImageUnavailableError, "connection refused"),
         ("127.0.0.1:10/team/app:1", ConfigError, "is not on this machine's allow list"),
         ("dockerfile:.", ConfigError, "the nodes of this farm fetch their images"),

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEVICES: Final = range(64, 69)
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81
 LAYER: Final[dict[str, Any]] = {"writable": "disk", "writable_bytes": 100 * MIB, "memory_bytes": 120 * MIB}
-ALL_IN_USE: Final = f"all {len(DEVICES)} loop devices that this container has are in use"
+ALL_IN_USE: Final = f"all {len(DEVICES)} loop devices of this container are in use"
 FILL: Final = "cat /dev/zero > /fill; stat -c %s /fill"
 
 

@@ -282,7 +282,7 @@ class AgentLoop:
         except TimeoutError as error:
             if not within.expired():
                 raise
-            raise LeaseLostError(f"the slot was given up after {limit_s:g} s without a tool call") from error
+            raise LeaseLostError(f"the slot was released after {limit_s:g} s without a tool call") from error
 
     async def _run_call(self, step: Step, call: RequestedCall, number: int) -> None:
         if self._calls_made and self._settings.tool_delay_s:

@@ -183,7 +183,7 @@ def _written(content: dict[str, Any], _: int) -> str:
 
 def _screenshot(content: dict[str, Any], _: int) -> str:
     """A picture is for people: the model gets a note that there is one."""
-    return f"screenshot of {content.get('url')} kept ({content.get('size_bytes')} bytes); not shown here"
+    return f"screenshot of {content.get('url')} saved ({content.get('size_bytes')} bytes); not shown here"
 
 
 RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]] = {

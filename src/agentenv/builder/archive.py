@@ -60,7 +60,7 @@ def placed(sources: Sequence[tuple[str, bool]], destination: str, is_directory: 
             is_directory = True
             result.append(Placed(at))
         elif taken:
-            raise ValueError(f"{name} would overwrite the file before it: {destination} is no directory")
+            raise ValueError(f"{name} would overwrite the file before it: {destination} is not a directory")
         else:
             taken = True
             result.append(Placed(posixpath.dirname(at), posixpath.basename(at)))

@@ -251,7 +251,7 @@ class _Build:
         if code == 0:
             return
         lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        ending = f"ended with exit code {code}" if code is not None else f"was ended after {self.timeout_s:g} s"
+        ending = f"ended with exit code {code}" if code is not None else f"was killed after {self.timeout_s:g} s"
         shown = "; its last lines:\n" + "\n".join(lines) + "\n" if lines else ""
         raise BuildStepError(
             f"{step.place.file}:{step.place.line}: {step.place.text} {ending}{shown}",

@@ -107,7 +107,7 @@ class BuildContext:
             except (UnicodeDecodeError, PatternError, LeadsOutError, OSError) as error:
                 place = Place(str(self._tree.directory / name), 0, _IGNORE)
                 reason = error.strerror if isinstance(error, OSError) else str(error)
-                raise place.wrong(reason or str(error), next_step="correct it, or take it away") from error
+                raise place.wrong(reason or str(error), next_step="correct or remove it") from error
         return Ignore()
 
     def sources(self, step: CopyStep) -> list[Source]:
@@ -124,7 +124,7 @@ class BuildContext:
                     f"{written} leads out of the build context: {error}", next_step=_CORRECT
                 ) from error
             except ArchiveError as error:
-                raise step.place.wrong(f"{written}: {error}", next_step="unpack it by RUN") from error
+                raise step.place.wrong(f"{written}: {error}", next_step="unpack it with RUN") from error
             except OSError as error:
                 raise self._unreadable(step.place, written, error) from error
         return [*found, *inline_sources(step)]
@@ -198,7 +198,7 @@ class BuildContext:
             return self._file_source(name, real, status, step.unpack)
         if not sure:
             return None
-        raise step.place.wrong(f"{written} is left out by .dockerignore", next_step=f"add !{path} to .dockerignore")
+        raise step.place.wrong(f"{written} is excluded by .dockerignore", next_step=f"add !{path} to .dockerignore")
 
     def _file_source(self, name: str, real: str, status: os.stat_result, unpack: bool) -> Source:
         archive = False

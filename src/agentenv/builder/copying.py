@@ -112,7 +112,7 @@ async def _owner(machine: Machine, place: Place, text: str) -> tuple[int, int]:
         return ids(user, group, passwd, groups)
     except (ValueError, LookupError) as error:
         reason = error.args[0]
-        raise place.wrong(f"{text}: {reason}", next_step="make the user by RUN before, or give numbers") from error
+        raise place.wrong(f"{text}: {reason}", next_step="create the user with RUN before, or use numbers") from error
 
 
 async def _looked(machine: Machine, path: str, place: Place) -> Seen:
@@ -182,12 +182,12 @@ async def _put(
         try:
             await asyncio.to_thread(write, stream, parts, partial(check_room, Path(tempfile.gettempdir())))
         except ArchiveError as error:
-            raise place.wrong(str(error), next_step="leave it out, or make it by RUN") from error
+            raise place.wrong(str(error), next_step="leave it out, or create it with RUN") from error
         except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise ImageUnavailableError(
                     f"{place.file}:{place.line}: {place.keyword}: {error.strerror}",
-                    next_step=f"make room in {tempfile.gettempdir()}, or let TMPDIR name another directory",
+                    next_step=f"free space in {tempfile.gettempdir()}, or set TMPDIR to another directory",
                 ) from error
             reason = f"reading what it copies failed: {error}"
             raise place.wrong(reason, next_step="build again, or check the archive") from error

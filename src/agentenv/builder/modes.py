@@ -39,7 +39,7 @@ def mode_of(text: str) -> Mode:
         for sign, letters in _CHANGE.findall(clause[2])
     ]
     if None in clauses:
-        raise ValueError(f"{text} is no mode: write 755 or u=rwX,go=rX")
+        raise ValueError(f"{text} is not a mode: write 755 or u=rwX,go=rX")
 
     def change(mode: int, is_directory: bool) -> int:
         for who, sign, letters in changes:
@@ -77,7 +77,7 @@ def owner_of(text: str) -> tuple[str, str]:
     """User and group of ``--chown``, the group empty if none is given. Raises ValueError for an empty user."""
     user, _, group = text.partition(":")
     if not user:
-        raise ValueError(f"{text} names no user")
+        raise ValueError(f"{text} is not a user")
     return user, group
 
 

@@ -75,9 +75,9 @@ def parse(text: str, file: str = "Dockerfile") -> Dockerfile:
         elif isinstance(instruction, Arg):
             arguments.append(instruction)
         else:
-            raise place.wrong("no build stage has started", next_step="start with FROM; only ARG may stand before it")
+            raise place.wrong("no build stage has started", next_step="start with FROM; only ARG may come before it")
     if not stages:
-        raise Place(file, 1, "Dockerfile").wrong("there is no FROM", next_step="start with FROM and a base image")
+        raise Place(file, 1, "Dockerfile").wrong("FROM is missing", next_step="start with FROM and a base image")
     return Dockerfile(
         file,
         statements.escape,
@@ -107,7 +107,7 @@ def _instruction(statement: Statement, place: Place) -> Instruction:
     make = _MAKERS.get(statement.keyword)
     copies = statement.keyword in ("ADD", "COPY")
     if make is None and not copies:
-        _refuse(place, "is no instruction of a Dockerfile", "correct the spelling, or the end of the line before it")
+        _refuse(place, "is not a Dockerfile instruction", "correct the spelling, or the end of the line before it")
     flags = _flags(statement, place)
     if isinstance(flags, DockerfileError):
         return Unsupported(place, flags)
@@ -131,7 +131,7 @@ def _flags(statement: Statement, place: Place) -> dict[str, str] | DockerfileErr
             missing = place.wrong(f"--{name} is not supported when building on slots", next_step=_WITH_DOCKER)
             continue
         if name not in known:
-            _refuse(place, f"there is no flag --{name}")
+            _refuse(place, f"unknown flag --{name}")
         if name in found:
             _refuse(place, f"--{name} is given twice")
         if name == "link":
@@ -204,7 +204,7 @@ def url_refused(place: Place, source: str) -> DockerfileError | None:
         return None
     return place.wrong(
         f"{source} is a URL, which is not fetched when building on slots",
-        next_step="fetch it by RUN (curl, git clone), or put the file into the build context",
+        next_step="fetch it with RUN (curl, git clone), or put the file into the build context",
     )
 
 

@@ -189,7 +189,7 @@ def _rule(line: str) -> tuple[list[Token], bool]:
     includes = pattern.startswith("!")
     pattern = pattern[includes:]
     if not pattern:
-        raise PatternError("a line of .dockerignore has nothing behind its !")
+        raise PatternError("a line of .dockerignore has nothing after its !")
     return _ignored(pattern), includes
 
 

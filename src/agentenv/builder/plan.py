@@ -128,7 +128,7 @@ def plan(dockerfile: Dockerfile, options: Options, configs: Mapping[str, ImageCo
         for number, state in done.items()
     }
     unused = sorted(set(options.arguments) - outline.used - {name for name in options.arguments if _is_proxy(name)})
-    notes += [f"no ARG names the build argument {name}" for name in unused]
+    notes += [f"no ARG declares the build argument {name}" for name in unused]
     return Plan(stages, outline.target, tuple(notes))
 
 
@@ -154,7 +154,7 @@ class _Outline:
         if "$" in copy.origin:
             raise copy.place.wrong(
                 "--from takes no variables",
-                next_step="name a stage by FROM with the variable, and copy from that stage",
+                next_step="declare a stage with FROM and the variable, and copy from that stage",
             )
         stage = int(copy.origin) if copy.origin.isdecimal() else self._by_name.get(copy.origin.lower())
         if stage is not None and stage >= number:
@@ -429,7 +429,7 @@ def _ports(state: _StageState, outline: _Outline, expose: Expose) -> list[str]:
             match = _PORT.fullmatch(word.rpartition(":")[2])
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if match is None or not first <= last <= 65535:
-                raise expose.place.wrong(f"{word} is no port", next_step="write 80, 80/udp or 8000-8010")
+                raise expose.place.wrong(f"{word} is not a port", next_step="write 80, 80/udp or 8000-8010")
             found += [f"{port}/{(match[3] or 'tcp').lower()}" for port in range(first, last + 1)]
     return found
 
@@ -438,7 +438,7 @@ def _signal(place: Place, written: str) -> str:
     name = written.upper().removeprefix("SIG")
     number = int(name) if name.isdecimal() else 0
     if not number and name not in _SIGNALS and not _REAL_TIME.fullmatch(name):
-        raise place.wrong(f"{written} is no signal", next_step="write SIGTERM or 15")
+        raise place.wrong(f"{written} is not a signal", next_step="write SIGTERM or 15")
     return written
 
 

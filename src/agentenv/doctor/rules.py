@@ -117,7 +117,7 @@ def _user_namespaces(facts: Facts) -> Finding:
     for holds, detail, command in closed:
         if holds:
             return Finding("user namespaces", Level.broken, detail, "allow them", (command,))
-    return Finding("user namespaces", Level.ok, "no setting closes them")
+    return Finding("user namespaces", Level.ok, "no setting forbids them")
 
 
 def _bwrap(facts: Facts) -> Finding:

@@ -111,7 +111,7 @@ def ensure_image(
             return status
         if not built_here(name):
             raise SandboxUnavailableError(
-                f"there is no image {name} in the Docker engine", next_step=f"docker pull {name}, or name another"
+                f"the Docker engine has no image {name}", next_step=f"docker pull {name}, or name another"
             )
         waiting = BuildStep("wait", "another process is building the image")
         with locked(cache_dir() / "image" / "build.lock", waiting=lambda: report(waiting)):

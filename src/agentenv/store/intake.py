@@ -100,7 +100,7 @@ class Intake:
             with contextlib.suppress(FileNotFoundError):
                 return hold(path, shared=True)
             if absent:
-                raise ImageUnavailableError("a layer was removed from the store meanwhile", next_step="try again")
+                raise ImageUnavailableError("a layer was removed from the store during this", next_step="try again")
             self._write_layer(blob, diff_id, room_bytes, step)
 
     def _write_layer(self, blob: Blob, diff_id: str, room_bytes: int, step: BuildStep) -> None:

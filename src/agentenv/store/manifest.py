@@ -108,7 +108,7 @@ def parse_config(content: bytes, architecture: str) -> Config:
         on_build=_strings(runtime, "OnBuild"),
     )
     if why := why_no_config(config.env, config.user, config.workdir, (*config.entrypoint, *config.cmd)):
-        raise BadImageError(f"the image's configuration cannot be a slot's: {why}")
+        raise BadImageError(f"the image's configuration cannot be used by a slot: {why}")
     return config
 
 
@@ -235,6 +235,6 @@ def _environment(assignments: Sequence[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not name or not equals:
-            raise BadImageError(f"the image's environment has {assignment[:80]!r}, which assigns nothing")
+            raise BadImageError(f"the image's environment has {assignment[:80]!r}, which is not NAME=VALUE")
         found[name] = value
     return found

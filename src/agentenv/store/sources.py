@@ -116,7 +116,7 @@ def files_of(path: Path) -> Iterator[Files]:
         yield DirectoryFiles(path)
         return
     if not path.is_file():
-        raise ConfigError("image", f"there is no {path}", next_step="give an existing directory or tar")
+        raise ConfigError("image", f"{path} does not exist", next_step="give an existing directory or tar")
     with mapped(path) as tar:
         yield TarFiles(tar)
 
@@ -175,7 +175,7 @@ def engine_image(name: str) -> Iterator[Any]:
             yield client.images.get(name)
         except ImageNotFound:
             raise ConfigError(
-                "image", f"there is no image {name} in the Docker engine", next_step=f"docker pull {name}"
+                "image", f"the Docker engine has no image {name}", next_step=f"docker pull {name}"
             ) from None
         except DockerException as error:
             raise ImageUnavailableError(
@@ -198,7 +198,7 @@ def engine_image_without_layers(image: Any, stored: Callable[[str], bool]) -> So
 
 
 def _removed() -> Iterator[bytes]:
-    raise ImageUnavailableError("a layer of the image was removed from the store meanwhile", next_step="try again")
+    raise ImageUnavailableError("a layer of the image was removed from the store during this", next_step="try again")
 
 
 def save_engine_image(image: Any, name: str, directory: Path, report: Report) -> Path:

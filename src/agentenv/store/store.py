@@ -60,7 +60,7 @@ class Store:
         try:
             store.layout.create()
         except OSError as error:
-            raise ConfigError("store", f"cannot be made: {error}", next_step="use a writable directory") from error
+            raise ConfigError("store", f"cannot be created: {error}", next_step="use a writable directory") from error
         return store
 
     def by(self, route: Route) -> Store:

@@ -109,7 +109,7 @@ class Tree:
             if any(part.startswith(_AUFS) and part != _OPAQUE for part in parts):
                 continue
             if any(part.startswith(_WHITEOUT) for part in parts[:-1]):
-                raise BadImageError(f"{_shown(entry.name)} lies in a whiteout")
+                raise BadImageError(f"{_shown(entry.name)} is below a whiteout")
             if parts and parts[-1].startswith(_WHITEOUT):
                 self._remove(parts, entry)
             added.append((parts, entry))
@@ -183,7 +183,7 @@ class Tree:
         siblings = self._children(parts[:-1], entry.link, create=False) if parts else None
         found = siblings.get(parts[-1]) if siblings is not None else None
         if found is None:
-            raise BadImageError(f"{_shown(entry.name)} is a hard link to {_shown(entry.link)}, which is not there")
+            raise BadImageError(f"{_shown(entry.name)} is a hard link to {_shown(entry.link)}, which does not exist")
         if found.children is not None:
             raise BadImageError(f"{_shown(entry.name)} is a hard link to a directory")
         return found

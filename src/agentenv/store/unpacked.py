@@ -185,7 +185,7 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
             (made / "bytes").write_text(str(size_bytes))
             if writer.foreign:
                 some = ", ".join(map(str, sorted(writer.foreign)[:_SOME]))
-                log.warning("files of users or groups %s are nobody's (%d) in layer %s", some, NOBODY, name)
+                log.warning("layer %s: files of users or groups %s belong to nobody (%d)", name, some, NOBODY)
             _sync(made)
             made.rename(final)
         except BaseException:
@@ -315,7 +315,7 @@ class _Writer:
             while at < end:
                 sent = os.sendfile(made, self.tars[node.layer], at, min(end - at, _CHUNK_BYTES))
                 if not sent:
-                    raise OSError(errno.EIO, "a layer's tar is shorter than it was")
+                    raise OSError(errno.EIO, "a layer's tar has been truncated")
                 at += sent
             self.size_bytes += node.size
             self._describe(made, node)

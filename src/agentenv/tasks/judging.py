@@ -134,7 +134,7 @@ def read(stdout: str, nonce: str, canary: Canary | None = None) -> Verdict:
 def _check_canary(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> None:
     wrong = [test for test, outcome in expected.items() if outcomes.get(test) != outcome]
     if wrong:
-        raise VoidVerdictError(f"the outcome of {len(wrong)} of {len(expected)} control tests is not the true one")
+        raise VoidVerdictError(f"the outcome of {len(wrong)} of {len(expected)} control tests is wrong")
 
 
 async def answer(

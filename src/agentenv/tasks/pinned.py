@@ -71,7 +71,7 @@ def slot_python() -> str:
     """
     if not Path(SLOT_PYTHON).exists():
         raise SandboxUnavailableError(
-            f"slots need a {SLOT_PYTHON} for these tasks, and there is none",
+            f"these tasks need {SLOT_PYTHON} in slots, and it is not installed",
             next_step="install it: on Debian, apt-get install python3",
         )
     return SLOT_PYTHON

@@ -39,7 +39,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"the key {json.dumps(name[:80])} is there twice")
+            raise ValueError(f"the key {json.dumps(name[:80])} appears twice")
         values[name] = value
     return values
 

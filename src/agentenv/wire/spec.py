@@ -58,13 +58,15 @@ def _check_ranges(settings: Any, where: str = "") -> None:
 class SlotLimits:
     """Limits of each slot. All are enforced by the kernel, none by the server."""
 
-    processes: int = field(default=400, metadata=means("Most processes and threads of a slot", 1))
+    processes: int = field(default=400, metadata=means("Maximum number of processes and threads of a slot", 1))
     memory_bytes: int = field(default=2048 * MIB, metadata=means("Memory of a slot, its files included", 1))
     workspace_bytes: int = field(default=1024 * MIB, metadata=means("Size of a workspace; it is in memory", 1))
-    workspace_inodes: int = field(default=120_000, metadata=means("Most files and directories of a workspace", 1))
+    workspace_inodes: int = field(
+        default=120_000, metadata=means("Maximum number of files and directories of a workspace", 1)
+    )
     tmp_bytes: int = field(default=256 * MIB, metadata=means("Size of a slot's /tmp; it is in memory", 1))
     shm_bytes: int = field(default=64 * MIB, metadata=means("Size of a slot's /dev/shm; it is in memory", 1))
-    open_files: int = field(default=4096, metadata=means("Most open files of a process", 1))
+    open_files: int = field(default=4096, metadata=means("Maximum number of open files of a process", 1))
     cpu_weight: int = field(default=100, metadata=means("Share of contested CPU time, relative to other slots", 1))
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class ContainerSpec:
     slots: int = field(default=10, metadata=means("Slots of each container", 1, 1000))
     isolation: Isolation = field(
         default="auto",
-        metadata=means("Isolation of the slots. auto: what AGENTENV_ISOLATION says, otherwise full or a refusal"),
+        metadata=means("Isolation of the slots. auto: the value of AGENTENV_ISOLATION, otherwise full, or an error"),
     )
     """For the container itself ``auto`` is ``full`` when started by root, otherwise ``user``. When named explicitly,
     the container refuses to start as anything else."""
@@ -113,26 +115,27 @@ class ContainerSpec:
         default_factory=dict, metadata=means("Environment variables of every command in a slot")
     )
     output_bytes: int = field(
-        default=MIB, metadata=means("Most bytes of each of stdout and stderr that a call returns", 1024, 64 * MIB)
+        default=MIB,
+        metadata=means("Maximum number of bytes of stdout, and of stderr, that a call returns", 1024, 64 * MIB),
     )
     """Head and tail are kept."""
     spare_shells: bool = field(default=True, metadata=means("Each slot keeps a bash ready for its next command"))
     image_format: ImageFormat = field(
-        default="auto", metadata=means("How images are shown to slots. auto: as the machine can do it best")
+        default="auto", metadata=means("Format of images in slots. auto: the best that the machine supports")
     )
     """When one is named, and not possible, slots of images are refused."""
     checkpoint_bytes: int = field(
-        default=4096 * MIB, metadata=means("Memory for checkpoints of a container, beside its slots' own", 0, 2**50)
+        default=4096 * MIB, metadata=means("Memory for checkpoints of a container, in addition to its slots'", 0, 2**50)
     )
     """0: there are none. Those of slots that write to a disk take theirs there instead."""
     allowed_capabilities: tuple[Capability, ...] = field(
         default=("sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"),
-        metadata=means("Capabilities that slots with images may ask for: net_raw, net_admin, sys_ptrace, ..."),
+        metadata=means("Capabilities that slots with images may request: net_raw, net_admin, sys_ptrace, ..."),
     )
     """Not by default: ``net_admin`` and ``net_raw``, with which programs reach parts of the kernel that have often been
     flawed (packet filters, packet sockets)."""
     allow_nested_namespaces: bool = field(
-        default=False, metadata=means("Slots with images may ask for user namespaces of their own")
+        default=False, metadata=means("Slots with images may request user namespaces of their own")
     )
     """Leases ask for them as ``nested_namespaces``: their programs reach most of the kernel then."""
 

@@ -230,7 +230,7 @@ async def test_a_slot_without_a_tool_call_is_given_up() -> None:
     model = Slow(calling(("bash", '{"command": "a"}')), saying("late"))
     settings, standing = AgentSettings(max_idle_s=0.05), Timeline(lambda: 0.0)
     agent = AgentLoop(model, StubSession("t", echo), TOOLS, settings, standing)
-    with pytest.raises(LeaseLostError, match=r"given up after 0.05 s without a tool call"):
+    with pytest.raises(LeaseLostError, match=r"released after 0.05 s without a tool call"):
         await agent.run(START)
     assert len(agent.result.steps) == 1
 

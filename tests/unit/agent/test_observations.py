@@ -85,7 +85,7 @@ def test_file_tools_read_as_text() -> None:
 
 def test_a_screenshot_is_not_shown_as_text() -> None:
     content = {"url": "http://x/", "title": "X", "type": "image/jpeg", "size_bytes": 3, "image": "AAAA"}
-    said = "screenshot of http://x/ kept (3 bytes); not shown here"
+    said = "screenshot of http://x/ saved (3 bytes); not shown here"
     assert shown("browser_screenshot", CallResult(id="c", exit_code=0, content=content), 100) == said
 
 

@@ -195,9 +195,9 @@ def test_text_around_calls_is_kept(family: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ('{"s": "ls", "s": "rm"}', 'the key "s" is there twice'),
-        ('{"o": {"k": 1, "k": 2}}', 'the key "k" is there twice'),
-        ('{"s": "ls", "\\u0073": "rm"}', 'the key "s" is there twice'),
+        ('{"s": "ls", "s": "rm"}', 'the key "s" appears twice'),
+        ('{"o": {"k": 1, "k": 2}}', 'the key "k" appears twice'),
+        ('{"s": "ls", "\\u0073": "rm"}', 'the key "s" appears twice'),
         ('{"x": NaN}', "NaN is not a JSON value"),
         ('{"x": -Infinity}', "-Infinity is not a JSON value"),
         ('{"x": 1e400}', "1e400 is beyond the range of numbers"),

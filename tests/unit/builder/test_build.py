@@ -161,7 +161,7 @@ async def test_a_failing_command_is_told_with_its_line_and_last_words(bench: Ben
 
 
 async def test_a_command_that_takes_too_long_is_ended(bench: Bench) -> None:
-    with pytest.raises(BuildStepError, match=r"was ended after 0\.5 s") as raised:
+    with pytest.raises(BuildStepError, match=r"was killed after 0\.5 s") as raised:
         await bench.build("FROM base\nRUN echo waiting; sleep 600\n", timeout_s=0.5)
     assert raised.value.exit_code is None
 
@@ -350,10 +350,10 @@ async def test_scratch_and_a_chosen_shell(bench: Bench) -> None:
         ("COPY ../outside /", "leads out of the build context"),
         ("COPY escape /", "leads out of the build context: escape is a link to /etc"),
         ("COPY up/f /", "leads out of the build context: it leads out by .."),
-        ("COPY ignored /", "left out by .dockerignore"),
+        ("COPY ignored /", "excluded by .dockerignore"),
         ("COPY a b /new", "b would overwrite the file before it"),
         ("COPY --chown=nobody a /new", "nobody: the image has no user or group nobody"),
-        ("COPY --chmod=rwx a /new", "rwx is no mode"),
+        ("COPY --chmod=rwx a /new", "rwx is not a mode"),
         ("COPY a /etc/passwd/", "cannot write to /etc/passwd"),
         ("COPY --from=other a /new", "there is no other"),
         ("COPY --from=base /missing /new", "/missing does not exist there"),

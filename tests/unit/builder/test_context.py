@@ -69,7 +69,7 @@ def test_what_is_ignored_is_not_there(directory: Path) -> None:
     assert listed(directory, "*.py*") == ["a.py"]
     assert listed(directory, "data") == ["keep", "keep/e.txt"]
     for name in ("a.pyc", "data/d.bin"):
-        with pytest.raises(DockerfileError, match=rf"Dockerfile:3: COPY: {name} is left out by .dockerignore"):
+        with pytest.raises(DockerfileError, match=rf"Dockerfile:3: COPY: {name} is excluded by .dockerignore"):
             listed(directory, name)
 
 

@@ -33,7 +33,7 @@ GROUPS = "root:x:0:\nstaff:x:50:app\n"
 )
 def test_chmod(text: str, mode: int, directory: bool, expected: int | None) -> None:
     if expected is None:
-        with pytest.raises(ValueError, match="is no mode"):
+        with pytest.raises(ValueError, match="is not a mode"):
             mode_of(text)
     else:
         assert mode_of(text)(mode, directory) == expected
@@ -66,5 +66,5 @@ def test_an_unknown_owner(text: str) -> None:
 
 
 def test_an_owner_needs_a_user() -> None:
-    with pytest.raises(ValueError, match="names no user"):
+    with pytest.raises(ValueError, match="is not a user"):
         owner_of(":staff")

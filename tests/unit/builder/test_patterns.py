@@ -124,7 +124,7 @@ def test_dockerignore(rules: str, out: list[str], kept: list[str]) -> None:
 
 
 def test_an_exclamation_mark_needs_a_pattern() -> None:
-    with pytest.raises(PatternError, match="nothing behind its !"):
+    with pytest.raises(PatternError, match="nothing after its !"):
         Ignore("a\n!\n")
 
 

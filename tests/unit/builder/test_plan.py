@@ -207,10 +207,10 @@ def test_stages_are_found_by_name_in_front_of_images() -> None:
         ("FROM ${x\n", r"\${x"),
         ("FROM a\nENV x=${y\n", "Dockerfile:2: ENV"),
         ("FROM a\nWORKDIR ${y:?needs y}\n", "y: needs y"),
-        ("FROM a\nEXPOSE 80/http\n", "80/http is no port"),
-        ("FROM a\nEXPOSE 90-80\n", "90-80 is no port"),
-        ("FROM a\nSTOPSIGNAL -9\n", "-9 is no signal"),
-        ("FROM a\nSTOPSIGNAL SIGX\n", "SIGX is no signal"),
+        ("FROM a\nEXPOSE 80/http\n", "80/http is not a port"),
+        ("FROM a\nEXPOSE 90-80\n", "90-80 is not a port"),
+        ("FROM a\nSTOPSIGNAL -9\n", "-9 is not a signal"),
+        ("FROM a\nSTOPSIGNAL SIGX\n", "SIGX is not a signal"),
         ("FROM a\nARG u=https://x/y\nADD $u /\n", "https://x/y is a URL"),
         ("FROM a\nONBUILD RUN x\n", "ONBUILD"),
         ("FROM docker-archive:/etc/shadow\n", "Dockerfile:1: FROM: .* is an image of this machine"),
@@ -246,7 +246,7 @@ def test_notes() -> None:
         "line 2",
         "line 3",
         "line 4",
-        "no ARG names the build argument unknown",
+        "no ARG declares the build argument unknown",
     ]
 
 

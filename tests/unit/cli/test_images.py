@@ -62,7 +62,7 @@ def test_an_image_used_a_moment_ago_is_kept(command: Command, reference: str) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["oci:/nonexistent"], 2, "there is no /nonexistent"),
+        (["oci:/nonexistent"], 2, "/nonexistent does not exist"),
         (["Upper"], 2, "allowed: NAME"),
         (["x", "--mirror", "docker.io"], 2, "PREFIX=OTHER"),
     ],
@@ -101,7 +101,7 @@ def test_prefetched_into_this_machines_store(command: Command, reference: str) -
     assert (told[1]["digest"], told[1]["error"]["code"]) == (None, "config")
     code, said, stderr = command.run("images", "prefetch", reference, "oci:/nonexistent")
     assert (code, said.split()[:2]) == (1, [reference, told[0]["digest"]])
-    assert "there is no /nonexistent" in stderr
+    assert "/nonexistent does not exist" in stderr
 
 
 def test_prefetched_by_a_keeper(tmp_path: Path, command: Command, reference: str) -> None:
@@ -124,7 +124,7 @@ def test_prefetched_by_a_keeper(tmp_path: Path, command: Command, reference: str
         good, bad = command.told(*asked, reference, f"oci:{tmp_path}/none")["images"]
         assert (good["place"], good["error"]) == (url, None)
         assert Store(tmp_path / "far").find(good["digest"]) is not None
-        assert bad["error"]["message"].startswith("image: there is no")
+        assert bad["error"]["message"].endswith("/none does not exist")
         code, said, _ = command.run(*asked, reference)
         assert (code, said.split()) == (0, [reference, good["digest"], url])
 

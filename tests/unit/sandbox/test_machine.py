@@ -128,7 +128,7 @@ def test_a_machine_that_ends_by_itself_is_a_process_that_died(place: Path, rest:
 
     assert code == 2
     assert [event["event"] for event in seen] == (["ready"] if rest == READY else [])
-    assert "QEMU ended by itself with" in log
+    assert "QEMU exited unexpectedly with" in log
 
 
 def test_what_a_guest_says_is_believed_as_little_as_a_container(place: Path) -> None:
@@ -204,11 +204,11 @@ def test_emulation_is_accepted_by_name(place: Path, monkeypatch: pytest.MonkeyPa
     for name in (qemu.KERNEL, qemu.INITRD, qemu.ROOT):
         (place / name).touch()
     machine = qemu.Machine(place, (7, 8, 9), 512, 1, "127.0.0.1", 1, 0, 0)
-    monkeypatch.setattr(qemu, "why_emulated", lambda kernel: "there is no /dev/kvm")
+    monkeypatch.setattr(qemu, "why_emulated", lambda kernel: "/dev/kvm does not exist")
     monkeypatch.setattr(shutil, "which", lambda program: program)
     monkeypatch.setattr(qemu, "TIME_FACTOR", 9.0)
     with pytest.raises(
-        SandboxUnavailableError, match=r"no KVM works here.*there is no /dev/kvm.*AGENTENV_TIME_FACTOR=10"
+        SandboxUnavailableError, match=r"KVM does not work here.*/dev/kvm does not exist.*AGENTENV_TIME_FACTOR=10"
     ):
         qemu.check(place)
     monkeypatch.setattr(qemu, "TIME_FACTOR", 10.0)

@@ -150,7 +150,7 @@ def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_directory_nor_tar_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no"):
+    with pytest.raises(ConfigError, match="does not exist"):
         of_layout(tmp_path / "missing")
     (tmp_path / "text").write_text("x" * 600)
     with pytest.raises(BadImageError, match="tar is broken"):

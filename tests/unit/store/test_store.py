@@ -156,12 +156,12 @@ def test_of_a_bad_image_nothing_is_there_afterwards(tmp_path: Path, make: Callab
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path, store: Store) -> None:
-    with pytest.raises(ConfigError, match="there is no"):
+    with pytest.raises(ConfigError, match="does not exist"):
         store.ensure(f"oci:{tmp_path}/nothing")
     with pytest.raises(ConfigError, match="built first"):
         store.ensure(f"dockerfile:{tmp_path}")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="store: cannot be made"):
+    with pytest.raises(ConfigError, match="store: cannot be created"):
         Store.open(tmp_path / "file")
 
 

@@ -116,7 +116,7 @@ def test_a_record_without_a_usable_name_is_known_by_its_number(name: Any) -> Non
 
 
 def test_a_name_is_there_once() -> None:
-    with pytest.raises(ConfigError, match=r"record 3 .*is there twice"):
+    with pytest.raises(ConfigError, match=r"record 3 .*appears twice"):
         read_records([row(1), row(2), row(1)])
 
 

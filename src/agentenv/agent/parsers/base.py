@@ -276,7 +276,7 @@ class _Message:
         marks = (*self._parser.inner_marks, *self._parser.tail_marks) if behind else self._parser.inner_marks
         if found := next((mark for mark in marks if mark in text), None):
             where = "behind a tool call, which may have ended too early" if behind else "outside a tool call"
-            raise Malformed(f"{found} stands {where}")
+            raise Malformed(f"{found} appears {where}")
 
 
 def checked_name(name: Any, where: str) -> str:

@@ -42,9 +42,9 @@ def why_emulated(kernel: Path) -> str:
     Tried with this kernel, which has no disk and ends at once: a KVM that is there may not work."""
     kvm = Path("/dev/kvm")
     if not kvm.exists():
-        return f"there is no {kvm}"
+        return f"{kvm} does not exist"
     if not os.access(kvm, os.R_OK | os.W_OK):
-        return f"{kvm} is not open to this user (its group is {kvm.stat().st_gid})"
+        return f"this user may not open {kvm} (its group is {kvm.stat().st_gid})"
     command = [PROGRAM, *KVM, "-m", "512", "-display", "none", "-no-reboot", "-kernel", str(kernel)]
     try:
         done = subprocess.run(
@@ -58,7 +58,7 @@ def why_emulated(kernel: Path) -> str:
     except OSError as error:
         return f"{PROGRAM} cannot be started: {error}"
     except subprocess.TimeoutExpired:
-        return f"a guest that ends at once did not within {_TRY_S:g} s"
+        return f"a test guest did not exit within {_TRY_S:g} s"
     words = done.stderr.decode(errors="replace").strip()[-300:]
     return f"{PROGRAM} ended with {done.returncode}: {words}" if done.returncode else ""
 
@@ -76,15 +76,15 @@ def check(image: Path) -> None:
             raise ConfigError("image", f"{image} has no {name}", next_step=f"agentenv image machine {image}")
     if platform.machine() != "x86_64":
         raise SandboxUnavailableError(
-            f"virtual machines are made for x86_64, and this is {platform.machine()}",
+            f"virtual machines need x86_64, and this is {platform.machine()}",
             next_step="use another driver",
         )
     if shutil.which(PROGRAM) is None:
-        raise SandboxUnavailableError(f"there is no {PROGRAM}", next_step="apt-get install qemu-system-x86")
+        raise SandboxUnavailableError(f"{PROGRAM} is not installed", next_step="apt-get install qemu-system-x86")
     if why := why_emulated(image / KERNEL):
         if TIME_FACTOR < _EMULATED_FACTOR:
             raise SandboxUnavailableError(
-                f"no KVM works here, so a virtual machine would be emulated, 10 to 20 times slower: {why}",
+                f"KVM does not work here, so a virtual machine would be emulated, 10 to 20 times slower: {why}",
                 next_step="use another driver, or accept it: AGENTENV_TIME_FACTOR=10 (docs/machines.md)",
             )
         log.warning("this machine is emulated, 10 to 20 times slower: %s", why)

@@ -67,7 +67,7 @@ class Running:
         if self._asked_at is not None:
             log.error("the guest did not stop within %g s and was killed", _STOP_S)
         else:
-            log.error("QEMU ended by itself with %d", self._process.wait())
+            log.error("QEMU exited unexpectedly with %d", self._process.wait())
         return events.EXIT_FAILED
 
     def _stop(self) -> bool:

@@ -75,13 +75,13 @@ def parse_request(packet: bytes) -> Request:
     raw = _decoded(packet)
     operation = raw.pop("operation", None)
     if operation not in get_args(Operation):
-        raise ProtocolError(f"the proxy was sent an unknown operation {str(operation)[:100]!r}")
+        raise ProtocolError(f"the proxy received an unknown operation {str(operation)[:100]!r}")
     policy = None
     if operation in ("add", "change"):
         try:
             policy = NetworkPolicy.parse(raw.pop("policy", None))
         except ConfigError as error:
-            raise ProtocolError(f"the proxy was sent a malformed policy: {error}") from error
+            raise ProtocolError(f"the proxy received a malformed policy: {error}") from error
     return Request(operation=operation, policy=policy, **_numbers(raw, ("serial",)))
 
 
@@ -99,9 +99,9 @@ def _decoded(packet: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(packet)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"no JSON: {error}") from error
+        raise ProtocolError(f"not JSON: {error}") from error
     if not isinstance(raw, dict):
-        raise ProtocolError(f"no object: {packet[:200]!r}")
+        raise ProtocolError(f"not an object: {packet[:200]!r}")
     return raw
 
 

@@ -87,10 +87,10 @@ class Proxy:
         ]
         try:
             if flags & _TRUNCATED:
-                raise ProtocolError("the proxy was sent a packet that is too large")
+                raise ProtocolError("the proxy received a packet that is too large")
             request = parse_request(packet)
             if len(listeners) != (request.operation == "add"):
-                raise ProtocolError(f"the proxy was sent {len(listeners)} descriptors with {request.operation}")
+                raise ProtocolError(f"the proxy received {len(listeners)} descriptors with {request.operation}")
         except ProtocolError:
             for listener in listeners:
                 listener.close()

@@ -176,7 +176,7 @@ def _write(setting: Setting) -> None:
     except OSError as error:
         if setting.required:
             raise OSError(error.errno, f"writing {setting.value} to {setting.file}: {error.strerror}") from error
-        log.warning("%s did not take %s: %s", setting.file, setting.value, error.strerror)
+        log.warning("%s does not accept %s: %s", setting.file, setting.value, error.strerror)
     finally:
         os.close(fd)
 
@@ -239,7 +239,7 @@ def remove_tree(base: Path) -> bool:
     try:
         _repeat(lambda: _give_back(base.parent))
     except OSError as error:
-        log.warning("what was delegated to %s is not given back: %s", base.parent, error.strerror)
+        log.warning("controllers delegated to %s cannot be revoked: %s", base.parent, error.strerror)
     return True
 
 

@@ -84,14 +84,14 @@ class Checkpoints:
         """One of an image slot. Raises CheckpointError: there is none (any more)."""
         found = self._find(name)
         if isinstance(found, Packed) or not found.image:
-            raise CheckpointError(f"checkpoint {name} is one of a slot without an image")
+            raise CheckpointError(f"checkpoint {name} was made in a slot without an image")
         return found
 
     def find_plain(self, name: str) -> Checkpoint | Packed:
         """One of a plain slot. Raises CheckpointError: there is none (any more)."""
         found = self._find(name)
         if isinstance(found, Checkpoint) and found.image:
-            raise CheckpointError(f"checkpoint {name} is one of image {found.image}")
+            raise CheckpointError(f"checkpoint {name} was made in a slot of image {found.image}")
         return found
 
     def _find(self, name: str) -> Checkpoint | Packed:

@@ -85,7 +85,7 @@ class DiskLayers:
             return f"{wanted_bytes} bytes cannot be reserved: {free_bytes} are free at {self.place}"
         given = _given_devices()
         if given and not any(map(_is_free, given)):
-            return f"all {len(given)} loop devices that this container has are in use"
+            return f"all {len(given)} loop devices of this container are in use"
         return ""
 
     def _reserve(self, size_bytes: int, inodes: int) -> int:
@@ -135,7 +135,7 @@ def refusal(place: Path, mountinfo: str) -> str:
     try:
         file = _unnamed(place)
     except OSError as error:
-        return f"no file can be made in {place}: {error.strerror}"
+        return f"cannot create a file in {place}: {error.strerror}"
     try:
         os.posix_fallocate(file, 0, 1 << 20)
         os.close(_attach(file)[0])
@@ -143,8 +143,8 @@ def refusal(place: Path, mountinfo: str) -> str:
         if error.errno in _TAKEN:
             return ""  # now; a lease is told so
         return (
-            f"there are no loop devices here ({error.filename}: {error.strerror}): load the module loop, and let the"
-            " container have some (loop_devices of the Nomad job, docker run --device)"
+            f"no loop devices ({error.filename}: {error.strerror}): load the module loop, and give "
+            "the container some (loop_devices of the Nomad job, docker run --device)"
         )
     finally:
         os.close(file)
@@ -157,7 +157,7 @@ def not_on_disk(mountinfo: str, path: str) -> str:
     if kind in _ON_DISK:
         return ""
     named = kind or "no known file system"
-    return f"{path} lies on {named}: name a directory on {' or '.join(_ON_DISK)} (disk_dir of the container)"
+    return f"{path} is on {named}: name a directory on {' or '.join(_ON_DISK)} (disk_dir of the container)"
 
 
 def _file_system(mountinfo: str, path: str) -> str:

@@ -76,16 +76,15 @@ NO_NEW_PRIVILEGES: Final = (
     "container without no-new-privileges (docker/README.md)"
 )
 FEW_IDS: Final = (
-    "the container is in a user namespace with few ids (userns-remap, or an ordinary user's), where nothing is shown "
-    "under other ids"
+    "the container is in a user namespace with few ids (userns-remap, or an ordinary user's), which "
+    "cannot mount files under other ids"
 )
 _LEAN: Final = (
-    f"Users and groups of image slots are 0 to {LEAN_IDS - 1} and {NOBODY}: no others can be changed to, and files "
-    f"that an image gives to others are nobody's ({NOBODY})."
+    f"Image slots have only the users and groups 0 to {LEAN_IDS - 1} and {NOBODY}: a process cannot become "
+    f"another user, and an image's files of other users belong to {NOBODY}."
 )
 _LEAN_DISK: Final = (
-    "no file system on a disk can be mounted in a user namespace: that takes root of the machine (in docker: "
-    "--userns=host)"
+    "only the machine's root may mount a file system of a disk, not root of a user namespace (in docker: --userns=host)"
 )
 NO_STORE: Final = ImageSupport(None)
 """Of a container that has not been given a store; it says so itself."""
@@ -96,9 +95,9 @@ def without_probes(one_id: str, ids: ImageIds | None, version: str, status: str)
     it has one id only, if that is so. ``ids``: those of unpacked layers; None: there are too few
     (id_ranges.ids_of_trees). ``version`` and ``status`` are the texts of /proc/version and /proc/self/status."""
     if _GVISOR in version:
-        return "gVisor's kernel shows no image to slots under their own ids: use runc, or a virtual machine (Kata)"
+        return "gVisor cannot mount images under a slot's own ids: use runc, or a virtual machine (Kata)"
     if one_id:
-        return f"an image's users need ids of their own, and this container has one: {one_id}"
+        return f"the users of an image need several ids, and this container has one: {one_id}"
     if ids is None:
         lean = LeanIds()
         return (
@@ -119,13 +118,11 @@ def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_T
     if found.basics:
         return ImageSupport(None, refused=found.basics)
     order = _ORDER if wanted == "auto" else (wanted,)
-    works = next((one for one in order if not found.formats.get(one, "it was not tried")), None)
+    works = next((one for one in order if not found.formats.get(one, "not tried")), None)
     if works is None:
-        reasons = "; ".join(
-            f"{one} (needs {_NEEDS[one]}): {found.formats.get(one, 'it was not tried')}" for one in order
-        )
+        reasons = "; ".join(f"{one} (needs {_NEEDS[one]}): {found.formats.get(one, 'not tried')}" for one in order)
         named = "" if wanted == "auto" else f"image_format = {wanted}, but "
-        return ImageSupport(None, refused=f"{named}images cannot be shown here: {reasons}")
+        return ImageSupport(None, refused=f"{named}images cannot be mounted here: {reasons}")
     because = "image_format requires it" if wanted != "auto" else found.formats.get("erofs", "")
     weaker = []
     if works != "erofs":
@@ -142,11 +139,11 @@ def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_T
     if isinstance(ids, LeanIds):
         if found.memory:
             return ImageSupport(
-                None, refused=f"what a slot writes could lie nowhere: {_no_memory(found)}; {_LEAN_DISK}"
+                None, refused=f"there is no place for what slots write: {_no_memory(found)}; {_LEAN_DISK}"
             )
         return ImageSupport(works, ("memory",), (*weaker, _LEAN), no_disk=_LEAN_DISK, ids=ids)
     if found.memory:
-        weaker.append(f"What an image slot writes lies on the disk only ({_no_memory(found)}).")
+        weaker.append(f"Image slots write to the disk only ({_no_memory(found)}).")
     return ImageSupport(works, ("disk",) if found.memory else ("memory", "disk"), tuple(weaker))
 
 

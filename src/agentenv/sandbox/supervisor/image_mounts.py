@@ -145,7 +145,7 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
     try:
         manifest_json = json.loads(manifest.read_bytes())
         if why := why_no_config(manifest_json["env"], manifest_json["user"], manifest_json["workdir"]):
-            raise BadImageError(f"the configuration of image {digest} cannot be a slot's: {why}")
+            raise BadImageError(f"the configuration of image {digest} cannot be used by a slot: {why}")
     except BaseException:
         os.close(lock)
         raise

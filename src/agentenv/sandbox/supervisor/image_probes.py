@@ -32,11 +32,11 @@ async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper, 
     try:
         namespace = await make_user_namespace(root_program, ids, reaper)
     except (OSError, SandboxUnavailableError) as error:
-        return Probes(basics=f"a user namespace of {ids.count} ids cannot be made: {_said(error)}")
+        return Probes(basics=f"a user namespace of {ids.count} ids cannot be created: {_said(error)}")
     try:
         answer = await _ask(store, scratch, ids, namespace, reaper)
     except (OSError, ValueError) as error:
-        return Probes(basics=f"what this kernel can could not be tried: {_said(error)}")
+        return Probes(basics=f"probing this kernel failed: {_said(error)}")
     finally:
         os.close(namespace)
     formats: dict[Format, str] = {

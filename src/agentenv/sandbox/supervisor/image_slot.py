@@ -202,7 +202,7 @@ class ImageSlot:
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
         if len(self._layers) >= MAX_LAYERS:
-            return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints lie below this slot already")
+            return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints are below this slot already")
         if not self._on_disk:
             return checkpoints.refusal(self._place)
         assert self._setup.disk is not None

@@ -124,8 +124,8 @@ class ImageTrees:
         owner = tree.lstat().st_uid
         if owner != ids.first or not 0 <= (tree / "root").lstat().st_uid - owner < ids.count:
             raise ImageUnavailableError(
-                f"{tree} was not made by what unpacks images here",
-                next_step="let containers with other maps of ids (userns-remap) have another store",
+                f"{tree} belongs to another user than the unpacker of this store",
+                next_step="use another store for containers with other maps of ids (userns-remap)",
             )
         return tree / "root"
 

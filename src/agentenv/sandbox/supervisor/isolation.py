@@ -270,7 +270,7 @@ def refused_roots(
         # more than he may take himself.
         refused["image"] = f"a slot's {' and '.join(lacking)} cannot be limited here: no cgroup is available"
     elif memory and disk:
-        refused["image"] = f"what a slot writes could lie nowhere: {memory} {disk}"
+        refused["image"] = f"there is no place for what slots write: {memory} {disk}"
     if "cpu" not in have:
         refused["cpu_millis"] = "CPU time cannot be limited here: no cgroup of the cpu controller is writable"
     if not root:

@@ -55,7 +55,7 @@ class LayerExport:
             raise CheckpointError(f"its files cannot be read: {words.strip()}")
         if words:
             raise CheckpointError(
-                f"/{words} cannot be in an image: there a name that begins with .wh. means a deletion",
+                f"/{words} cannot be in an image: its layers delete files by names that begin with .wh.",
                 next_step="remove or rename it, then try again",
             )
 

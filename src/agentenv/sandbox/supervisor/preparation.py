@@ -188,7 +188,7 @@ async def _store_made(store: Path, stop: asyncio.Event) -> None:
     """Wait until the node's keeper has made its store, or the container is to end: on a new node both begin at once,
     and whether images can be shown is tried in the store."""
     if not has_store(store):
-        log.warning("the store of images is empty: waiting for the node's image keeper to make it")
+        log.warning("the image store is empty: waiting for the node's image keeper to create it")
     while not has_store(store) and not stop.is_set():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STORE_LOOK_S):

@@ -191,7 +191,7 @@ class SlotProxy:
                 return counts
             except (OSError, ProtocolError) as error:
                 failure = str(error) or type(error).__name__
-                log.warning("the proxy of slot %d is started again: %s", self._slot, failure)
+                log.warning("restarting the proxy of slot %d: %s", self._slot, failure)
                 await self._kill()
                 await asyncio.sleep(self._backoff.next_s())
         self._start_later()
@@ -254,7 +254,7 @@ class SlotProxy:
         asyncio.get_running_loop().remove_reader(running.pidfd)
         running.ended = True
         if running is self._running:
-            log.warning("the proxy of slot %d ended by itself", self._slot)
+            log.warning("the proxy of slot %d exited unexpectedly", self._slot)
             self._start_later()
 
     def _start_later(self) -> None:

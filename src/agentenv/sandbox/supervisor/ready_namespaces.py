@@ -64,7 +64,7 @@ class ReadyNamespaces:
             while len(self._ready) < READY:
                 self._ready.append(await self._make(nested=False))
         except (OSError, SandboxUnavailableError) as error:  # whoever needs one makes it, and is told
-            log.warning("no namespace could be made in advance: %s", error)
+            log.warning("creating a user namespace in advance failed: %s", error)
 
     async def _make(self, *, nested: bool) -> Namespace:
         claimed = self._ranges.claim()

@@ -178,4 +178,4 @@ def _bind(tree: Tree, bind: Bind, where: str) -> None:
             target.touch(exist_ok=True)
             mounts.bind_read_only(str(source), str(target))
     except OSError as error:
-        raise ConfigError(where, f"cannot show {source} at {bind.target}: {error.strerror}") from error
+        raise ConfigError(where, f"cannot mount {source} at {bind.target}: {error.strerror}") from error

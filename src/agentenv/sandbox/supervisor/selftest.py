@@ -219,7 +219,7 @@ def files_proof(ran: Ran) -> Verdict:
     return Verdict(
         "paths confined below a directory",
         ran.status == _OUTSIDE,
-        detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
+        detail="openat2 is missing" if lacking else f"reading outside of it ended with {ran.status}",
         cure="use Linux 5.6 or newer, and a seccomp profile that allows openat2" if lacking else "",
     )
 

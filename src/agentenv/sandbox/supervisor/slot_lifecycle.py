@@ -254,7 +254,7 @@ class SlotLifecycle:
             return
         log.error("slot %d: its task failed", self.number, exc_info=error)
         if self.phase in (SlotPhase.starting, SlotPhase.resetting, SlotPhase.sealing):
-            self._quarantine(f"the supervisor failed at it: {error!r}")
+            self._quarantine(f"internal error in the supervisor: {error!r}")
 
     _sealing = False
     _next: SlotKind | None = None
@@ -279,7 +279,7 @@ class SlotLifecycle:
             self._give_up_seal(error)
             return
         except OSError as error:
-            self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
+            self._quarantine(f"its cleanup could not be verified: {error or type(error).__name__}")
             return
         if isinstance(self._next, ImageSlot) and not await self._gathered(self._next):
             return
@@ -328,7 +328,7 @@ class SlotLifecycle:
         self.process, self._network = waited.process, waited.network
         if self.process.untouched and (self._network is None or not self._network.exited.done()):
             return True
-        log.warning("slot %d: it was used while it waited for the end of its image; recreating it", self.number)
+        log.warning("slot %d: used while its image slot was ending; recreating it", self.number)
         await self._end()
         await self._discard()
         return False
@@ -357,7 +357,7 @@ class SlotLifecycle:
             else:
                 self._quarantine(f"could not be started: {error}")
         except OSError as error:
-            self._quarantine(f"a start that failed could not be undone: {error or type(error).__name__}")
+            self._quarantine(f"a failed start could not be undone: {error or type(error).__name__}")
         else:
             self._arrive(kept=keep, anew=not waited)
 
@@ -366,7 +366,7 @@ class SlotLifecycle:
         filled = self._limits is not None and self._limits.killed_by_own_limit()
         loss = Loss.filled if filled else Loss.not_renewed
         self._reset_after, self._checkpoint = False, ""
-        self._services.reports.lost(self, loss, f"it could not be sealed: {error.message}")
+        self._services.reports.lost(self, loss, f"sealing it failed: {error.message}")
         self._turn(SlotPhase.resetting)
 
     async def _start(self, *, fresh: bool, patience_s: float) -> None:
@@ -451,7 +451,7 @@ class SlotLifecycle:
         status = ended.result()
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         loss = loss_of_end(code, killed_for_memory_above=self._killed_above())
-        self._lose(loss, f"the slot's agent ended by itself: {end_of(status)}")
+        self._lose(loss, f"the slot's agent exited unexpectedly: {end_of(status)}")
 
     def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
         """Without its network the slot would continue and fail for a reason that nobody is told."""
@@ -462,7 +462,7 @@ class SlotLifecycle:
         if self.phase is not SlotPhase.ready or process is not self.process:
             return
         loss = loss_of_network(status, killed_for_memory_above=self._killed_above())
-        self._lose(loss, f"the slot's network ended by itself: {end_of(status)}")
+        self._lose(loss, f"the slot's network exited unexpectedly: {end_of(status)}")
 
     def _killed_above(self) -> bool:
         return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE

@@ -92,7 +92,7 @@ class SlotNetwork:
     async def _apply(self, policy: NetworkPolicy) -> None:
         if policy.kind != "none" and not self._services.spec.allow_network:
             raise SandboxUnavailableError(
-                f"the lease requests network {policy.kind}, but the container gives its slots none",
+                f"the lease requests network {policy.kind}, but this container's slots have no network",
                 next_step="set allow_network = true, or lease with network none",
             )
         tool = ""

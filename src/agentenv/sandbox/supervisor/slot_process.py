@@ -101,7 +101,7 @@ class SlotSetup:
             return ()
         found = self.checkpoints.find(root.checkpoint)
         if found.image != root.image:
-            raise CheckpointError(f"checkpoint {root.checkpoint} is one of image {found.image}")
+            raise CheckpointError(f"checkpoint {root.checkpoint} was made in a slot of image {found.image}")
         return found.layers
 
     def has(self, controller: str) -> bool:
@@ -295,7 +295,7 @@ async def _hello(running: SlotProcess, info_read: socket.socket) -> None:
     if message is None:
         raise ProtocolError("the slot ended before its agent sent HELLO")
     if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
-        raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
+        raise ProtocolError(f"the agent's first message was {message.kind.name} {message.arg}")
     # Written before the agent was let run, so it is complete.
     report, descriptors, _, _ = socket.recv_fds(info_read, 4096, 1, socket.MSG_CMSG_CLOEXEC)
     running.network_fd = descriptors[0] if descriptors else -1

@@ -217,7 +217,7 @@ class Supervisor:
         setup, identity = self._setup, self._launch.identity
         assert setup.checkpoints is not None
         if not self._launch.owner.root:
-            return "forks need a container that root has started"
+            return "forks need a container started by root"
         place, uids = self._private / "layers-probe", (identity.slot_uid(0), identity.slot_uid(1))
         copied = await workspace_layers.refusal(place, setup.root_launcher, self._reaper, uids)
         setup.checkpoints.layered = not copied
@@ -473,7 +473,7 @@ def _reap_all() -> bool:
 def _too_few_descriptors(hard: int, slots: int) -> ConfigError:
     return ConfigError(
         "slots",
-        f"{slots} slots need a limit of {needed(slots)} open files at least, and here it is {hard}",
+        f"{slots} slots need a limit of at least {needed(slots)} open files; the limit here is {hard}",
         next_step="raise the hard limit (ulimit -Hn), or start fewer slots per container",
     )
 

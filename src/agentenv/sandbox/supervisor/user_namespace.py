@@ -110,7 +110,7 @@ async def make_user_namespace(
             async with asyncio.timeout(_DEADLINE_S):
                 status = await asyncio.shield(exited)
             if status != 0:
-                raise SandboxUnavailableError(f"a user namespace could not be made: {end_of(status)}")
+                raise SandboxUnavailableError(f"a user namespace could not be created: {end_of(status)}")
         except BaseException:
             os.close(namespace)
             raise
@@ -137,7 +137,7 @@ async def _hand_over(ours: socket.socket, pid: int, maps: str) -> int:
     await readable(ours.fileno(), _DEADLINE_S)
     _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
-        raise SandboxUnavailableError("a user namespace could not be made: nothing was handed over")
+        raise SandboxUnavailableError("a user namespace could not be created: no descriptor was received")
     (namespace,) = descriptors
     try:
         fcntl.fcntl(namespace, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

@@ -164,5 +164,5 @@ def _unlike(target: Path, uid: int) -> str:
         seen = (target / "one").stat()
         same = (target / "other").samefile(target / "one") and (target / "other").read_text() == "ab"
     if (seen.st_uid, target.stat().st_uid) != (uid, uid):
-        return "files are not shown as the slot's own"
-    return "" if same else "names of one file do not stay one file when it is changed"
+        return "the overlay does not show files under the slot's uid"
+    return "" if same else "changing a file breaks its hard links"

@@ -48,7 +48,7 @@ class HarborConfig(AgentEnvConfig):
     storage: Literal["auto", "memory", "disk"] = Field(
         default="auto",
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
-        "if the task asks for more than that half",
+        "if the task requests more than that half",
     )
     max_cpus: float | None = Field(default=None, gt=0, description="Limit of the cores a task gets")
     max_memory_mib: int | None = Field(default=None, ge=1, description="Limit of the memory a task gets")

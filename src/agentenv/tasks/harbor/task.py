@@ -115,7 +115,7 @@ class HarborTask(Machine):
 def named(directory: Path) -> str:
     """A task's name: that of its directory. Raises ConfigError when it cannot be one."""
     if not _NAME.fullmatch(directory.name):
-        raise ConfigError("tasks", f"{directory.name!r} cannot be a task's name", next_step="letters, digits, _ . + -")
+        raise ConfigError("tasks", f"{directory.name!r} is not a valid task name", next_step="letters, digits, _ . + -")
     return directory.name
 
 

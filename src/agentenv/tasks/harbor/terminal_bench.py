@@ -134,7 +134,7 @@ def _loaded(directory: Path, name: str) -> Any:
     text = text_of(directory, name)
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise wrong(directory, name, "has aliases (*NAME), which are not read", "write what they stand for")
+            raise wrong(directory, name, "has aliases (*NAME), which are not read", "write out their values")
         return yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise wrong(directory, name, f"is not valid: {' '.join(str(error).split())}") from error
@@ -231,9 +231,7 @@ class _Service:
             parts = parts[2:]
         if parts and not _IDLE.fullmatch(" ".join(parts).strip()):
             problem = f"{' '.join(parts)[:100]!r} would not be started: an image's programs are not"
-            raise self._error(
-                "command", problem, "start it in the Dockerfile's stead from the instruction or the tests"
-            )
+            raise self._error("command", problem, "start it from the instruction or the tests instead")
 
     def _check_volumes(self) -> None:
         for volume in self._raw.get("volumes") or ():

@@ -189,8 +189,8 @@ def check_names(record: SweRecord) -> None:
         if never is not None:
             raise ConfigError(
                 field,
-                f"record {record.instance_id}: no test that is read as {log} is called {shown(never)}",
-                next_step="set test_command and test_log to what runs and names its tests, or leave it out "
+                f"record {record.instance_id}: output of {log} never names a test {shown(never)}",
+                next_step="set test_command and test_log to those of its tests, or leave it out "
                 "(only_repos, only_instances)",
             )
 

@@ -117,7 +117,7 @@ def _swe_rebench(row: Row) -> dict[str, Any]:
     config = json.loads(config) if isinstance(config, str) else config
     parser = config.get("log_parser")
     if parser and parser not in PARSERS:
-        raise ValueError(f"its tests print what {parser} reads, and only what {', '.join(PARSERS)} read can be")
+        raise ValueError(f"the output of its tests needs the parser {parser}; supported: {', '.join(PARSERS)}")
     command = config["test_cmd"]
     lines = f"{command} {{files}}" if isinstance(command, str) else "\n".join(command)
     return {"image": _image(row), "test_command": f"{IN_TESTBED}\n{lines}", "test_log": PARSERS.get(parser)}

@@ -171,7 +171,9 @@ async def _records(makers: Sequence[Maker], most: int) -> list[dict[str, Any]]:
                 except TaskError as error:
                     print(f"    {draft.instance_id}: left out: {error}", flush=True)
                     continue
-                print(f"ok  {draft.instance_id}: {len(made[-1]['FAIL_TO_PASS'])} tests tell it apart", flush=True)
+                print(
+                    f"ok  {draft.instance_id}: {len(made[-1]['FAIL_TO_PASS'])} tests fail without the patch", flush=True
+                )
                 if (count := count + 1) == most:
                     break
     return made

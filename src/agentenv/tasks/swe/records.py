@@ -125,7 +125,7 @@ def read_records(
             continue
         record = read_record(row, number, patch_is)
         if record.instance_id in records:
-            raise _wrong(row, number, "instance_id", "is there twice")
+            raise _wrong(row, number, "instance_id", "appears twice")
         records[record.instance_id] = record
         if wanted.limit is not None and len(records) == wanted.limit:
             break
@@ -191,10 +191,10 @@ class _Row:
             raise self.wrong(field, f"got {shown(value)}", "allowed: text")
         return str(value)
 
-    def matching(self, field: str, form: re.Pattern[str], said: str) -> str:
+    def matching(self, field: str, form: re.Pattern[str], allowed: str) -> str:
         value = self.text(field)
         if not form.fullmatch(value):
-            raise self.wrong(field, f"got {shown(value)}", f"allowed: {said}")
+            raise self.wrong(field, f"got {shown(value)}", f"allowed: {allowed}")
         return value
 
     def base_commit(self) -> str:

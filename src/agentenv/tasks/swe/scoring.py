@@ -175,10 +175,10 @@ async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
     command = f"chmod -R u+rwX . 2>/dev/null; exec {SLOT_PYTHON} -I -S -B {place}/scan.py {place}/known.json"
     done = await exec_tool.terminal(command, SCAN_TIMEOUT_S)
     if done.exit_code or done.timed_out:
-        raise VoidVerdictError(f"the workspace cannot be looked through: {done.stderr.strip()[-300:]}")
+        raise VoidVerdictError(f"the workspace cannot be scanned: {done.stderr.strip()[-300:]}")
     found = json.loads(done.stdout)
     if found["more"]:
-        raise VoidVerdictError(f"more than {scan.MAX_CHANGED} files of the workspace are different")
+        raise VoidVerdictError(f"more than {scan.MAX_CHANGED} files of the workspace have changed")
     return Changes(await _contents(exec_tool, found["changed"], checkout), found["removed"], found["odd"])
 
 

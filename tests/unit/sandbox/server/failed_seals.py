@@ -75,7 +75,7 @@ async def with_a_full_slot() -> None:
         return None
 
     async def start(*_: object) -> None:
-        raise SandboxUnavailableError("the agent's first word was nothing")
+        raise SandboxUnavailableError("the agent's first message was nothing")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PlainSlot, "reopen", lambda *_: None)

@@ -204,7 +204,7 @@ class Supervisor:
         elif work == "freeze" and not well:
             self.slot.not_frozen(self.epoch, "no room", ended=False)
         elif work == "seal" and not well:
-            self.slot.lost(Loss.not_renewed, "it could not be sealed")
+            self.slot.lost(Loss.not_renewed, "sealing it failed")
             self._turn()
         elif work:
             kept = work in ("seal", "freeze")

@@ -89,7 +89,7 @@ async def test_each_change_of_a_slot_is_a_line_in_order() -> None:
         container.slot(1).lost(Loss.ended, "its agent ended")
         await until(lambda: len(response.changes()) == 2)
         _lease(container, 2)
-        container.slot(0).failed(3, "it could not be verified")
+        container.slot(0).failed(3, "its cleanup could not be verified")
         await until(lambda: len(response.changes()) == 4)
         assert response.changes() == [(1, "leased", 0), (1, "resetting", 0), (2, "leased", 0), (0, "quarantined", 3)]
         following.cancel()

@@ -25,8 +25,8 @@ MOUNTS = """\
     [
         ("/var/x", ""),
         ("/run/data/x", ""),
-        ("/run/database", "/run/database lies on tmpfs"),
-        ("/home/x", "/home/x lies on overlay"),
+        ("/run/database", "/run/database is on tmpfs"),
+        ("/home/x", "/home/x is on overlay"),
     ],
 )
 def test_layers_are_kept_on_a_disk_that_reserves_space(place: str, said: str) -> None:
@@ -38,10 +38,10 @@ def test_layers_are_kept_on_a_disk_that_reserves_space(place: str, said: str) ->
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_disk = f"20 1 254:0 / {tmp_path} rw - ext4 /dev/vda rw\n"
-    assert "no file can be made in" in refusal(tmp_path / "not there", on_disk)
+    assert "cannot create a file in" in refusal(tmp_path / "not there", on_disk)
     with monkeypatch.context() as patch:
         patch.setattr(disk_layers, "_DEVICES", tmp_path)
-        assert "there are no loop devices here" in refusal(tmp_path, on_disk)
+        assert "no loop devices (" in refusal(tmp_path, on_disk)
     monkeypatch.setattr(disk_layers, "_PROGRAM", "mkfs.none")
     assert refusal(tmp_path, on_disk).startswith("mkfs.none is not installed")
 
@@ -72,7 +72,7 @@ def test_a_container_that_can_ask_for_no_device_has_those_that_it_was_given(
     for name in ("loop100", "loop64", "loop9", "lp0"):
         (tmp_path / name).touch()
     assert [path.name for path in disk_layers._given_devices()] == ["loop9", "loop64", "loop100"]
-    assert layers.lacking(1024, 10) == "all 3 loop devices that this container has are in use", "none is one"
+    assert layers.lacking(1024, 10) == "all 3 loop devices of this container are in use", "none is one"
     (tmp_path / "loop-control").touch()
     assert disk_layers._given_devices() == []
     assert layers.lacking(1024, 10) == ""

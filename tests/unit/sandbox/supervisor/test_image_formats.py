@@ -31,13 +31,13 @@ def probes(erofs: str = "", tree: str = "", shifted: str = "", memory: str = "")
         ("6.12 and newer", probes(), "erofs", ("memory", "disk"), []),
         ("6.6 to 6.11", probes(NO_EROFS), "tree", ("memory", "disk"), ["unpacked"]),
         ("no store on a disk", probes("create erofs: Invalid argument"), "tree", ("memory", "disk"), ["unpacked"]),
-        ("5.19 to 6.5", probes(NO_EROFS, memory=NO_ATTRIBUTES), "tree", ("disk",), ["unpacked", "on the disk only"]),
+        ("5.19 to 6.5", probes(NO_EROFS, memory=NO_ATTRIBUTES), "tree", ("disk",), ["unpacked", "to the disk only"]),
         (
             "5.11 to 5.18",
             probes(NO_EROFS, NO_MAPPED, memory=NO_ATTRIBUTES),
             "shifted",
             ("disk",),
-            ["unpacked", "same user ids", "on the disk only"],
+            ["unpacked", "same user ids", "to the disk only"],
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_host_that_cannot_says_why(host: str, found: Probes, said: str) -> Non
             "",
             ALL_IDS,
             "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n",
-            "gVisor's kernel",
+            "gVisor cannot mount images",
         ),
     ],
 )
@@ -101,13 +101,13 @@ def test_a_format_that_is_named_is_taken_or_refused(wanted: ImageFormat) -> None
 
 def test_a_layer_in_memory_is_refused_where_only_the_disk_has_room_for_attributes() -> None:
     support = decide(probes(NO_EROFS, memory=NO_ATTRIBUTES))
-    assert "on the disk only" in support.no_memory
+    assert "to the disk only" in support.no_memory
     assert decide(probes()).no_memory == ""
     refused = {"writable=memory": support.no_memory}
     image = f"sha256:{'0' * 64}"
     error = unfit(RootSpec(image), SlotLimits(), refused)
     assert error is not None
-    assert "on the disk only" in error.message
+    assert "to the disk only" in error.message
     assert unfit(RootSpec(image, writable="disk"), SlotLimits(), refused) is None
 
 
@@ -132,7 +132,7 @@ def test_a_container_with_few_ids_that_can_write_nowhere_is_refused() -> None:
     support = decide(probes(FEW_IDS, FEW_IDS, memory=NO_ATTRIBUTES), ids=LeanIds())
     assert support.format is None
     assert NO_ATTRIBUTES in support.refused
-    assert "on a disk" in support.refused
+    assert "of a disk" in support.refused
 
 
 @pytest.mark.parametrize("wanted", ["erofs", "tree"])

@@ -348,7 +348,7 @@ def test_what_of_a_root_a_container_refuses() -> None:
     assert isolation.refused_roots(with_store, every, "", "", "no disk") == {"writable=disk": "no disk"}
     assert "--writable disk" in isolation.refused_roots(with_store, every, "", "Disk only.", "")["writable=memory"]
     neither = isolation.refused_roots(with_store, every, "", "Disk only.", "No disk.")
-    assert neither["image"] == "what a slot writes could lie nowhere: Disk only. No disk."
+    assert neither["image"] == "there is no place for what slots write: Disk only. No disk."
     assert "plain slots only" in isolation.refused_roots(plain, every, "", "", "")["image"]
     assert isolation.refused_roots(with_store, every, "an old kernel", "", "") == {"image": "an old kernel"}
     refused = isolation.refused_roots(with_store, (), "", "", "")

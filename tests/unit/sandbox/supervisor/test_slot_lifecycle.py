@@ -92,7 +92,7 @@ def test_a_shortage_is_told_from_a_failure() -> None:
     broken: list[Exception] = [
         OSError(errno.EPERM, os.strerror(errno.EPERM)),
         said("bwrap: Unknown option --disable-userns"),
-        said("the agent's first word was PONG 0"),
+        said("the agent's first message was PONG 0"),
     ]
     assert [is_shortage(error) for error in short] == [True] * len(short)
     assert [is_shortage(error) for error in broken] == [False] * len(broken)
@@ -144,7 +144,7 @@ async def test_a_start_that_fails_for_good_quarantines(monkeypatch: pytest.Monke
 async def test_a_mistake_of_ours_quarantines_instead_of_going_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     reports = Reports()
     assert await _started(_life(reports), monkeypatch, [ValueError("a mistake")]) == 1
-    assert reports.heard == ["failed: the supervisor failed at it: ValueError('a mistake')"]
+    assert reports.heard == ["failed: internal error in the supervisor: ValueError('a mistake')"]
 
 
 async def test_a_network_that_is_late_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

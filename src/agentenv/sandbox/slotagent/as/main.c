@@ -34,16 +34,16 @@ static void find_account(const char *wanted, struct account *account) {
     const char *colon = strchr(wanted, ':'), *group = colon ? colon + 1 : NULL;
     size_t bytes = colon ? (size_t)(colon - wanted) : strlen(wanted);
     if (bytes > MAX_NAME || (group && !*group))
-        leave(FAILED, "no user can be called", wanted);
+        leave(FAILED, "not a valid user name", wanted);
     memcpy(user, wanted, bytes);
     user[bytes] = '\0';
     if (!find_user(read_table("/etc/passwd"), *user ? user : "0", account))
-        leave(NO_USER, "there is no such user here", user);
+        leave(NO_USER, "no such user", user);
     struct table groups = read_table("/etc/group");
     if (!group)
         find_memberships(groups, account);
     else if (!find_group(groups, group, account))
-        leave(NO_GROUP, "there is no such group here", group);
+        leave(NO_GROUP, "no such group", group);
 }
 
 static void hand_over_streams(const struct account *account) {
@@ -55,7 +55,7 @@ static void hand_over_streams(const struct account *account) {
         bool file_in_memory = S_ISREG(about.st_mode) && about.st_nlink == 0;
         if (file_in_memory || S_ISFIFO(about.st_mode) || S_ISSOCK(about.st_mode) || isatty(fd))
             if (fchown(fd, account->uid, (gid_t)-1) < 0 && errno != EPERM && errno != EINVAL)
-                leave(FAILED, "a stream cannot be handed over", strerror(errno));
+                leave(FAILED, "cannot change the owner of a stream", strerror(errno));
     }
 }
 
@@ -64,8 +64,8 @@ static void become_user(const struct account *account) {
     gid_t gid = account->gid;
     if (setgroups(account->group_count, account->groups) < 0 || setresgid(gid, gid, gid) < 0 ||
         setresuid(uid, uid, uid) < 0)
-        leave(FAILED, "this user cannot be had here",
-              errno == EINVAL ? "the slot does not have all of its ids (docs/images.md)" : strerror(errno));
+        leave(FAILED, "cannot become this user",
+              errno == EINVAL ? "the slot does not map all of its ids (docs/images.md)" : strerror(errno));
 }
 
 static void set_environment(const struct account *account) {
@@ -73,7 +73,7 @@ static void set_environment(const struct account *account) {
     if (account->name)
         failed |= setenv("USER", account->name, 0) | setenv("LOGNAME", account->name, 0);
     if (failed)
-        leave(FAILED, "the environment cannot be set", strerror(errno));
+        leave(FAILED, "cannot set the environment", strerror(errno));
 }
 
 int main(int argc, char **argv) {
