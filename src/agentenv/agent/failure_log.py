@@ -74,7 +74,7 @@ class FailureLog:
             logger.log(level, "again ×%d: %s", count - 1, kind)
 
     def close(self) -> None:
-        """Log how often each failure was repeated, if that was not the last thing said of it. Repeatable."""
+        """Log how often each failure was repeated since its last line. Repeatable."""
         seen, self._seen = self._seen, {}
         for kind, count in seen.items():
             if not is_shown(count):

@@ -35,7 +35,7 @@ async def run_group(
 
 
 async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the running tasks and wait until all have ended, however often the caller is cancelled meanwhile (the
+    """Cancel the running tasks and wait until all have ended, however often the caller is cancelled (the
     cancellation propagates afterwards)."""
     pending = {task for task in tasks if not task.done()}
     for task in pending:

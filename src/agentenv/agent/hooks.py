@@ -50,7 +50,7 @@ class Hooks(Protocol):
         agent_result: AgentResult,
         workspace_meta: dict[str, Any],
     ) -> tuple[float, dict[str, Any]] | Awaitable[tuple[float, dict[str, Any]]]:
-        """The score, and what the verifier wants recorded."""
+        """The score, and the verifier's own records."""
 
     def score_destroyed_slot(
         self, item: Any, agent_result: AgentResult, *, trajectory_id: str, workspace_meta: dict[str, Any]
@@ -109,7 +109,7 @@ def declared(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
 
 
 def genuinely_cancelled() -> bool:
-    """Whether the current task was really asked to stop (a stray CancelledError is not such a request)."""
+    """Whether the current task was really cancelled (a stray CancelledError is not a request to stop)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -203,7 +203,7 @@ def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
 
 
 def _as_float(score: Any) -> float:
-    """A number of another library's type. Raises: TaskError when it is not a number (an array of several, say)."""
+    """A number of another library's type. Raises: TaskError when it is not a number (such as an array of several)."""
     try:
         return float(score)
     except Exception as error:

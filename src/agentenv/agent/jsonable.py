@@ -54,7 +54,7 @@ def jsonable(value: Any, levels: int = DEEPEST_RECORDED) -> Any:
         entries: dict[str, Any] = {}
         for key, entry in value.items():
             name = clean_text(str(key))
-            while name in entries:  # 1 beside "1"
+            while name in entries:  # 1 and "1"
                 name = f"{name} ({type(key).__name__})"
             entries[name] = jsonable(entry, levels - 1)
         return entries

@@ -24,7 +24,7 @@ def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
     """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept, plus one line with the number of bytes
     dropped.
 
-    ``dropped_bytes`` are missing from ``text`` already, where its :func:`agentenv.sessions.head_tail.seam` stands:
+    ``dropped_bytes`` are missing from ``text`` already, at its :func:`agentenv.sessions.head_tail.seam`:
     one line then counts both.
     """
     before, mark, after = text.partition(seam(dropped_bytes)) if dropped_bytes else (text, "", "")
@@ -72,7 +72,7 @@ def _command(
     nothing: str = "(no output)",
     terminal: bool = False,
 ) -> str:
-    """``nothing`` stands for empty output; ``terminal``: rendered as it looks on a terminal."""
+    """``nothing`` is shown for empty output; ``terminal``: rendered as it looks on a terminal."""
     parts = [_ending(result) if first is None else first]
     for name, text, dropped in (
         ("stdout", result.stdout, result.stdout_dropped_bytes),
@@ -199,7 +199,7 @@ RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]]
 
 SESSION_TOOL_NAMES: Final = tuple(one.name for one in SESSION_TOOLS)
 LONGEST_COMMAND = 80
-"""Longest command shown in a state line, in characters: enough to tell commands apart."""
+"""Longest command shown in a state line, in characters: enough to distinguish commands."""
 
 
 def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:

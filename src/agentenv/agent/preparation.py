@@ -1,6 +1,6 @@
 """Prepares once for all rollouts with the same key: one prepares, the others wait for it and begin as forks.
 
-Who waits holds no slot and no turn. If a preparation fails for reasons of ours, the next of those who wait prepares.
+A waiting rollout holds no slot and no turn. If a preparation fails through infrastructure, the next waiter prepares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FULL: Final = "checkpoint_bytes"
 
 End = Literal["kept", "not_kept", "given_up"] | TaskError
 """How a preparation ended: ``not_kept``: it went well, but its files cannot be kept; ``given_up``: it failed for
-reasons of ours, or was cancelled; a TaskError: the environment's own."""
+infrastructure, or was cancelled; a TaskError: the environment's own."""
 
 
 class Preparations:
@@ -122,7 +122,7 @@ class Preparations:
         return True
 
     async def _checkpoint(self, session: Session) -> Checkpoint:
-        """Where there is no room, states on which no rollout stands are given up."""
+        """Where there is no room, states that no rollout uses are dropped."""
         while True:
             try:
                 return await session.checkpoint()

@@ -1,4 +1,4 @@
-"""Prepared slots that others begin from: which there are for each key, and which is given up first. Pure."""
+"""Prepared slots that others begin from: which there are for each key, and which is dropped first. Pure."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class PreparedStates:
         self._states.pop(state, None)
 
     def oldest_unused(self, container: str) -> PreparedState | None:
-        """The state of a container that was chosen least recently, of those on which no rollout stands: another's
+        """The state of a container that was chosen least recently, of those that no rollout uses: another's
         memory would not be freed. None if there is none."""
         return next((one for one in self._in(container) if not self._users[one]), None)
 
     def begun(self, state: PreparedState) -> None:
-        """One more rollout stands on its files, or is about to."""
+        """One more rollout uses its files, or is about to."""
         self._users[state] += 1
 
     def ended(self, state: PreparedState) -> None:
-        """One rollout less stands on its files."""
+        """One rollout less uses its files."""
         self._users[state] -= 1
         if not self._users[state]:
             del self._users[state]

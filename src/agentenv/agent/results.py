@@ -54,10 +54,10 @@ class DistinctErrors:
 
 @dataclass
 class Missing:
-    """What a command was asked for and did not deliver."""
+    """What a command should have delivered and did not."""
 
     unscored: int = 0
-    """Items that were given up without a score."""
+    """Items that were dropped without a score."""
     named: list[str] = field(default_factory=list)
     """The first of them."""
     faults: Counter[str] = field(default_factory=Counter)

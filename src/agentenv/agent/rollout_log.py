@@ -27,7 +27,7 @@ def append_record(path: Path, record: GroupRecord) -> None:
 
 def append_line(path: Path, document: Any) -> None:
     """Append a JSON document as one line. Safe with other writers of the same file; a partly written line is removed
-    again, also that of a writer who was killed. A last line that lacks nothing but its line feed gets one. Raises:
+    again, also that of a writer who was killed. A last line that misses only its line feed gets one. Raises:
     OSError (disk full, no permission), TypeError, ValueError, RecursionError (the document is not JSON, or the file
     does not end with JSON); the file is then unchanged."""
     line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
@@ -45,8 +45,8 @@ def append_line(path: Path, document: Any) -> None:
 
 
 def _missing_end(path: Path, file: int) -> bytes:
-    """What the last line lacks: its line feed, or nothing. Whoever was writing it is dead, since the file is locked, so
-    half a line is cut. Raises: ValueError when it is no part of a JSON document."""
+    """What the last line misses: its line feed, or nothing. Its writer is dead, since the file is locked, so
+    half a line is cut. Raises: ValueError when it is not part of a JSON document."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         return b""
     with path.open("rb") as written:

@@ -52,7 +52,7 @@ class AgentSettings:
 
     ``max_steps``: maximum number of model turns; ``max_calls_per_turn``: tool calls executed per turn; ``max_s``:
     seconds after which no call and no turn but the first begins (None: no limit); ``max_idle_s``: seconds without a
-    tool call after which the slot is given up and the rollout has no score (None: no limit); ``tool_delay_s``: pause
+    tool call after which the slot is released and the rollout has no score (None: no limit); ``tool_delay_s``: pause
     between two tool calls; ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps
     each of stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted). ``temperature``,
     ``max_tokens`` and ``extra_body`` are sent to the model's server when set. ``system_prompt`` None: one that

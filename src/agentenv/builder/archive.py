@@ -24,7 +24,7 @@ Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 """A member and, for a file, its content."""
 
 UNREADABLE: Final = (tarfile.TarError, BrokenTarError, EOFError, OSError, zlib.error, lzma.LZMAError)
-"""What reading a file that is no archive, or half of one, raises."""
+"""What reading a file raises that is not an archive, or half of one."""
 _XATTR: Final = "SCHILY.xattr."
 _WHITEOUT: Final = ".wh."
 _KINDS: Final = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
@@ -47,7 +47,7 @@ class Placed:
 def placed(sources: Sequence[tuple[str, bool]], destination: str, is_directory: bool) -> list[Placed]:
     """Where each source goes: pairs of its name and whether it is a directory (or an archive to unpack).
 
-    ``is_directory`` tells that ``destination`` is one now; a slash at its end makes it one. Raises ValueError if
+    ``is_directory``: ``destination`` is one now; a slash at its end makes it one. Raises ValueError if
     several files would become one. Follows fsutil's ``Copy`` and ``prepareTargetDir``, one source after the other.
     """
     at = destination.rstrip("/") or "/"
@@ -100,7 +100,7 @@ def write(out: IO[bytes], parts: Iterable[Part], admit: Callable[[int], None] = 
 
 def members(archive: tarfile.TarFile, packed_bytes: int | None = None) -> Iterator[Entry]:
     """The entries of an archive from elsewhere, checked: none leaves the directory it is unpacked into, none is a
-    device, and all together are no bomb (:func:`swells`) of ``packed_bytes``. Raises ArchiveError."""
+    device, and all together are not a bomb (:func:`swells`) of ``packed_bytes``. Raises ArchiveError."""
     total_bytes = 0
     for member in archive:
         total_bytes += member.size

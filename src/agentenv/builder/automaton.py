@@ -31,7 +31,7 @@ class Token:
 
     @property
     def literal(self) -> str:
-        """Its character, if it stands for just one; empty: it does not."""
+        """Its character, if it means just one; empty: it does not."""
         if self.negated or self.repeats or len(self.ranges) != 1 or self.ranges[0][0] != self.ranges[0][1]:
             return ""
         return self.ranges[0][0]
@@ -43,7 +43,7 @@ class Token:
 
 @dataclass(eq=False)
 class _States:
-    """A set of states: bit ``n`` stands before place ``n``. ``accepts``: those of them that end a pattern."""
+    """A set of states: bit ``n`` is before place ``n``. ``accepts``: those of them that end a pattern."""
 
     bits: int
     accepts: int

@@ -33,7 +33,7 @@ StepState = Literal["started", "done", "cached", "failed"]
 @dataclass(frozen=True)
 class StepEvent:
     """A step has started, ended, or need not run. ``number`` counts from 1 to ``total``, the plan's steps; steps of
-    a stage that nobody needs, since what was copied from it is cached, have no event."""
+    a stage that is not needed, since what was copied from it is cached, have no event."""
 
     number: int
     total: int
@@ -75,7 +75,7 @@ class LayerCache:
             return None
 
     def keep(self, key: str, made: str) -> None:
-        """Keep what was made; whoever reads meanwhile sees the old or the new, and after a crash too."""
+        """Keep what was made; a reader sees the old or the new, also after a crash."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self._directory, prefix=".new-", delete=False) as file:
             file.write(made)
@@ -271,7 +271,7 @@ class _Build:
         return await self._end(origin) if isinstance(origin, int) else Start(image=self.images[origin].digest)
 
     async def _content(self, number: int, index: int, step: Step) -> str:
-        """The digest of what a step copies; what comes from a stage is what the stage's last key stands for."""
+        """The digest of what a step copies; files from a stage are represented by the stage's last key."""
         if not isinstance(step, CopyStep):
             return ""
         if isinstance(step.origin, int):

@@ -72,7 +72,7 @@ class BuildContext:
     """A directory as a build context; a context manager that holds it open.
 
     ``dockerfile`` is the Dockerfile's path relative to it: the rules of ``DOCKERFILE.dockerignore``, or else
-    ``.dockerignore``, say what is not part of it. Opening it raises DockerfileError.
+    ``.dockerignore``, list what is not part of it. Opening it raises DockerfileError.
     """
 
     def __init__(self, directory: Path, dockerfile: str = "Dockerfile") -> None:
@@ -178,7 +178,7 @@ class BuildContext:
         return [source for match in matches if (source := self._source(match, written, step, sure)) is not None]
 
     def _names(self, directory: str) -> Entries:
-        """What a wildcard chooses from; nothing, if it stands below a file."""
+        """What a wildcard chooses from; nothing, if it is below a file."""
         if not stat.S_ISDIR(self._tree.status(directory).st_mode):
             return ()
         return [(name, stat.S_ISDIR(status.st_mode)) for name, status, _ in self._tree.entries(directory)]

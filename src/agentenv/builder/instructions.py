@@ -12,7 +12,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction stands: a file as its user named it, the line where it starts (0: the file itself is meant),
+    """Where an instruction is: a file as its user named it, the line where it starts (0: the file itself is meant),
     its keyword, its text."""
 
     file: str
@@ -57,7 +57,7 @@ class Unsupported(Instruction):
 
 @dataclass(frozen=True)
 class Noted(Instruction):
-    """Has no effect on what is built here, which ``note`` tells the user."""
+    """Has no effect on what is built here; ``note`` is the warning for the user."""
 
     note: str
 

@@ -128,7 +128,7 @@ class Machine(Protocol):
         ...
 
     async def checkpoint(self) -> str:
-        """Freeze the files as they are; ``Start(checkpoint=…)`` goes on from there, as does this machine. A build
+        """Freeze the files as they are; ``Start(checkpoint=…)`` continues from there, as does this machine. A build
         makes one for each of its steps, on top of the one before."""
         ...
 

@@ -25,7 +25,7 @@ def kept(mode: int, _is_directory: bool) -> int:
 
 
 def mode_of(text: str) -> Mode:
-    """What ``--chmod`` says: octal up to 7777, or symbols as chmod(1) takes them with a umask of 0. Raises
+    """The value of ``--chmod``: octal up to 7777, or symbols as chmod(1) takes them with a umask of 0. Raises
     ValueError."""
     if not text:
         return kept

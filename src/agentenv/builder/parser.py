@@ -1,7 +1,7 @@
 """The statements of a Dockerfile as instructions and stages.
 
 Follows BuildKit's ``frontend/dockerfile/instructions`` (``parse.go``, ``bflag.go``): numbers of arguments, names of
-flags, names of stages. A Dockerfile that Docker would refuse raises; what Docker accepts and building on slots lacks
+flags, names of stages. A Dockerfile that Docker would refuse raises; what Docker accepts and building on slots does not
 becomes an ``Unsupported`` instruction, which stops the build only of the stages that have it. HEALTHCHECK and
 MAINTAINER change nothing that is built and are noted.
 """

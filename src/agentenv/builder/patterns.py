@@ -32,7 +32,7 @@ _DIRECTORIES: Final = Token(directories=True)
 
 
 class PatternError(ValueError):
-    """The pattern is not valid: a bracket does not end, say."""
+    """The pattern is not valid, such as one whose bracket does not end."""
 
 
 def match(pattern: str, path: str) -> bool:
@@ -42,7 +42,7 @@ def match(pattern: str, path: str) -> bool:
 
 
 def has_wildcards(name: str) -> bool:
-    """Whether one of ``*``, ``?`` and ``[`` stands in it without a backslash."""
+    """Whether it has one of ``*``, ``?`` and ``[`` without a backslash."""
     at = 0
     while at < len(name) and name[at] not in _WILDCARDS:
         at += 2 if name[at] == "\\" else 1
@@ -114,7 +114,7 @@ Entries = Sequence[tuple[str, bool]]
 
 
 def glob(pattern: str) -> Generator[str, Entries, list[str]]:
-    """The paths that match ``pattern``, sorted: yields the directory it wants listed and is sent its entries.
+    """The paths that match ``pattern``, sorted: yields each directory to list and is sent its entries.
 
     Paths are relative with no leading slash; the root is the empty path. Without wildcards the pattern itself is the
     answer, whether it exists or not. The part before the first wildcard may lead through links, what follows not.

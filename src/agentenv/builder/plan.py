@@ -88,7 +88,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Options:
-    """What a build is told besides its Dockerfile. ``target`` is a stage's name or number, empty: the last one.
+    """What a build gets besides its Dockerfile. ``target`` is a stage's name or number, empty: the last one.
     ``platform`` is the machines', as ``os/architecture``."""
 
     target: str = ""
@@ -222,7 +222,7 @@ class _Outline:
 
 
 def _image(place: Place, name: str) -> str:
-    """The reference of an image that a Dockerfile names, of a registry or a store. Whoever wrote the Dockerfile may be
+    """The reference of an image that a Dockerfile names, of a registry or a store. The author of the Dockerfile may be
     a stranger, so files and engines of this machine are not read for it. Raises DockerfileError."""
     try:
         reference = parse(name)
@@ -238,7 +238,7 @@ def _image(place: Place, name: str) -> str:
 
 @dataclass
 class _StageState:
-    """A stage while its instructions are gone through. ``variables`` are those of ENV and ARG."""
+    """A stage while its instructions are read. ``variables`` are those of ENV and ARG."""
 
     config: ImageConfig
     variables: dict[str, str]
@@ -412,7 +412,7 @@ def _copy_step(state: _StageState, outline: _Outline, number: int, copy: Copy) -
 
 
 def _destination(workdir: str, path: str) -> str:
-    """Absolute, with a slash at the end if the path says that it is a directory."""
+    """Absolute, with a slash at the end if the path names a directory by one."""
     directory = path in ("", ".") or path.endswith(("/", "/."))
     whole = "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
     return whole + "/" if directory and whole != "/" else whole

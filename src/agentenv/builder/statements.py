@@ -29,7 +29,7 @@ _LISTS: Final = frozenset({"EXPOSE", "FROM"})
 
 
 class StatementError(ValueError):
-    """The text is no Dockerfile; ``line`` is where the statement starts, ``keyword`` its first word if known."""
+    """The text is not a Dockerfile; ``line`` is where the statement starts, ``keyword`` its first word if known."""
 
     def __init__(self, line: int, message: str, keyword: str = "") -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Heredoc:
 class Statement:
     """One instruction, not yet understood. ``keyword`` is in capitals; ``line`` counts from 1.
 
-    ``arguments`` has the pairs of ENV and LABEL as name, value, name, value, …; ``exec_form`` tells that they were
+    ``arguments`` has the pairs of ENV and LABEL as name, value, name, value, …; ``exec_form`` is true if they were
     written as a JSON array. ``text`` is the whole instruction in one line, without its heredocs.
     """
 
@@ -125,7 +125,7 @@ class _Reader:
         return line
 
     def _continued(self, line: str) -> str:
-        """The rest of a statement whose first line goes on. Comments and empty lines within it are dropped."""
+        """The rest of a statement whose first line continues. Comments and empty lines within it are dropped."""
         more = True
         while more and (following := self._read()) is not None:
             following = following.rstrip("\r\n")
@@ -145,7 +145,7 @@ class _Reader:
         return line, False
 
     def _is_directive(self, line: str) -> bool:
-        """``# escape=…`` and the like stand before everything else, each once. ``syntax`` and ``check`` are read over:
+        """``# escape=…`` and the like come before everything else, each once. ``syntax`` and ``check`` are read over:
         there is one syntax here."""
         if self._directives is None:
             return False

@@ -23,7 +23,7 @@ class InlineFile:
 
 @dataclass(frozen=True)
 class RunStep:
-    """Run ``argv`` as ``user`` in ``cwd``. ``env`` is complete but for the ``hidden`` variables, which are no part
+    """Run ``argv`` as ``user`` in ``cwd``. ``env`` is complete but for the ``hidden`` variables, which are not part
     of the cache key."""
 
     place: Place

@@ -160,7 +160,7 @@ def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
 
 
 def _inode(path: Path) -> int | None:
-    """None for a file that was removed meanwhile."""
+    """None for a file that has just been removed."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _inode(path: Path) -> int | None:
 
 
 def swept_directories(state: Path) -> tuple[Path, Path]:
-    """Directories with leftovers of dead processes: the containers' own data, and the launch files beside them."""
+    """Directories with leftovers of dead processes: the containers' own data, and their launch files."""
     return state / "containers", state
 
 

@@ -345,7 +345,7 @@ def _disk(facts: Facts) -> Finding:
 
 
 def image_slots(image_format: str, problems: Sequence[str]) -> Finding:
-    """What a container says of slots with images: their format (empty: it has none), and what is less or why."""
+    """A container's report on slots with images: their format (empty: it has none), and what is less or why."""
     name, sentences = "slots with images", "\n".join(f"· {sentence}" for sentence in problems)
     if not image_format:
         return Finding(name, Level.weaker, f"refused:\n{sentences}", "docs/images.md lists the requirements")
@@ -355,7 +355,7 @@ def image_slots(image_format: str, problems: Sequence[str]) -> Finding:
 
 
 def workspaces(copied: str) -> Finding:
-    """How workspaces of slots without an image are kept as checkpoints: ``copied`` says why not as layers."""
+    """How workspaces of slots without an image are kept as checkpoints: ``copied`` is the reason why not as layers."""
     name = "checkpoints"
     if copied:
         return Finding(name, Level.ok, f"workspaces are copied, about a second for 500 MB each way: {copied}")

@@ -18,7 +18,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-BUILD = Metric("agentenv_build_info", "gauge", "Always 1; the labels tell what is running.", ("version", "backend"))
+BUILD = Metric("agentenv_build_info", "gauge", "Always 1; the labels describe what is running.", ("version", "backend"))
 
 POOL_CONTAINERS = Metric("agentenv_pool_containers", "gauge", "Containers by state.", ("state",))
 POOL_GOAL = Metric("agentenv_pool_containers_goal", "gauge", "Containers requested from the backend.")
@@ -106,4 +106,4 @@ FARM_METRICS = (
     FARM_RECLAIMS, FARM_ADOPTED, FARM_CALLS, FARM_CALLS_ENDED, FARM_CALL_TIME, FARM_RUNNING, FARM_QUEUED,
     FARM_HELD_BYTES, FARM_EXPIRED, FARM_SLOTS_LOST,
 )  # fmt: skip
-"""Of a farm service, beside those of its pool."""
+"""Of a farm service, in addition to those of its pool."""

@@ -129,7 +129,7 @@ def renderer() -> Callable[[Iterable[Reading]], tuple[bytes, str]]:
 
 
 class _Readings:
-    """The collector that prometheus_client asks for values."""
+    """The collector that prometheus_client calls for values."""
 
     def __init__(self, read: Iterable[Reading]) -> None:
         self._read = read

@@ -97,7 +97,7 @@ def embed(value: Any) -> Markup:
 def render(
     records: Iterable[GroupRecord], *, title: str, run: Mapping[str, object] | None = None, version: str = ""
 ) -> Iterator[str]:
-    """The page in parts; see :func:`write_report`. With a ``version`` it asks its server for ``version`` every few
+    """The page in parts; see :func:`write_report`. With a ``version`` it requests ``version`` from its server every few
     seconds, and loads itself again when the answer is another."""
     groups = list(records)
     runs = runs_of(groups)

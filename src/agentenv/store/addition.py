@@ -27,7 +27,7 @@ class Runtime:
 
     @classmethod
     def of(cls, image: StoredImage) -> Runtime:
-        """As an image says it."""
+        """As in an image."""
         return cls(image.env, image.user, image.workdir, image.entrypoint, image.cmd, image.shell, image.on_build)
 
 

@@ -2,7 +2,7 @@
 which are the index's extra devices: a mount has to name them all, in order (``device=LAYER1,device=LAYER2``).
 Without them the kernel mounts it too, but cannot read its files.
 
-The format is Linux' ``fs/erofs/erofs_fs.h``, whose names stand in the comments. Blocks have 512 bytes, as in a tar, so
+The format is Linux' ``fs/erofs/erofs_fs.h``, whose names are in the comments. Blocks have 512 bytes, as in a tar, so
 that every file in a tar begins at a block. In the index lie, in this order: the superblock and the table of devices;
 the inodes, each followed by its extended attributes and its tail (the place of a file's data, a short symbolic link, or
 the last block of a directory); the rest of directories, and long symbolic links. Every feature is one of Linux 5.16 or
@@ -25,7 +25,7 @@ BLOCK: Final = 512
 MAX_LAYERS: Final = 512
 """The kernel's would be 65,535; engines make images of at most 127."""
 MAX_LAYER_BYTES: Final = (2**32 - 2) * BLOCK
-"""Block addresses have 32 bits (48 in some later kernels), and the last one stands for a hole."""
+"""Block addresses have 32 bits (48 in some later kernels), and the last one means a hole."""
 
 _BLOCK_BITS: Final = 9
 _SUPER_OFFSET: Final = 1024  # EROFS_SUPER_OFFSET
@@ -73,7 +73,7 @@ class Layer:
     """A layer's tar as a device of the index."""
 
     name: str
-    """What the device table says it is: the digits of its digest (at most 64 bytes)."""
+    """Its name in the device table: the digits of its digest (at most 64 bytes)."""
     size_bytes: int
 
 

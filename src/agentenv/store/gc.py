@@ -1,4 +1,4 @@
-"""Which images a store gives up, and removing them."""
+"""Which images a store removes, and removing them."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def choose(
 def collect(
     layout: Layout, *, budget_bytes: int, keep_s: float, keep_committed_s: float = 0.0, dry_run: bool = False
 ) -> Collected:
-    """Delete what :func:`choose` says, and what dead processes left. What is pinned meanwhile stays, as do layers that
-    somebody is making an image of. Raises OSError."""
+    """Delete what :func:`choose` returns, and what dead processes left. What is pinned by then stays, as do layers that
+    a process is making an image of. Raises OSError."""
     if not dry_run:
         sweep(layout, downloads=True)
         unpacked.sweep_trees(layout)
@@ -119,7 +119,7 @@ def collect(
 
 
 def kept_images(layout: Layout) -> list[KeptImage]:
-    """The images of a store. One that is being removed meanwhile may be left out."""
+    """The images of a store. One that is just being removed may be missing."""
     found = []
     trees = unpacked.bytes_of(layout)
     committed = {name.digest for name in names.all_of(layout) if name.committed}
@@ -154,7 +154,7 @@ def _layer_bytes(layout: Layout) -> dict[str, int]:
 
 
 def is_pinned(manifest: Path) -> bool:
-    """Whether anybody uses the image of this manifest. Raises FileNotFoundError."""
+    """Whether any process uses the image of this manifest. Raises FileNotFoundError."""
     try:
         os.close(hold(manifest, wait=False))
     except BlockingIOError:
@@ -167,7 +167,7 @@ def _layers_of(manifest: Path) -> tuple[str, ...]:
 
 
 def _remove_image(layout: Layout, digest: str) -> bool:
-    """Remove an image that is neither used nor being written. Its manifest goes first: without it nobody finds the
+    """Remove an image that is neither used nor being written. Its manifest goes first: without it no process finds the
     index."""
     manifest = layout.manifest(digest)
     part = part_of(manifest)
@@ -211,7 +211,7 @@ def _place(layout: Layout, layer: str) -> Path:
 
 
 def _forget(layout: Layout) -> None:
-    """Remove what is written about images and layers that are gone."""
+    """Remove records of images and layers that no longer exist."""
     for name in names.all_of(layout):
         if not layout.manifest(name.digest).exists():
             layout.name(name.reference).unlink(missing_ok=True)

@@ -60,9 +60,9 @@ class Intake:
 
     def take(self, source: SourceImage, *, absent: Mapping[str, int] = _NONE_ABSENT) -> str:
         """Store an image and return its digest. ``absent``: blobs that the source does not have, because their layers
-        were stored when it was asked.
+        were stored when it was called.
 
-        Raises BadImageError; ImageUnavailableError when such a layer was removed meanwhile, or the zstd program is
+        Raises BadImageError; ImageUnavailableError when such a layer was removed since, or the zstd program is
         needed and missing; OSError.
         """
         config = parse_config(source.config, machine_architecture())
@@ -149,7 +149,7 @@ class _TreeReader:
         self._thread.shutdown(cancel_futures=True)
 
     def add(self, diff_id: str, *, now: bool) -> None:
-        """The next layer, which is in the store. It is read when there is one with ``now``, or the tree is asked for:
+        """The next layer, which is in the store. It is read when there is one with ``now``, or the tree is needed:
         of an image whose layers were all there the store may have the index as well."""
         self._waiting.append(diff_id)
         if now or self._reading:
@@ -174,7 +174,7 @@ class _TreeReader:
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """Python's collector looks at all nodes of a tree again and again while it grows, and finds nothing: that takes as
-    long as the tree. Where several threads do this, whoever ends first has it back for all."""
+    long as the tree. With several threads, the first to end restores it for all."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -41,7 +41,7 @@ class Blob:
     """Reads it from its beginning."""
     size_bytes: int
     digest: str = ""
-    """``sha256:…`` of it; empty where the source does not say it."""
+    """``sha256:…`` of it; empty where the source does not have it."""
 
 
 def swells(packed_bytes: int, unpacked_bytes: int) -> bool:
@@ -142,7 +142,7 @@ def _ahead(chunks: Generator[bytes, None, None]) -> Iterator[Generator[bytes, No
 
 
 def _decompressed(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """By what the first bytes say, as engines do; media types are often wrong."""
+    """By the first bytes, as engines do; media types are often wrong."""
     first = next(chunks, b"")
     whole = chain([first], chunks)
     if first.startswith(_GZIP):
@@ -216,6 +216,6 @@ class _Feeder(threading.Thread):
                 for chunk in self._chunks:
                     self._stdin.write(chunk)
         except BrokenPipeError:
-            pass  # the program has ended; it says why
+            pass  # the program has ended, and its output says why
         except BaseException as error:
             self.failure = error

@@ -12,10 +12,10 @@
     probe.idx                    the index of an image without files: whether the kernel can is tried with it
     ranges/NUMBER                an empty file, whose lock is a range of user ids (sandbox/supervisor/id_ranges.py)
 
-A file is written as ``NAME.part`` and renamed, so a process that is killed leaves nothing but parts. Whoever writes a
-part holds its lock (``flock``); without one it belongs to nobody, and the next writer continues with it or a sweep
-removes it. Whoever uses a finished layer or image holds the lock of its tar or manifest, shared; to remove them, it
-must be held exclusively. No lock needs a file of its own.
+A file is written as ``NAME.part`` and renamed, so a process that is killed leaves nothing but parts. A process that
+writes a part holds its lock (``flock``); an unlocked part is abandoned, and the next writer continues with it or a
+sweep removes it. A process that uses a finished layer or image holds the lock of its tar or manifest, shared; to remove
+them, it must be held exclusively. No lock needs a file of its own.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _hashed(reference: str) -> str:
 @contextmanager
 def written(final: Path, waiting: Callable[[], None] | None = None) -> Iterator[BinaryIO | None]:
     """An empty file, which becomes ``final`` when the block ends; if it raises, nothing is left. None when ``final``
-    is there already, or another process wrote it meanwhile, which is waited for (``waiting`` is called once then).
+    is there already, or another process is writing it, which is waited for (``waiting`` is called once then).
 
     What was written is on the disk when ``final`` appears. Raises OSError.
     """
@@ -195,7 +195,7 @@ def replace(final: Path, content: bytes) -> None:
 
 @contextmanager
 def _part(final: Path, waiting: Callable[[], None] | None) -> Iterator[BinaryIO]:
-    """The empty part of a file, which nobody else writes; it is removed unless the block renames it."""
+    """The empty part of a file, which no other process writes; it is removed unless the block renames it."""
     part = part_of(final)
     while True:
         with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or a sweep took it
@@ -247,7 +247,7 @@ def downloading(directory: Path, waiting: Callable[[], None] | None = None) -> I
 
 
 def sweep(layout: Layout, *, downloads: bool = False) -> None:
-    """Remove what dead processes left; ``downloads``: also what later downloads could continue with. What somebody is
+    """Remove what dead processes left; ``downloads``: also what later downloads could continue with. What a process is
     writing stays."""
     for place in (layout.layers, layout.images, layout.names, layout.blobs):
         for part in place.glob(f"*{PART}"):

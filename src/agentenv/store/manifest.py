@@ -1,4 +1,4 @@
-"""What a store keeps of an image beside its files: the layers, and how its programs are started.
+"""What a store keeps of an image in addition to its files: the layers, and how its programs are started.
 
 The digest of an image is that of its manifest in one canonical form. So it depends on the content of its layers and on
 its configuration, not on the way it took: from a registry, an archive or an engine, with whatever compression, it is
@@ -63,7 +63,7 @@ class StoredImage:
     architecture: str
     env: Mapping[str, str]
     user: str
-    """As the image says it: name or number, perhaps with a group; empty: root."""
+    """As in the image: name or number, perhaps with a group; empty: root."""
     workdir: str
     entrypoint: tuple[str, ...]
     cmd: tuple[str, ...]

@@ -22,7 +22,7 @@ class Name:
 
     @property
     def committed(self) -> bool:
-        """Whether nothing but this name says what it means: there is no registry to ask."""
+        """Whether only this store knows what it means: no registry has it."""
         return is_committed(self.reference)
 
 

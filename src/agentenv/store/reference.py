@@ -8,7 +8,7 @@
 ``docker-daemon:NAME``                of this machine's Docker engine
 ``dockerfile:DIR``                    to be built from a Dockerfile
 ``committed:NAME[:TAG]``              made of a slot's files by ``commit("NAME:TAG")``
-``sha256:…``                          the one of a store that has this digest; no registry is asked for it
+``sha256:…``                          the one of a store that has this digest; without any registry
 ====================================  ==============================================================
 """
 

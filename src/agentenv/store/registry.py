@@ -1,7 +1,7 @@
 """Images from a registry, by the ``skopeo`` program: credentials, proxies, mirrors and patience are its.
 
 It copies into an OCI layout in the store's own directory. Blobs that are there already it does not download, so an
-interrupted pull continues; and for layers that the store has, empty files stand there in the place of their blobs.
+interrupted pull continues; and layers that the store has are represented by empty files in the place of their blobs.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ _LAST_WORDS: Final = 800
 TAG: Final = "image"
 """Of the image in the layout."""
 _LOGGED: Final = re.compile(r'\bmsg=("(?:[^"\\]|\\.)*")')
-"""What skopeo says is a line of its log: ``time="…" level=fatal msg="…"``, quoted as Go and JSON do."""
+"""An error of skopeo is a line of its log: ``time="…" level=fatal msg="…"``, quoted as Go and JSON do."""
 _CURE: Final = "check the name, the credentials (--auth-file) and that the registry is reachable, then retry"
 
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    """How registries are asked."""
+    """Access to registries."""
 
     auth_file: Path | None = None
     """Credentials as ``docker login`` or ``skopeo login`` write them; None: where skopeo looks itself."""
     tls_verify: bool = True
-    """False: plain HTTP, and certificates of anybody, are accepted."""
+    """False: plain HTTP and any certificate are accepted."""
     mirrors: Mapping[str, str] = field(default_factory=dict)
     """Where to get images whose name begins with a prefix (whole parts of it): ``{"docker.io": "mirror.example/hub"}``.
     The longest prefix counts."""
     retries: int = 3
     """Of a failed request, with growing pauses."""
     stall_s: float = 120.0
-    """Longest time without a byte; a slow registry that goes on sending is waited for."""
+    """Longest time without a byte; a slow registry may take any time as long as it sends."""
     route: Route | None = None
-    """The only way to them; None: as the environment says."""
+    """The only way to them; None: as in the environment."""
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a program that asks them. Raises OSError."""
+        """Start a program that connects to them. Raises OSError."""
         return (self.route.popen if self.route is not None else subprocess.Popen)(argv, **options)
 
 
 class BusyRegistryError(ImageUnavailableError):
-    """A registry did not answer, or asked for patience: the same request may succeed later. ``throttled``: it has had
+    """A registry did not answer, or is overloaded: the same request may succeed later. ``throttled``: it has had
     too many requests."""
 
     def __init__(self, message: str, *, next_step: str = "", throttled: bool = False) -> None:
@@ -90,7 +90,7 @@ def failure(reference: Reference, words: str) -> ImageUnavailableError:
 
 
 def mirrored(name: str, mirrors: Mapping[str, str]) -> str:
-    """The name under which an image is asked for."""
+    """The name under which an image is requested."""
     for prefix in sorted(mirrors, key=len, reverse=True):
         if name == prefix or name.startswith(f"{prefix}/"):
             return mirrors[prefix] + name.removeprefix(prefix)
@@ -181,7 +181,7 @@ def download(
 
 
 def _clear(blobs: Path) -> None:
-    """Remove stand-ins: the layers that they stood for may be gone by now."""
+    """Remove stand-ins: the layers that they represent may be removed by now."""
     for blob in blobs.iterdir():
         if blob.stat().st_blocks == 0:
             blob.unlink()
@@ -199,7 +199,7 @@ def _run(
     stall_s = settings.stall_s
     before_bytes = last_bytes = _bytes_in(layout)
     moved_s = time.monotonic()
-    with (layout.parent / "said").open("w+b") as said:  # no pipe: nobody reads one while it works
+    with (layout.parent / "said").open("w+b") as said:  # no pipe: none is read while it works
         program = settings.popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(lock,))
         with program:
             try:
@@ -229,6 +229,6 @@ def _bytes_in(directory: Path) -> int:
     """Bytes that files take; stand-ins take none."""
     total = 0
     for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # just renamed
             total += 512 * path.stat().st_blocks
     return total

@@ -1,7 +1,7 @@
 """The only way out of a program that talks to registries: a proxy, which judges each address before it connects.
 
-A registry may lead the program on, by a redirect or to where it gets tokens. Go's programs ask no proxy for addresses
-of loopback, whatever their environment says. So the program, where the kernel can do that (Landlock, Linux 6.7), may
+A registry may send the program elsewhere, by a redirect or to a token server. Go's programs use no proxy for addresses
+of loopback, whatever their environment. So the program, where the kernel can do that (Landlock, Linux 6.7), may
 connect to the proxy's port and to nothing else.
 """
 

@@ -64,23 +64,23 @@ class Store:
         return store
 
     def by(self, route: Route) -> Store:
-        """The same store, whose registries are asked by that route only."""
+        """The same store, whose registries are reached by that route only."""
         registries = replace(self._registries, route=route)
         return Store(self.layout.directory, registries=registries, limits=self._limits)
 
     @property
     def mirrors(self) -> Collection[str]:
-        """Where registries' images are asked for in their place, as it was configured."""
+        """The configured mirrors of registries."""
         return self._registries.mirrors.values()
 
     def is_mirrored(self, reference: Reference) -> bool:
-        """Whether a mirror is asked for an image, and not the registry that it names."""
+        """Whether a mirror serves an image, and not the registry that it names."""
         return registry.mirrored(reference.name, self._registries.mirrors) != reference.name
 
     def ensure(self, reference: str | Reference, *, refresh: bool = False, progress: Report = silent) -> StoredImage:
         """The image that a reference means, fetched if the store does not have it.
 
-        What a registry's or an engine's name meant when it was last fetched it means until ``refresh`` asks again;
+        A registry's or an engine's name means what it meant at its last fetch, until ``refresh`` resolves it again;
         directories and archives are always looked at. One process fetches a reference at a time, others wait.
 
         Raises ConfigError when the reference is malformed or means nothing, or a program is missing; BadImageError;
@@ -107,7 +107,7 @@ class Store:
             ) from error
 
     def take(self, digest: str, source: SourceImage, *, reference: str = "", progress: Report = silent) -> StoredImage:
-        """The image of that digest from a source that says it has it (another node's keeper); ``reference`` means
+        """The image of that digest from a source that has it (another node's keeper); ``reference`` means
         it from now on. Raises BadImageError when the source's image is another one; ImageUnavailableError."""
         try:
             stored = Intake(self.layout, self._limits, progress).take(source)
@@ -144,7 +144,7 @@ class Store:
     def name(self, reference: str, image: StoredImage, named_s: float | None = None) -> None:
         """Let a name mean this image here: a registry's, as if it had been fetched by it, for machines that reach no
         registry; or ``committed:NAME``, which keeps the image from :meth:`gc` for a while (``named_s``: when it was
-        named, in seconds since 1970; None: now). Raises ConfigError when it is no such name."""
+        named, in seconds since 1970; None: now). Raises ConfigError when it is not such a name."""
         wanted = parse(reference)
         if wanted.kind not in ("docker", "committed"):
             raise ConfigError("image", f"{reference!r} cannot be named: only registry references can")
@@ -193,7 +193,7 @@ class Store:
         return found
 
     def usage(self) -> list[gc.KeptImage]:
-        """When the images were used last, and whether anybody has pinned them."""
+        """When the images were used last, and whether a process has pinned them."""
         return gc.kept_images(self.layout)
 
     def size_bytes(self) -> int:
@@ -240,7 +240,7 @@ class Store:
         names.write(self.layout, Name(reference, digest, time.time() if named_s is None else named_s))
 
     def _known(self, wanted: Reference, *, refresh: bool) -> StoredImage | None:
-        """The image that a reference meant, unless it has to be asked for again."""
+        """The image that a reference meant, unless it has to be resolved again."""
         if wanted.kind == "sha256":
             return self.used(str(wanted))
         if wanted.kind not in ("docker", "docker-daemon", "committed"):

@@ -131,7 +131,7 @@ class Tree:
             raise BadImageError(f"the image has more than {self._limits.entries} entries")
 
     def _remove(self, parts: list[bytes], entry: Entry) -> None:
-        """Do what a whiteout says to the lower layers."""
+        """Apply a whiteout to the lower layers."""
         children = self._children(parts[:-1], entry.name, create=False)
         if children is None:
             return

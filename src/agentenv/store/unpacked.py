@@ -5,12 +5,12 @@ layer's entries mean depends on those. Images that begin with the same layers sh
 
 An unpacked layer has what the layer added or replaced, with its parents; a whiteout for each name that it removed; and
 is opaque where it replaced a directory. A file that the layer gave another name, or took one from, is whole in it with
-all its names: links do not cross the layers of an overlay. In the place of a device is a whiteout: nobody could open
+all its names: links do not cross the layers of an overlay. In the place of a device is a whiteout: no slot could open
 it. Owners that slots do not have become nobody.
 
 It is run as a program, by the supervisor of a container: as the root of a user namespace of the ids that all unpacked
 layers of the node have, without any right outside of it. So whatever an image does to it, it has the files of other
-images at worst. It reads the tars as the index is made from them, and creates files below directories that nobody else
+images at worst. It reads the tars as the index is made from them, and creates files below directories that no one else
 can write to: no name in an image is ever resolved by the kernel.
 """
 
@@ -166,7 +166,7 @@ def unpack(layout: Layout, diff_ids: Sequence[str], ids: int = IDS) -> list[str]
 
 
 def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int], ids: int) -> None:
-    """Write one layer, unless another process does so meanwhile."""
+    """Write one layer, unless another process just does so."""
     final = layout.tree(name)
     part = part_of(final)
     with downloading(part):
@@ -194,8 +194,8 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
 
 
 def drop(layout: Layout, name: str) -> None:
-    """Remove an unused unpacked layer. Who may not delete what is in it leaves that to whoever unpacks next.
-    Raises OSError when it stays."""
+    """Remove an unused unpacked layer. A process that may not delete its content leaves that to the next one that
+    unpacks. Raises OSError when it stays."""
     part = layout.tree(name).rename(part_of(layout.tree(name)))
     with contextlib.suppress(OSError):
         remove(part)
@@ -228,7 +228,7 @@ def remove(*directories: Path) -> None:
         return
     done = _run("rm", "-rf", "--", *directories)
     if done.returncode and os.geteuid() != 0 and subordinate_ids.refusal() is None:
-        # What a container of ours has unpacked has our subordinate ids.
+        # What this user's containers have unpacked has the user's subordinate ids.
         done = _run(sys.executable, "-m", subordinate_ids.__name__, "rm", "-rf", "--", *directories)
     if done.returncode:
         raise OSError(errno.EACCES, done.stderr.strip())
@@ -375,7 +375,7 @@ def _sync(directory: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Unpack an image of the store whose directory is open as a descriptor. Says on standard output the names of the
+    """Unpack an image of the store whose directory is open as a descriptor. Prints the names of the
     layers' directories, or why it cannot."""
     parser = argparse.ArgumentParser(prog="python -m agentenv.store.unpacked")
     parser.add_argument("--store-fd", type=int, required=True)

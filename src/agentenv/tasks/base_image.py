@@ -25,7 +25,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def make_base(store: Store, name: str = NAME) -> StoredImage:
     """The image, in the store under that name. Takes a minute the first time. Raises
-    SandboxUnavailableError without mmdebstrap or Debian's archive; ConfigError when it is no name of an image."""
+    SandboxUnavailableError without mmdebstrap or Debian's archive; ConfigError when it is not a name of an image."""
     place = cache_dir() / "image"
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / "build.lock", waiting=lambda: None):

@@ -80,7 +80,7 @@ def _run_child(request: dict[str, Any]) -> tuple[bytes, bool, int]:
 
 
 def _drain(fd: int, deadline: float) -> tuple[bytes, bool]:
-    """Read the pipe until its last line says so, its end, or the deadline."""
+    """Read the pipe until its last line, its end, or the deadline."""
     raw = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)

@@ -61,7 +61,7 @@ RUNNER: Final = (
         "c69214aa47deac29fad6c2a4f590b9c4a9fdb16a403176fe154b79c0b4d4d820",
     ),
 )
-"""What runs tests in slots, unpacked beside what is tested: pytest, and what it needs."""
+"""What runs tests in slots, unpacked next to the tested files: pytest, and what it needs."""
 
 
 def slot_python() -> str:

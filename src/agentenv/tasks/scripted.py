@@ -27,7 +27,7 @@ EXPECTED: Final[Mapping[str, float]] = {"oracle": 1.0, "empty": 0.0}
 _SHOWN_CHARS: Final = 120
 """Of each end of a long reason."""
 _TOLD: Final = ("reason", "still failing", "newly broken", "output")
-"""Where verifiers say why a score is not 1, the first that is there."""
+"""Fields in which verifiers give the reason why a score is not 1; the first that exists counts."""
 R = TypeVar("R")
 
 
@@ -104,9 +104,9 @@ async def play(
 ) -> list[GroupRecord]:
     """Play every record once with each of its players. Returns what was recorded, which ``directory`` has too.
 
-    ``fields`` are the environment's settings, beside those that any such play has; ``records`` returns its records by
-    id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Raises: ConfigError,
-    what the environment's setup raises, InfraError when a record cannot be written.
+    ``fields`` are the environment's settings, in addition to those of every such play; ``records`` returns its records
+    by id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Raises: ConfigError, what
+    the environment's setup raises, InfraError when a record cannot be written.
     """
     log = directory / "rollouts.jsonl"
     log.touch()

@@ -16,7 +16,7 @@ _MOST_INPUT_CHARS = 80
 
 
 def parameters_schema(arguments: type[BaseModel]) -> dict[str, Any]:
-    """The model as a self-contained JSON schema: references resolved, titles and null branches gone.
+    """The model as a self-contained JSON schema: references resolved, titles and null branches removed.
 
     Raises:
         ConfigError: the model refers to itself, which cannot be written without references.

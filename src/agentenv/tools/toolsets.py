@@ -1,6 +1,6 @@
 """Named sets of tools, for ``enabled_toolsets`` and ``disabled_toolsets``. A tool's own name works too.
 
-A set names every tool that belongs to it, wherever that runs; what a catalog does not have (the web
+A set names all of its tools, wherever they run; what a catalog does not have (the web
 tools, without a tool server) is simply not in it. A set of which *nothing* is there is refused.
 """
 

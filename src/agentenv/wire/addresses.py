@@ -28,7 +28,7 @@ _SPECIAL: Final = tuple(
     )
 )
 """The special-purpose registries of IANA and multicast: also the anycast addresses that may be reached globally, each
-of which is a service of whichever network is nearest. Python's ``is_global`` lacks what was added after its release,
+of which is a service of whichever network is nearest. Python's ``is_global`` misses what was added after its release,
 and counts site-local addresses."""
 _TRANSLATED_TWO_WAYS: Final = "ßς\u200c\u200d"
 
@@ -60,7 +60,7 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it belongs to the Internet: neither private, nor this machine's, nor reserved, nor for many."""
+    """Whether it is an address of the Internet: neither private, nor this machine's, nor reserved, nor for many."""
     real = unwrapped(address)
     if real.version == 6 and real not in _GLOBAL_IPV6:
         return False

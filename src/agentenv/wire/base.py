@@ -105,7 +105,7 @@ _T = TypeVar("_T")
 _NOT_SHOWN: type = SkipJsonSchema
 ForCode = Annotated[_T, SkipJsonSchema()]
 """An argument that hooks, scripts and verifiers may give, and models may not: their schema does not show it, and a call
-of theirs that has it is refused (:func:`for_code`)."""
+of their arguments with it is refused (:func:`for_code`)."""
 
 
 def for_code(arguments: type[BaseModel]) -> frozenset[str]:

@@ -1,8 +1,8 @@
-"""What a farm service and its clients say to each other, over HTTP with JSON bodies.
+"""The messages of a farm service and its clients, over HTTP with JSON bodies.
 
-A client asks for slots (``POST /v1/asks``) and follows the answers in its news (``GET /v1/news``, one JSON object per
-line). A grant holds all that is needed to use the slot at its container directly: calls, heartbeats and the release
-never pass through the farm.
+A client requests slots (``POST /v1/asks``) and follows the answers in its event stream (``GET /v1/news``, one JSON
+object per line). A grant holds all that is needed to use the slot at its container directly: calls, heartbeats and the
+release never pass through the farm.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Ask(KeptModel):
 class AsksRequest(WireModel):
     """``POST /v1/asks``. Answered at once, or when one of the asks is decided, at the latest after ``wait_s``.
 
-    ``client`` names the news stream that the answers will come in; without one, repeat or read the ask to follow it.
+    ``client`` names the event stream of the answers; without one, repeat or read the ask to follow it.
     """
 
     asks: Annotated[tuple[Ask, ...], Field(min_length=1, max_length=MAX_ASKS)]
@@ -174,8 +174,8 @@ class NewsAsk(WireModel):
 
 
 class NewsLost(WireModel):
-    """A lease has ended because of the farm: its container has ended, or the slot was reclaimed. Containers say it too,
-    if they still can."""
+    """A lease has ended because of the farm: its container has ended, or the slot was reclaimed. Containers report it
+    too, if they still can."""
 
     type: Literal["lost"] = "lost"
     lease: LeaseId
@@ -239,7 +239,7 @@ class RunShare(WireModel):
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Its share of contested slots, relative to the weights of the others."""
     guaranteed: Count = 0
-    """Slots that it gets before anybody above their guarantee."""
+    """Slots that it gets before any run above its guarantee."""
     cap: Count | None = None
     """Most slots it may have."""
     paused: bool = False

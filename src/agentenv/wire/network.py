@@ -29,8 +29,8 @@ _NEVER: Final = tuple(
         *("::/127", "fe80::/10", "ff00::/8", "64:ff9b:1::/48"),
     )
 )
-"""Nobody's or this machine's (0/8, loopback), link-local with the cloud's metadata, multicast, reserved; a prefix that
-translates to IPv4 addresses in a way of each network's own (RFC 8215)."""
+"""Unassigned or this machine's (0/8, loopback), link-local with the cloud's metadata, multicast, reserved; a prefix
+that translates to IPv4 addresses in a way of each network's own (RFC 8215)."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class NetworkPolicy:
 
 
 def judge_host(policy: NetworkPolicy, wanted: str | Address, port: int) -> None:
-    """Raise PolicyRefusalError unless the policy lets this host and port be connected to, as far as its name tells.
+    """Raise PolicyRefusalError unless the policy lets this host and port be connected to, as far as its name shows.
     ``wanted`` is as of :func:`~agentenv.wire.addresses.host`; the address is judged by :func:`judge_address`."""
     if policy.kind == "public":
         return

@@ -139,8 +139,8 @@ def _why_failed(result: CallResult) -> str:
 
 
 class ReleaseRequest(OfTrajectory):
-    """``POST /release``. May be repeated. ``reset_workspace`` is accepted for programs that send it: whatever it says,
-    a slot is reset before anybody else gets it."""
+    """``POST /release``. May be repeated. ``reset_workspace`` is accepted for programs that send it: whatever its
+    value, a slot is reset before its next lease."""
 
     reset_workspace: bool = True
 
@@ -164,7 +164,7 @@ class ArtifactReadRequest(OfTrajectory):
 
 
 class ArtifactReply(WireModel):
-    """What the replies about artifacts have in common. ``success`` is false when the files are to blame: there is no
+    """What the replies about artifacts have in common. ``success`` is false when the files are the cause: there is no
     such path, say; ``error`` then has the reason."""
 
     success: bool
@@ -248,8 +248,8 @@ class PlainTrajectory(WireModel):
 class PlainStatus(WireModel):
     """``GET /status``: the farm's slots, who waits, and the runs and trajectories that the token covers.
 
-    ``queue_size``: asks of all runs that wait. ``total_requests`` and ``total_errors``: calls, and those that failed by
-    our fault, of these runs since this farm process started."""
+    ``queue_size``: waiting requests of all runs. ``total_requests`` and ``total_errors``: calls, and those that failed
+    by our fault, of these runs since this farm process started."""
 
     queue_size: int
     total_requests: int

@@ -78,7 +78,7 @@ class ErrorReply(WireModel):
 
     @classmethod
     def of(cls, error: AgentEnvError) -> Self:
-        """The reply that stands for an exception."""
+        """The reply for an exception."""
         again_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else None
         return cls(
             error=error.code,

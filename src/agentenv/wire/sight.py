@@ -50,7 +50,7 @@ class ContainerSight(WireModel):
 
 
 class QueueSight(WireModel):
-    """The asks of one run and kind that wait; ``why``, ``detail`` and ``eta_s`` are those of the oldest."""
+    """The waiting requests of one run and kind; ``why``, ``detail`` and ``eta_s`` are those of the oldest."""
 
     run: str
     kind: RunKind

@@ -84,7 +84,7 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Settings of a container, whoever starts it: its slots, their mounts and limits.
+    """Settings of a container, however it is started: its slots, their mounts and limits.
 
     The only definition of these settings, with their defaults, ranges and meaning.
     :class:`agentenv.config.ContainerSettings` is the same for users, a Nomad job has it as one JSON variable, and
@@ -127,7 +127,7 @@ class ContainerSpec:
     checkpoint_bytes: int = field(
         default=4096 * MIB, metadata=means("Memory for checkpoints of a container, in addition to its slots'", 0, 2**50)
     )
-    """0: there are none. Those of slots that write to a disk take theirs there instead."""
+    """0: there are none. Checkpoints of slots that write to a disk take space there instead."""
     allowed_capabilities: tuple[Capability, ...] = field(
         default=("sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"),
         metadata=means("Capabilities that slots with images may request: net_raw, net_admin, sys_ptrace, ..."),
@@ -137,7 +137,7 @@ class ContainerSpec:
     allow_nested_namespaces: bool = field(
         default=False, metadata=means("Slots with images may request user namespaces of their own")
     )
-    """Leases ask for them as ``nested_namespaces``: their programs reach most of the kernel then."""
+    """Leases request them as ``nested_namespaces``: their programs reach most of the kernel then."""
 
     def __post_init__(self) -> None:
         _check_ranges(self)

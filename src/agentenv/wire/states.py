@@ -97,7 +97,7 @@ State = TypeVar("State", SlotState, SlotPhase, ContainerState, LeaseState)
 
 
 class IllegalMoveError(RuntimeError):
-    """A bug of ours: the table has no such move. Nothing was changed."""
+    """A bug in agentenv: the table has no such move. Nothing was changed."""
 
 
 def move(table: Mapping[State, frozenset[State]], state: State, to: State, what: object = "it") -> State:

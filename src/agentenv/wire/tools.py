@@ -223,7 +223,7 @@ class ArtifactsArguments(WireModel):
 
 
 class ArtifactFile(WireModel):
-    """One file: named relative to the archive or directory it belongs to, else by its own name."""
+    """One file: named relative to its archive or directory, else by its own name."""
 
     path: str
     size_bytes: int
@@ -299,7 +299,7 @@ class SearchArguments(WireModel):
 
 class SearchMatch(WireModel):
     """One matching line. ``cut``: the line is long, and ``text`` is 400 bytes around the match. ``lossy``: some bytes
-    are not UTF-8, and stand in ``text`` as U+FFFD."""
+    are not UTF-8, and are U+FFFD in ``text``."""
 
     path: str
     line: int

@@ -115,7 +115,7 @@ def _levels(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def failure_of(error: BaseException, turns: int = 0, *, endless: bool = False) -> Exception:
-    """The failure a client's exception stands for: the conversation is too long, the server failed, or the model's
+    """The failure that a client's exception means: the conversation is too long, the server failed, or the model's
     output may be the cause. ``turns``: number of earlier turns; a server that refuses the conversation then may
     refuse the model's own messages. ``endless``: only time bounded this turn, so the model may simply have kept
     generating."""

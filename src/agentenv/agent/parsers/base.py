@@ -144,7 +144,7 @@ class ToolCallParser(ABC):
     opener: ClassVar[str]
     """Pattern of what opens a call, or a section of calls."""
     inner_marks: ClassVar[tuple[str, ...]] = ()
-    """Marks that stand only inside calls. One outside means that a call has no beginning, or ended early."""
+    """Marks that occur only inside calls. One outside means that a call has no beginning, or ended early."""
     tail_marks: ClassVar[tuple[str, ...]] = ()
     """Marks that are text elsewhere, but behind a call mean that it ended early."""
     quoted: ClassVar[bool] = True
@@ -272,7 +272,7 @@ class _Message:
         return "\n".join(self._thoughts).strip()
 
     def _check(self, text: str, *, behind: bool) -> None:
-        """Raises: Malformed when a mark of calls stands in ``text``, which is outside calls, or ``behind`` one."""
+        """Raises: Malformed when a mark of calls occurs in ``text``, which is outside calls, or ``behind`` one."""
         marks = (*self._parser.inner_marks, *self._parser.tail_marks) if behind else self._parser.inner_marks
         if found := next((mark for mark in marks if mark in text), None):
             where = "behind a tool call, which may have ended too early" if behind else "outside a tool call"

@@ -1,9 +1,9 @@
 """GLM 4.5 and later: ``<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value>…</tool_call>``.
 
 4.5 and 4.6 put newlines between the parts, 4.7 does not; both parsers read both, as vLLM does from 0.33 on, and
-differ in how they write. Strings are unquoted and stand in their marks exactly as they are, other values are JSON; the
-tool's schema tells which is which. Only its place tells a closing mark from text: ``</arg_value>`` closes a value where
-``<arg_key>`` or ``</tool_call>`` comes next.
+differ in how they write. Strings are unquoted and are in their marks exactly as they are, other values are JSON; the
+tool's schema decides which. Only its place distinguishes a closing mark from text: ``</arg_value>`` closes a value
+where ``<arg_key>`` or ``</tool_call>`` comes next.
 """
 
 from __future__ import annotations

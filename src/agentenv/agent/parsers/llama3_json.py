@@ -27,7 +27,7 @@ PYTHON_TAG = "<|python_tag|>"
 OBJECT = re.compile(r'\{\s*+"(?:[^"\\]|\\.){0,256}+"\s*+:')
 """Beginning of every object with a name."""
 BEFORE, BEHIND = re.compile(r"[\s\[]*+"), re.compile(r"[\s,;\]]*+")
-"""What may stand between the tag and an object, and what separates or ends several of them."""
+"""What may come between the tag and an object, and what separates or ends several of them."""
 
 
 class Llama3JsonParser(ToolCallParser):

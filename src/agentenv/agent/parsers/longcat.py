@@ -1,4 +1,4 @@
-"""LongCat-Flash: as hermes, in tags of its own; several calls stand directly after one another."""
+"""LongCat-Flash: as hermes, in its own tags; several calls follow one another directly."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Qwen3-Coder and Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``.
 
 Not XML: nothing is escaped, and exactly one newline on each side of a value is layout, and one behind its closing mark
-(calls without any newlines are read, too). So only its place tells a closing mark from text: ``</parameter>`` closes a
-value where ``<parameter=`` or ``</function>`` comes next. What does not fit is refused, unlike in vLLM, which ends a
-value at the first mark: half of an ``rm`` command must not run.
+(calls without any newlines are read, too). So only its place distinguishes a closing mark from text: ``</parameter>``
+closes a value where ``<parameter=`` or ``</function>`` comes next. What does not fit is refused, unlike in vLLM, which
+ends a value at the first mark: half of an ``rm`` command must not run.
 """
 
 from __future__ import annotations

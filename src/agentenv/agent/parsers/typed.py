@@ -1,4 +1,4 @@
-"""Values that models write without quotes, given the types a tool's schema asks for. Pure."""
+"""Values that models write without quotes, given the types of a tool's schema. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Schemas:
         return tuple(dict.fromkeys(_types(schema))) if isinstance(schema, Mapping) else ()
 
     def value(self, tool: str, key: str, text: str, *, unknown_is_json: bool = False) -> Any:
-        """The value that ``text`` stands for: itself where the schema allows a string. Else JSON, a Python literal of
+        """The value that ``text`` means: itself where the schema allows a string. Else JSON, a Python literal of
         a list or an object, or a word (``true``, ``null``, any case), if that is of a type that the schema allows, or
         null; else the text itself, which validation then refuses.
 

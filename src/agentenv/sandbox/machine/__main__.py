@@ -93,7 +93,7 @@ def _cpus() -> int:
 
 
 def _signalled() -> socket.socket:
-    """Readable once we are asked to stop."""
+    """Readable once this process has to stop."""
     asked, asks = socket.socketpair()
     asks.setblocking(False)
     signal.set_wakeup_fd(asks.detach())
@@ -103,11 +103,11 @@ def _signalled() -> socket.socket:
 
 
 def _woken(number: int, frame: FrameType | None) -> None:
-    """A signal has a byte on the wakeup descriptor, which is all that is wanted of it."""
+    """A signal has a byte on the wakeup descriptor, which is its only purpose."""
 
 
 def _user(spec: SandboxSpec) -> dict[str, Any]:
-    """Whom QEMU runs as: nobody of this machine's, where root starts it. Nomad's clients have a block of uids for each
+    """The uid of QEMU: one that nothing else has, where root starts it. Nomad's clients have a block of uids for each
     container, which slots in a guest do not use."""
     if os.geteuid() != 0:
         return {}

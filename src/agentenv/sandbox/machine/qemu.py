@@ -70,7 +70,7 @@ def accelerated(kernel: Path) -> bool:
 
 def check(image: Path) -> None:
     """Raise ConfigError or SandboxUnavailableError where a machine of this image could not run, or would be emulated
-    and nobody said that this is expected."""
+    and no setting says that this is expected."""
     for name in FILES:
         if not (image / name).is_file():
             raise ConfigError("image", f"{image} has no {name}", next_step=f"agentenv image machine {image}")

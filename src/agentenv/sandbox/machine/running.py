@@ -1,7 +1,7 @@
-"""A machine from its start to its end: what its guest says is passed on, and what asks for a stop is.
+"""A machine from its start to its end: passes on the guest's events, and requests to stop.
 
 The guest is believed as little as a container. Of its line of events one `ready` and one `failed` are passed on, with
-fields of known types and limited lengths: so nothing that it says can stop this process from ending it.
+fields of known types and limited lengths: so nothing that it sends can stop this process from ending it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPEAT_S: Final = 0.5
 _MOST_LINE_BYTES: Final = 64 * 1024
 _MOST_CHARACTERS: Final = 1000
 _MOST_WEAKER: Final = 5
-"""All of it fits into a pipe that nobody reads."""
+"""All of it fits into an unread pipe."""
 _MOST_EXIT_CODE: Final = 255
 
 
@@ -79,7 +79,7 @@ class Running:
         """At every turn: a guest that has not booted does not read it."""
         if time.monotonic() > since + _STOP_S:
             self._process.kill()
-        with contextlib.suppress(OSError):  # QEMU has just ended, or nobody reads yet
+        with contextlib.suppress(OSError):  # QEMU has just ended, or does not read yet
             self._line.send(guest.STOP, socket.MSG_DONTWAIT)
 
     def _read(self) -> bool:

@@ -22,7 +22,7 @@ _MAX_PACKET_BYTES: Final = 64
 
 
 def main() -> None:
-    """Run until the supervisor is gone; exit status 1 with the reason on stderr when it cannot."""
+    """Run until the supervisor has ended; exit status 1 with the reason on stderr when it cannot."""
     parser = argparse.ArgumentParser(description="The slots' proxies; started by their supervisor.")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--slots", type=int, required=True)
@@ -36,7 +36,7 @@ def main() -> None:
     control.set_inheritable(False)
     status = _run(control, options.slots, options.closed, open_files)
     sys.stderr.flush()
-    os._exit(status)  # a thread may wait for a name server; nobody waits for it
+    os._exit(status)  # a thread may still wait for a name server: do not join it
 
 
 def _run(control: socket.socket, slots: int, closed: list[str], open_files: int) -> int:

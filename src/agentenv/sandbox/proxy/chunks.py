@@ -18,7 +18,7 @@ _MAX_TRAILER_BYTES: Final = 32 * 1024
 _FREE_BYTES: Final = 16
 _FREE_PER_BYTE: Final = 2
 _MAX_EXCESS_BYTES: Final = 16 * 1024
-"""As Go's net/http counts: a chunk may have 16 bytes that are no data and twice as many as it has data; what is beyond
+"""As Go's net/http counts: a chunk may have 16 bytes that are not data and twice as many as it has data; what is beyond
 that adds up over the body, less what other chunks do not use, and may be 16 KiB."""
 _SIZE: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 

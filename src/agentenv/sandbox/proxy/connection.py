@@ -62,7 +62,7 @@ class Connection:
         self.moved_s = asyncio.get_running_loop().time()
 
     def allowed(self) -> bool:
-        """Whether the slot's policy, as it is now, allows what this connection asked for, as far as that is known."""
+        """Whether the slot's policy, as it is now, allows what this connection requested, as far as that is known."""
         if self._request is None:
             return True
         try:
@@ -87,7 +87,7 @@ class Connection:
             self._gate.counts.failed += not self._answered
             await self._refuse(502, str(error))
         except OSError:
-            pass  # either side is gone: the other sees the connection end
+            pass  # either side has closed: the other sees the connection end
         finally:
             self._client.close()
 
@@ -229,7 +229,7 @@ async def _pass_exactly(source: Stream, send: Callable[[bytes], Awaitable[None]]
 
 
 async def _pass_chunks(source: Stream, send: Callable[[bytes], Awaitable[None]]) -> None:
-    """Chunks are written anew, as large as they arrive; extensions of chunks and trailer fields are dropped."""
+    """Chunks are rewritten, as large as they arrive; extensions of chunks and trailer fields are dropped."""
     chunks = Chunks()
     while data := await source.receive_decoded(chunks):
         await send(b"%x\r\n%b\r\n" % (len(data), data))

@@ -1,6 +1,6 @@
 """Heads of HTTP requests and responses as a proxy reads and rewrites them. Pure, strict.
 
-What is forwarded is written anew from what was parsed, so that the next server cannot read another request out of it
+What is forwarded is rewritten from what was parsed, so that the next server cannot read another request out of it
 than the one that was judged.
 """
 
@@ -39,7 +39,7 @@ Fields = list[tuple[str, str]]
 
 
 class Framing(Enum):
-    """How the end of a body is found whose length its head does not tell."""
+    """How the end of a body is found if its head has no length."""
 
     CHUNKED = "chunked"
     UNTIL_CLOSED = "until closed"
@@ -100,8 +100,8 @@ def parse_request(head: bytes) -> Request:
 
 
 def parse_response(head: bytes, method: str) -> Response:
-    """Parse the head of the response to a request of that method. The client is told that the connection ends with
-    it. Raises ProtocolError when it is no HTTP/1.1 response."""
+    """Parse the head of the response to a request of that method. The client learns that the connection ends with
+    it. Raises ProtocolError when it is not an HTTP/1.1 response."""
     lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     status = _STATUS.fullmatch(lines[0])
     try:

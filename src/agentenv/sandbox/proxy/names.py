@@ -50,7 +50,7 @@ class Names:
         return await asyncio.shield(task)
 
     def close(self) -> None:
-        """Give up what is being looked up; threads that wait for an answer end by themselves."""
+        """Abandon running lookups; threads that wait for an answer end by themselves."""
         for task in self._asking.values():
             task.cancel()
 

@@ -41,7 +41,7 @@ class Counts:
 @dataclass(frozen=True)
 class Request:
     """From the supervisor. ``add`` carries the slot's listening socket and its policy, ``change`` a new policy;
-    ``count`` only asks. ``policy`` None: as it is."""
+    ``count`` only queries. ``policy`` None: as it is."""
 
     serial: int
     operation: Operation
@@ -106,7 +106,7 @@ def _decoded(packet: bytes) -> dict[str, Any]:
 
 
 def _numbers(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, int]:
-    """Exactly these fields, each a number that is no bool and not negative."""
+    """Exactly these fields, each a number that is not a bool and not negative."""
     if raw.keys() != set(names):
         raise ProtocolError(f"fields {', '.join(sorted(map(str, raw)))[:200]}, not {', '.join(names)}")
     if not all(type(value) is int and 0 <= value <= _MOST for value in raw.values()):

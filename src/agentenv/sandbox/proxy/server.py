@@ -51,7 +51,7 @@ class Proxy:
         self._connections: SlotConnections | None = None
 
     async def run(self) -> None:
-        """Say which process this is, then perform what is asked. Returns when the supervisor is gone. Raises
+        """Send this process's pidfd, then perform requests. Returns when the supervisor has ended. Raises
         ProtocolError when it violates the contract, OSError when the control socket fails. Every connection is closed
         at the end."""
         self._watch.begin()

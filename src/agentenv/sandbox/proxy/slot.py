@@ -92,7 +92,7 @@ class SlotConnections:
             try:
                 client, _ = await loop.sock_accept(self._listener)
                 self._begin(client)
-            except OSError:  # short of descriptors or memory, or the client is gone already
+            except OSError:  # short of descriptors or memory, or the client has closed already
                 self._places.release()
                 await asyncio.sleep(_PAUSE_S)
             await asyncio.sleep(0)  # a slot that floods us has one turn like everybody else

@@ -54,7 +54,7 @@ class Stream:
         return stream
 
     async def receive(self, most: int = CHUNK_BYTES) -> bytes:
-        """The next bytes, at most ``most``; empty at the end. Others have a turn meanwhile."""
+        """The next bytes, at most ``most``; empty at the end. Other connections run in between."""
         if self._unread:
             taken = bytes(self._unread[:most])
             del self._unread[:most]
@@ -79,7 +79,7 @@ class Stream:
 
     async def receive_decoded(self, chunks: Chunks) -> bytes:
         """The next data of a body in chunks, at most what one read brings; empty at its end. Raises
-        InvalidArgumentsError when it ends early, is malformed, or too much of it is no data."""
+        InvalidArgumentsError when it ends early, is malformed, or too much of it is not data."""
         found = bytearray()
         while not chunks.ended:
             data, more = chunks.take(self._unread)

@@ -150,7 +150,7 @@ def _files(program: str, pattern: str) -> list[Path]:
 
 
 def _compile(name: str, output: Path, flags: Sequence[str]) -> None:
-    """Compile beside ``output`` and rename over it, so that nobody ever sees a partial program."""
+    """Compile beside ``output`` and rename over it, so that no process ever sees a partial program."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxUnavailableError(

@@ -2,7 +2,7 @@
 
     python -m agentenv.sandbox.slotagent.call_list docker/seccomp.json
 
-The profile follows Docker's. So a slot may use the same calls wherever it runs, also where no container's filter stands
+The profile follows Docker's. So a slot may use the same calls wherever it runs, also where no container's filter is
 around it. The list is kept as C (``guard/call_list.c``), and a test compares the two: the programs are compiled where
 there is no ``docker/`` (an installed wheel, an image), by a compiler that knows the numbers of its machine type.
 """

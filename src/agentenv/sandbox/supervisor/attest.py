@@ -1,7 +1,7 @@
-"""Checks an image slot from outside, by what the kernel says of its first process, before anything runs in it.
+"""Checks an image slot from outside, by what the kernel reports about its first process, before anything runs in it.
 
-A plain slot tells of itself in the self-test at the container's start. What an image slot could say would be said by
-programs of its image, so nothing is asked inside. :func:`judge` is pure; :func:`read` gives it what it judges.
+A plain slot is checked from inside, by the self-test at the container's start. In an image slot that would run
+programs of its image, so nothing is run inside. :func:`judge` is pure; :func:`read` gives it what it judges.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the kernel says of a process. ``namespaces`` is empty where they may not be read (without CAP_SYS_PTRACE):
-    then the user namespace is known by its maps, and the others by the mounts and pids that they make."""
+    """What the kernel reports about a process. ``namespaces`` is empty where they may not be read (without
+    CAP_SYS_PTRACE): then the user namespace is known by its maps, and the others by the mounts and pids that they
+    make."""
 
     uid_map: str
     gid_map: str
@@ -102,8 +103,8 @@ def namespaces_of(pid: int | str) -> dict[str, str]:
 
 
 def read(pid: int, groups: Iterable[Path]) -> Seen:
-    """What the kernel says of this process; ``groups``: the lists of pids of the cgroups that it must be in. Raises
-    OSError."""
+    """What the kernel reports about this process; ``groups``: the lists of pids of the cgroups that it must be in.
+    Raises OSError."""
     of = Path(f"/proc/{pid}")
     lines = (line.partition(":") for line in (of / "status").read_text().splitlines())
     status = {name: value.strip() for name, _, value in lines}

@@ -117,7 +117,7 @@ def delegate(own: Path, container: str, controllers: frozenset[str]) -> None:
 
 
 def _delegate(steps: Delegation, controllers: frozenset[str]) -> None:
-    # First, so that a container that ends meanwhile sees that it is not the last one.
+    # First, so that a container that ends during this sees that it is not the last one.
     steps.subtree_control[-1].parent.mkdir(parents=True, exist_ok=True)
     already = frozenset(_read(steps.subtree_control[0]).split()) >= controllers
     if steps.leave is not None and not already:
@@ -138,8 +138,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _repeat(step: Callable[[], None]) -> None:
-    """Take ``step`` until the kernel accepts it, for up to 10 s. Meanwhile processes start and end, and containers
-    beside ours delegate the same controllers, give them back, and remove directories."""
+    """Repeat ``step`` until the kernel accepts it, for up to 10 s: processes start and end, and containers
+    next to ours delegate the same controllers, give them back, and remove directories."""
     deadline = time.monotonic() + _BUSY_DEADLINE_S
     while True:
         try:
@@ -190,7 +190,7 @@ def join(plan: CgroupPlan) -> None:
 
 
 def members(plan: CgroupPlan) -> set[int]:
-    """Pids in the cgroup, in any hierarchy; 0 stands for those invisible in our pid namespace."""
+    """Pids in the cgroup, in any hierarchy; 0 for those invisible in our pid namespace."""
     return {int(pid) for file in plan.process_files for pid in _read(file).split()}
 
 

@@ -22,7 +22,7 @@ from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, M
 from agentenv.sandbox.supervisor.user_namespace import Ids
 
 MAX_LAYERS: Final = 64
-"""Checkpoints that a slot may stand on: each costs every lookup of a name a little."""
+"""Checkpoints that may lie below a slot: each costs every lookup of a name a little."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Packed:
-    """The workspace of a plain slot as a tar (``slottar pack-whole``), whose files belong to nobody."""
+    """The workspace of a plain slot as a tar (``slottar pack-whole``), without owners."""
 
     mount: Path
     memory_bytes: int
@@ -71,13 +71,13 @@ class Checkpoints:
         self._kept: dict[str, Checkpoint | Packed] = {}
         self._mounted: dict[Path, Frozen | Packed] = {}
         self._stood_on: Counter[Path] = Counter()
-        """How many slots stand on each layer."""
+        """How many slots use each layer."""
         self.one_at_a_time = asyncio.Lock()
         """To be held while a workspace is packed, so that the room is known that is left."""
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all layers kept, also of those of dropped checkpoints on which others stand."""
+        """Memory of all layers kept, also of those of dropped checkpoints that others use."""
         return sum(layer.memory_bytes for layer in self._mounted.values())
 
     def find(self, name: str) -> Checkpoint:
@@ -158,17 +158,17 @@ class Checkpoints:
         self._kept[name] = self._mounted[made.mount] = made
 
     def drop(self, name: str) -> list[Path]:
-        """Forget a checkpoint; no effect if there is none. Returns the layers that no other one has and no slot stands
+        """Forget a checkpoint; no effect if there is none. Returns the layers that no other one has and no slot uses
         on, which are no longer counted: :func:`unmount` them."""
         self._kept.pop(name, None)
         return self._forget_unneeded()
 
     def hold(self, layers: Iterable[Frozen]) -> None:
-        """One more slot stands on these layers, until it gives them back."""
+        """One more slot uses these layers, until it gives them back."""
         self._stood_on.update(layer.mount for layer in layers)
 
     def give_back(self, layers: Iterable[Frozen]) -> list[Path]:
-        """One slot less stands on these layers. Returns those to unmount, as :meth:`drop`."""
+        """One slot less uses these layers. Returns those to unmount, as :meth:`drop`."""
         self._stood_on.subtract(layer.mount for layer in layers)
         self._stood_on += Counter()  # without those that are 0
         return self._forget_unneeded()
@@ -186,7 +186,7 @@ class Checkpoints:
 
 
 def unmount(layers: Iterable[Path]) -> None:
-    """Let go of layers that nobody needs. May take long (300 ms a GiB): call it in a thread. Raises OSError."""
+    """Free layers that are not needed. May take long (300 ms a GiB): call it in a thread. Raises OSError."""
     for mount in layers:
         syscalls.umount(str(mount), syscalls.MNT_DETACH)
         mount.rmdir()

@@ -1,7 +1,7 @@
 """Writable layers on a disk: for each an ext4 file system of its own, in a file that has its size reserved and no name.
 
 The kernel bounds what a slot writes there, no slot can take the space of another one, and nothing is left of a layer
-when nobody has it mounted any more, however the supervisor ends: the loop device detaches itself, and the file goes.
+once it is mounted nowhere, however the supervisor ends: the loop device detaches itself, and the file is freed.
 
 On a machine of its own the kernel names a free loop device, and makes one if there is none (``/dev/loop-control``). A
 container of an engine has been given some by number instead, and uses those of them that are free: it can then reach
@@ -35,7 +35,7 @@ _INODE_BYTES: Final = 256
 _OWN_INODES: Final = 16
 """ext4 has 11 for itself."""
 _OVERHEAD_BYTES: Final = 24 << 20
-"""What ext4 keeps to itself: 4096 clusters of 4 KiB that it never gives to anybody, and its descriptors."""
+"""What ext4 reserves for itself: 4096 clusters of 4 KiB that no file gets, and its descriptors."""
 _BITMAPS_SHARE: Final = 4096
 """Of what is written a further 1/4096: bitmaps are 1/16384, and as much is rounded up in each group of 128 MiB."""
 _FILE_FD: Final = 3
@@ -49,7 +49,7 @@ _LO_FLAGS_AUTOCLEAR, _LO_FLAGS_DIRECT_IO = 4, 16
 _ATTEMPTS: Final = 64
 """Others may take the free loop device that was found."""
 _TAKEN: Final = (errno.EBUSY, errno.EROFS)
-"""What the kernel says of a loop device that shows another file, or one that may not be written."""
+"""The kernel's errors for a loop device that shows another file, or one that may not be written."""
 # linux/fs.h, fs/ext4/ext4.h
 _FITRIM, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0xC0185879, 0x8004587D, 2
 
@@ -89,7 +89,7 @@ class DiskLayers:
         return ""
 
     def _reserve(self, size_bytes: int, inodes: int) -> int:
-        """A descriptor of a new file without a name. What is asked of the disk is compared with it first: to reserve
+        """A descriptor of a new file without a name. The request is compared with the disk's size first: to reserve
         more than there is would take all of it from the others for a moment."""
         if lacking := self.lacking(size_bytes, inodes):
             raise _no_room(lacking)
@@ -113,7 +113,8 @@ def file_bytes(size_bytes: int, inodes: int) -> int:
 
 
 def shrink(layer: Path) -> None:
-    """Give back what was reserved for a layer and is not used: nobody writes to it any more. Blocks. Raises OSError."""
+    """Give back what was reserved for a layer and is not used: nothing writes to it any more. Blocks. Raises
+    OSError."""
     with _opened(layer) as top:
         syscalls.syncfs(top)
         fcntl.ioctl(top, _FITRIM, struct.pack("=QQQ", 0, 2**63, 0))
@@ -141,7 +142,7 @@ def refusal(place: Path, mountinfo: str) -> str:
         os.close(_attach(file)[0])
     except OSError as error:
         if error.errno in _TAKEN:
-            return ""  # now; a lease is told so
+            return ""  # all in use now; a lease reports that
         return (
             f"no loop devices ({error.filename}: {error.strerror}): load the module loop, and give "
             "the container some (loop_devices of the Nomad job, docker run --device)"
@@ -235,14 +236,14 @@ def _attach(file: int) -> tuple[int, str]:
 
 
 def _given_devices() -> list[Path]:
-    """The loop devices of a container that can ask for no other ones, by number; none where it can."""
+    """The loop devices of a container that cannot create others, by number; none where it can."""
     if (_DEVICES / _LOOP_CONTROL).exists():
         return []
     return sorted(_DEVICES.glob("loop[0-9]*"), key=lambda path: int(path.name.removeprefix("loop")))
 
 
 def _named_devices() -> Iterator[Path]:
-    """Loop devices that the kernel says are free, one after the other. Raises OSError."""
+    """Loop devices that are free according to the kernel, one after the other. Raises OSError."""
     for _ in range(_ATTEMPTS):
         control = os.open(_DEVICES / _LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
         try:

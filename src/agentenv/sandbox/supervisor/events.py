@@ -13,7 +13,7 @@ EXIT_FAILED = 2
 
 
 def emit(event: str, **fields: object) -> None:
-    """Print one event. A reader that is gone is ignored: the lifeline handles that."""
+    """Print one event. A reader that has ended is ignored: the lifeline handles that."""
     line = json.dumps({"event": event, **fields}) + "\n"
     with contextlib.suppress(OSError):
         os.write(1, line.encode())

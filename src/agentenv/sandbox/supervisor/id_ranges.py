@@ -1,8 +1,8 @@
 """Which ids a slot has on this machine: no two slots of a node share a range, whatever containers they are in.
 
-A range is a file in the node's store, and whoever holds its lock (``flock``) has the range. The store's owner makes the
-files; a lock needs no right to write, so containers see the store read-only. A lock that nobody lets go of ends with
-the supervisor that holds it, and its slots have ended by then.
+A range is a file in the node's store, and the process that holds its lock (``flock``) has the range. The store's owner
+makes the files; a lock needs no right to write, so containers see the store read-only. A lock that is not released ends
+with the supervisor that holds it, and its slots have ended by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentenv.sandbox.supervisor.user_namespace import (
 
 
 class ClaimedRange:
-    """A range that nobody else has until :meth:`release`."""
+    """A range that no other slot has until :meth:`release`."""
 
     def __init__(self, ids: ImageIds, lock: int) -> None:
         self.ids = ids
@@ -46,7 +46,7 @@ def has_store(directory: Path) -> bool:
 
 def ids_of_trees(*maps: str) -> ImageIds | None:
     """The ids under which images are unpacked, by the texts of /proc/self/uid_map and gid_map. LeanIds: slots can have
-    no ranges of their own, because the container's user namespace lacks them. None: it lacks even those."""
+    no ranges of their own, because the container's user namespace does not have them. None: not even those."""
     lean = LeanIds()
     if all(_has(text, FIRST_ID, IDS * RANGES) for text in maps):
         return IDS_OF_TREES
@@ -65,7 +65,7 @@ class IdRanges:
         """``shared``: every slot has these."""
         self._directory = directory
         self._shared = shared
-        # Containers begin to look at different places: else each would ask for all ranges of the others.
+        # Containers begin to look at different places: otherwise each would try all ranges of the others first.
         self._next = secrets.randbelow(TREES)
 
     def claim(self) -> ClaimedRange:

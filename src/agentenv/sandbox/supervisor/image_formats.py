@@ -34,7 +34,7 @@ _NEEDS: Final[Mapping[Format, str]] = {
 _MEMORY_NEEDS: Final = "in memory it needs Linux 6.6 or newer"
 """Since then files in memory have the attributes in which overlayfs notes what was deleted and replaced."""
 _GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
-"""What gVisor's ``/proc/version`` says on every machine (pkg/sentry/syscalls/linux: ``LinuxVersion``)."""
+"""What gVisor's ``/proc/version`` contains on every machine (pkg/sentry/syscalls/linux: ``LinuxVersion``)."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ _LEAN_DISK: Final = (
     "only the machine's root may mount a file system of a disk, not root of a user namespace (in docker: --userns=host)"
 )
 NO_STORE: Final = ImageSupport(None)
-"""Of a container that has not been given a store; it says so itself."""
+"""Of a container without a store, which reports that itself."""
 
 
 def without_probes(one_id: str, ids: ImageIds | None, version: str, status: str) -> str:
-    """Why a container cannot have image slots, whatever its kernel could; empty if probes have to tell. ``one_id``: why
-    it has one id only, if that is so. ``ids``: those of unpacked layers; None: there are too few
+    """Why a container cannot have image slots, whatever its kernel supports; empty if probes have to decide.
+    ``one_id``: why it has one id only, if that is so. ``ids``: those of unpacked layers; None: there are too few
     (id_ranges.ids_of_trees). ``version`` and ``status`` are the texts of /proc/version and /proc/self/status."""
     if _GVISOR in version:
         return "gVisor cannot mount images under a slot's own ids: use runc, or a virtual machine (Kata)"
@@ -113,7 +113,7 @@ def may_not_gain_privileges(status: str) -> bool:
 
 
 def decide(found: Probes, wanted: ImageFormat = "auto", ids: ImageIds = IDS_OF_TREES) -> ImageSupport:
-    """The format that asks least of disk and weakens least, among those that work; only ``wanted``, if one is named.
+    """The format that needs least disk and weakens least, among those that work; only ``wanted``, if one is named.
     ``ids``: of unpacked layers."""
     if found.basics:
         return ImageSupport(None, refused=found.basics)

@@ -32,7 +32,7 @@ _TMUXES: Final = ("usr/bin/tmux", "bin/tmux", "usr/local/bin/tmux")
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What an image says of the programs in it."""
+    """How an image configures its programs."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
@@ -100,7 +100,7 @@ class ImageMounts:
         return (ImageLayer(mounted.place, None),), mounted.config
 
     async def ready(self, digest: str) -> None:
-        """See Images: mounted, and its programs looked at, in a thread: their files are anybody's."""
+        """See Images: mounted, and its programs looked at, in a thread: their files are untrusted."""
         self.require(digest)
         mounted = self._mounted[digest]
         async with mounted.reading:
@@ -153,8 +153,8 @@ def held_manifest(store: Path, digest: str) -> tuple[int, dict[str, Any]]:
 
 
 def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfig:
-    """What an image says of its programs, and which it has; ``layers`` are the directories that it is made from, the
-    upmost first. Blocks, and may take long: the files are anybody's."""
+    """How an image configures its programs, and which it has; ``layers`` are the directories that it is made from, the
+    upmost first. Blocks, and may take long: the files are untrusted."""
     config = ImageConfig(
         MappingProxyType(manifest["env"]),
         manifest["user"],
@@ -166,7 +166,7 @@ def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfi
 
 
 def _is_in(layers: Sequence[Path], path: str) -> bool:
-    """By the upmost layer that says anything of it; a whiteout says that it is gone, and what cannot be reached (links
+    """By the upmost layer that has it; a whiteout means that it is removed, and what cannot be reached (links
     without end) is not there."""
     for layer in layers:
         with contextlib.suppress(OSError, LeadsOutError), RootedDirectory(layer, as_root=True) as root:

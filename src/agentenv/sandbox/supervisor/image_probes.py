@@ -48,7 +48,7 @@ async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper, 
 
 
 async def _ask(store: Path, scratch: Path, ids: ImageIds, namespace: int, reaper: Reaper) -> dict[str, str]:
-    """What a child of ours finds."""
+    """The results of a child process."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

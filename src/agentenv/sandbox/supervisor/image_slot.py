@@ -36,19 +36,19 @@ CAPABILITIES: Final = {
 """What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
 are void in a user namespace (mknod, audit_write). ``net_raw`` is there because Debian's ping is a program that is given
 it, and is not executed where that cannot be; what has been a way into kernels, AF_PACKET, the filter of system calls
-refuses unless a lease asks for ``net_raw``."""
+refuses unless a lease requests ``net_raw``."""
 EXTRA_CAPABILITIES: Final = {
     "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
     "audit_write": 29,
 }  # fmt: skip
-"""What a lease may ask for as well."""
+"""What a lease may request as well."""
 HOSTNAME: Final = "slot"
 _USER_NAMESPACE_FD: Final = 5
 _PARTS: Final = ("upper", "work", "root")
 
 
 def capability_mask(extra: tuple[str, ...]) -> int:
-    """The bits of the capabilities of a slot that asks for these as well (linux/capability.h)."""
+    """The bits of the capabilities of a slot that requests these as well (linux/capability.h)."""
     return sum(1 << bit for bit in {*CAPABILITIES.values(), *(EXTRA_CAPABILITIES[name] for name in extra)})
 
 
@@ -98,7 +98,7 @@ class ImageSlot:
 
     @property
     def limits(self) -> SlotLimits:
-        """The container's, as far as the root asks for no lower ones."""
+        """The container's, unless the root requests lower ones."""
         given = self._setup.spec.limits
         memory_bytes = self._root.memory_bytes or given.memory_bytes
         return dataclasses.replace(
@@ -132,7 +132,7 @@ class ImageSlot:
 
     def _has_containers_bash(self, config: ImageConfig) -> bool:
         """Whether the slot's bash is of the same build as the container's static one. One that was put in its place is
-        noticed once it lies in a checkpoint; what a lease says of PATH may lead to any."""
+        noticed once it lies in a checkpoint; the PATH of a lease may lead to any."""
         if not config.bash_build or config.bash_build != self._setup.bash_build:
             return False
         if "PATH" in {*self._root.env, *self._setup.spec.env}:
@@ -206,13 +206,13 @@ class ImageSlot:
         if not self._on_disk:
             return checkpoints.refusal(self._place)
         assert self._setup.disk is not None
-        # The layer is kept in its file, and the slot goes on in another one.
+        # The layer is kept in its file, and the slot continues in another one.
         lacking = self._setup.disk.lacking(self._root.writable_bytes, self._root.writable_inodes)
         return ConfigError("checkpoint", lacking) if lacking else None
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
-        """Keep what has been written as a checkpoint, and go on above it. No process may be left. Raises
-        SandboxUnavailableError when there is no new layer to go on in; OSError."""
+        """Keep what has been written as a checkpoint, and continue above it. No process may be left. Raises
+        SandboxUnavailableError when there is no new layer to continue in; OSError."""
         self._unmount_lowers()
         if self._on_disk:
             await asyncio.to_thread(disk_layers.shrink, self._place)

@@ -119,7 +119,7 @@ class ImageTrees:
         self._unpacked[digest] = _Unpacked(layers, config, locks)
 
     def _checked(self, name: str) -> Path:
-        """The root of an unpacked layer, which nobody but the program can have made: others may write beside it."""
+        """The root of an unpacked layer, which only the unpacker can have made: others may write beside it."""
         tree, ids = self._store / "trees" / name, self._unpacker.ids
         owner = tree.lstat().st_uid
         if owner != ids.first or not 0 <= (tree / "root").lstat().st_uid - owner < ids.count:

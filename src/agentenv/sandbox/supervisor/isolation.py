@@ -151,7 +151,7 @@ def bwrap_argv(
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
     which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: files of /proc that
-    tell of the machine, and read as empty in the slot; ``namespace_given``: see :func:`user_namespace_options`. Order
+    describe the machine, and read as empty in the slot; ``namespace_given``: see :func:`user_namespace_options`. Order
     matters: later mounts cover earlier ones.
     """
     return [
@@ -229,7 +229,7 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str, w
         found += [
             f"Memory is limited per process (RLIMIT_DATA), not per slot{because}: many processes together, "
             "their temporary files and the workspace can use more.",
-            "An out-of-memory kill cannot be told from another kill, so it is not reported.",
+            "An out-of-memory kill looks like any other kill, so it is not reported.",
         ]
     if "cpu" not in have:
         found.append(f"CPU time is shared per process, not per slot{because}: a busy slot can slow its neighbours.")

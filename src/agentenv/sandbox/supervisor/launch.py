@@ -120,10 +120,10 @@ def _keep_descriptors_private() -> None:
 
 
 def _detach() -> bool:
-    """Leave our starter: nobody of its processes is our parent, or in our session. False in the process that is to
-    exit, so that the starter can go on.
+    """Leave our starter: none of its processes is our parent, or in our session. False in the process that is to
+    exit, so that the starter can continue.
 
-    The first event names the process, because the starter may end before anybody else has noted it.
+    The first event names the process, because the starter may end before any other process has noted it.
     """
     if os.fork():
         return False
@@ -134,8 +134,9 @@ def _detach() -> bool:
 
 def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     """Who has started us. An ordinary user with subordinate ids, where slots of images are wanted, is made root of a
-    namespace of them: there this program is executed again (``of_user``), for what the kernel says of a process belongs
-    to the namespace that it was executed in. From then on it is as in a container whose engine maps ids."""
+    namespace of them: there this program is executed again (``of_user``), because what the kernel reports about a
+    process belongs to the namespace that it was executed in. From then on it is as in a container whose engine maps
+    ids."""
     if of_user or os.geteuid() == 0:
         return Owner(root=not of_user)
     wanted = spec.store_dir and spec.isolation != USER
@@ -304,7 +305,7 @@ def _disk(spec: SandboxSpec, directory: Path) -> Path:
     if not spec.disk_dir or not spec.store_dir:
         return directory
     disk = Path(spec.disk_dir)
-    with contextlib.suppress(OSError):  # why there is none is said when it is tried
+    with contextlib.suppress(OSError):  # the attempt reports why there is none
         disk.mkdir(parents=True, exist_ok=True, mode=0o700)
     return disk.resolve()
 
@@ -428,7 +429,7 @@ def _wait(pid: int) -> int:
 
 
 def _next_signal() -> int:
-    """Wait for a signal, keeping the log short meanwhile."""
+    """Wait for a signal, and keep the log short until then."""
     signals = {*_SIGNALS, signal.SIGCHLD}
     while log_can_be_cut(_STDERR):
         if (found := signal.sigtimedwait(signals, _TRIM_EVERY_S)) is not None:
@@ -440,7 +441,7 @@ def _next_signal() -> int:
 def trim_log(fd: int) -> None:
     """Cut a log of more than 1 MiB to its last lines. ``fd`` can read and appends, like those of all its writers.
 
-    A line written meanwhile may be lost.
+    A line written during that may be lost.
     """
     size = os.fstat(fd).st_size
     if size > _LOG_BYTES:

@@ -89,7 +89,7 @@ def parse_mounts(mountinfo: str) -> list[tuple[str, PurePosixPath, Path, frozens
 def _own_directory(root: PurePosixPath, mount_point: Path, own: PurePosixPath) -> Path | None:
     """The directory of cgroup ``own`` when a mount shows ``root`` and everything below it."""
     if root != own and root not in own.parents:
-        return None  # mounted from outside our cgroup namespace: somebody else's
+        return None  # mounted from outside our cgroup namespace: not ours
     directory = mount_point / own.relative_to(root)
     parts = directory.parts
     return Path(*parts[: parts.index(_ROOT_NAME)]) if _ROOT_NAME in parts else directory
@@ -195,7 +195,7 @@ def _memory_settings(version: int, directory: Path, memory_bytes: int) -> list[S
     if version == 1:
         # Memory plus swap must not be below memory, so it is written second; kernels without swap
         # accounting do not have the file. It is a little above: the kernel looks at it first, and does not
-        # always count how often it was met, which is how a slot's own limit is told from one above it.
+        # always count how often it was met, which distinguishes a slot's own limit from one above it.
         return [
             Setting(directory / "memory.limit_in_bytes", limit),
             Setting(directory / "memory.memsw.limit_in_bytes", str(memory_bytes + _SWAP_BYTES), required=False),

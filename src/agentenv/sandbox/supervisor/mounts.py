@@ -79,7 +79,7 @@ def show_read_only(source: str, target: str, empty: str) -> None:
     mount.
 
     A bind of an overlay's directory carries the overlay's options along, which in a container name the engine's own
-    directories on the machine. An overlay of ours (over ``empty``, because one layer alone is none) names only
+    directories on the machine. Our own overlay (over ``empty``, because one layer alone is none) names only
     paths of this container. If that is not possible a bind is used, and the self-test reports what it reveals.
     """
     if layered(Path("/proc/self/mountinfo").read_text(), source):
@@ -148,7 +148,7 @@ def private_place(fallback: Path, needed: Iterable[Path], exists: Callable[[Path
 
     A slot's bwrap runs under the slot's uid and must be able to traverse it for the life of the container, and it
     must not cover anything in ``needed``. So it is the first system directory that fits (the mount is invisible
-    outside our mount namespace), whose permissions nobody changes, unlike those of a state directory; else
+    outside our mount namespace), whose permissions never change, unlike those of a state directory; else
     ``fallback``, if everybody can reach it. Raises FileNotFoundError if neither works.
     """
     exists = exists or (lambda path: path.is_dir() and searchable_by_all(path))

@@ -3,7 +3,7 @@
 The slot keeps its own network namespace. A user-mode stack, outside the slot and dying with it, carries its TCP and
 UDP as ordinary sockets of an unprivileged process; an egress policy can be added there later. The machine's
 loopback is cut off by slirp4netns and, as its own addresses (where the sandbox server listens) and the link-local
-range (cloud metadata), by unreachable routes that nobody inside can remove without a capability over the namespace.
+range (cloud metadata), by unreachable routes that no process inside can remove without a capability over the namespace.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str)
 
 
 async def attach_to(namespaces: SlotNamespaces, spec: SandboxSpec, reaper: Reaper, tool: str) -> NetworkProcess:
-    """:func:`attach`, to a slot that is known by its namespaces, whoever owns them. It may be attached to again after
-    its stack was killed, which takes the network from its processes without disturbing them otherwise."""
+    """:func:`attach`, to a slot that is known by its namespaces, regardless of their owner. It may be attached to again
+    after its stack was killed, which takes the network from its processes without disturbing them otherwise."""
     entrance = _Entrance(namespaces.slot, namespaces.jail, partial(_join_user_namespace, namespaces))
     return await _attach(entrance, closed_networks(spec), reaper, tool)
 

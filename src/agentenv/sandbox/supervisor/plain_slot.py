@@ -1,6 +1,6 @@
 """A plain slot: its workspace is a tmpfs of its own, its root the container's template, under bubblewrap.
 
-After a checkpoint, and when it begins with one, its workspace stands above frozen ones, or is a copy of one.
+After a checkpoint, and when it begins with one, its workspace is an overlay above frozen ones, or a copy of one.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PlainSlot:
         return checkpoints.refusal(self._setup.tree.workspace(self._slot))
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
-        """Freeze the workspace as a layer and go on above it; where that would not be exact, copy it."""
+        """Freeze the workspace as a layer and continue above it; where that would not be exact, copy it."""
         exact = len(self._layers) < MAX_LAYERS and not (self._layers and self._layered.has_changed_links)
         if not checkpoints.layered or not exact:
             await self._copy(checkpoints, name)
@@ -221,7 +221,7 @@ async def _slottar(
                 status = await asyncio.shield(exited)
         except BaseException as error:
             slot_process.kill_family(pid)
-            if isinstance(error, TimeoutError):  # cancelled, the container ends, and nobody tells of exits any more
+            if isinstance(error, TimeoutError):  # cancelled: the container ends, and the reaper reports no more exits
                 await asyncio.wait((exited,), timeout=KILL_DEADLINE_S)
             raise
         if status:
@@ -231,7 +231,7 @@ async def _slottar(
 
 
 def _copy_reason(status: int, words: bytes) -> str:
-    """unpack says the path, and its exit code is the error's number."""
+    """unpack prints the path, and its exit code is the error's number."""
     text = words.decode(errors="replace").strip()
     if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)) != slot_process.FAILED:
         return f"{text}: {os.strerror(code)}"

@@ -134,7 +134,7 @@ class SlotProxy:
     """
 
     def __init__(self, template: ProxyTemplate, slot: int, listener: socket.socket, policy: NetworkPolicy) -> None:
-        """``listener`` belongs to the proxy from now on."""
+        """Passes ``listener`` to the proxy."""
         self._template = template
         self._slot = slot
         self._listener = listener
@@ -237,7 +237,7 @@ class SlotProxy:
         raise ProtocolError("it ended")
 
     async def _kill(self) -> None:
-        """Returns when the process is gone."""
+        """Returns when the process has ended."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -258,7 +258,7 @@ class SlotProxy:
             self._start_later()
 
     def _start_later(self) -> None:
-        """The slot waits for another. Those who ask meanwhile start one too, or fail in time."""
+        """Start another one in the background. Requests that arrive before it runs start one too, or fail in time."""
         if self._recovery is None or self._recovery.done():
             self._recovery = asyncio.create_task(self._recover(), name=f"the proxy of slot {self._slot}")
             self._recovery.add_done_callback(report_failure)

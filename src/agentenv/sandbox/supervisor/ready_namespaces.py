@@ -1,4 +1,4 @@
-"""User namespaces for image slots, made before somebody waits for one: each has ids of its own, nothing lives in it.
+"""User namespaces for image slots, made before a lease waits for one: each has ids of its own, nothing lives in it.
 
 A slot that takes one has it for itself; no namespace is given twice.
 """
@@ -63,7 +63,7 @@ class ReadyNamespaces:
         try:
             while len(self._ready) < READY:
                 self._ready.append(await self._make(nested=False))
-        except (OSError, SandboxUnavailableError) as error:  # whoever needs one makes it, and is told
+        except (OSError, SandboxUnavailableError) as error:  # the next start makes its own, and reports the failure
             log.warning("creating a user namespace in advance failed: %s", error)
 
     async def _make(self, *, nested: bool) -> Namespace:

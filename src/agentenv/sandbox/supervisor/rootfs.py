@@ -89,7 +89,7 @@ def build(
     _copy_programs(programs, tree.root / "run/agentenv")
     tree.image_programs.mkdir()
     _copy_programs(programs, tree.image_programs)
-    # Nobody in an image slot may read the agent: the kernel then keeps its /proc files from the slot's root as well.
+    # No process of an image slot may read the agent: the kernel then keeps its /proc files from the slot's root too.
     (tree.image_programs / "slotagent").chmod(0o711)
     for name, source in tmux:
         copied = tree.image_programs / posixpath.basename(TMUX_BUNDLE) / name

@@ -1,4 +1,4 @@
-"""The container tests its own promises before it serves anybody.
+"""The container tests its own promises before it serves any client.
 
 One shell script is run in slot 0 through its agent and reports what it sees; :func:`judge` (pure) turns the report
 into proofs. Tests that need the supervisor (limits in effect, KILL_ALL) follow. Slot 0 is reset afterwards, so
@@ -36,7 +36,7 @@ from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 
 DEADLINE_S = scaled(20.0)
 SETTLE_S = scaled(5.0)
-"""Killed processes are gone within this time."""
+"""Killed processes end within this time."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
@@ -149,7 +149,7 @@ def _writable_detail(report: Mapping[str, str], written: list[str]) -> str:
 
 
 def _engine(report: Mapping[str, str]) -> Verdict:
-    """Not required: it tells a policy where the engine keeps this container's files, without giving access to them."""
+    """Not required: it shows a policy where the engine keeps this container's files, without giving access to them."""
     layers = sorted(key[len("layers.") :] for key in report if key.startswith("layers."))
     named = f"the engine's directories are named at {', '.join(layers)}" if layers else "no mount names one"
     cure = "the kernel refuses an overlay over the engine's: docs/isolation.md"
@@ -306,7 +306,7 @@ async def _process_limit(
     before = report.get("max_processes", "?")
     if setup.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
         return Verdict("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
-    # Only the soft limit: nobody here could raise a hard one again.
+    # Only the soft limit: no process here could raise a hard one again.
     resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
     try:
         refused = await runner.run(["true"], env)
@@ -340,7 +340,7 @@ async def _settled(slot: SlotProcess) -> int:
     """Number of processes in the slot's pid namespace once it is quiet (a killed one takes a moment, longer on a
     busy machine)."""
     ends = time.monotonic() + SETTLE_S
-    while (count := slot_population(slot)) > 1 and time.monotonic() < ends:  # noqa: ASYNC110 - /proc is asked
+    while (count := slot_population(slot)) > 1 and time.monotonic() < ends:  # noqa: ASYNC110 - polls /proc
         await asyncio.sleep(0.001)
     return count
 

@@ -51,7 +51,7 @@ class ServerLink:
             self._flush()
 
     def drain(self) -> None:
-        """Take in what the (dead) server had sent, then :meth:`close`: what it said of its leases still holds."""
+        """Read what the (dead) server had sent, then :meth:`close`: its messages about leases still hold."""
         while self._open and self._read():
             pass
         self.close()

@@ -37,7 +37,7 @@ _START_ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _FIRST_START_PATIENCE_S = scaled(5.0)
 _SEAL_PATIENCE_S = scaled(15.0)
-"""How long a shortage is waited for while somebody waits for the slot; a reset waits without limit."""
+"""How long a seal waits for a missing resource, because a lease waits for the slot; a reset waits without limit."""
 _KILLED = f"exit code {128 + signal.SIGKILL}"
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
 _PROOF_DEADLINE_S = scaled(5.0)
@@ -49,23 +49,23 @@ class SlotReports(Protocol):
     """Receiver of a slot's state changes."""
 
     def ready(self, slot: SlotLifecycle) -> None:
-        """The slot is usable; its ``kept`` tells whether the workspace is unchanged."""
+        """The slot is usable; its ``kept`` is true if the workspace is unchanged."""
 
     def failed(self, slot: SlotLifecycle) -> None:
-        """The slot is quarantined permanently; its ``reason`` tells why."""
+        """The slot is quarantined permanently; its ``reason`` says why."""
 
     def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
-        """The checkpoint that was asked for was not made; the slot is as it was, or (``ended``) its processes have
+        """The requested checkpoint was not made; the slot is as it was, or (``ended``) its processes have
         ended and it will be ready again with its files."""
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
 
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
-        """The slot cannot have the root that was asked for; it is being reset."""
+        """The slot cannot have the requested root; it is being reset."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
-        """The slot ended by itself; it is being reset, or given up."""
+        """The slot ended by itself; it is being reset, or is quarantined."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class CrashLoop:
 
 
 class SlotLifecycle:
-    """One slot. Read ``phase``, ``epoch``, ``lease``, ``process``; ask with :meth:`ask`."""
+    """One slot. Read ``phase``, ``epoch``, ``lease``, ``process``; send requests with :meth:`ask`."""
 
     def __init__(self, services: SlotServices, number: int) -> None:
         self.number = number
@@ -115,7 +115,7 @@ class SlotLifecycle:
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
         self.handed = False
-        """Whether a server has had the slot since the last reset. A slot that it had and without a remembered lease
+        """Whether a server has had the slot since the last reset. A slot that it had without a remembered lease
         may have been used, whatever the server reported before it died."""
         self.kept = False
         self.reason = ""
@@ -140,7 +140,7 @@ class SlotLifecycle:
         start the container can still refuse to serve."""
         self._move(SlotPhase.starting)
         await self._start(fresh=True, patience_s=_FIRST_START_PATIENCE_S)
-        self._arrive(kept=False, tell=False)
+        self._arrive(kept=False, report=False)
 
     def begin(self) -> None:
         """Start the slot in the background; the outcome is reported."""
@@ -171,7 +171,7 @@ class SlotLifecycle:
                 self._turn(SlotPhase.rerooting)
 
     def refuse(self, why: AgentEnvError) -> None:
-        """It cannot have the root that was asked for; ignored while the slot is not ready."""
+        """It cannot have the requested root; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             self._services.reports.refused(self, why)
             self._turn(SlotPhase.resetting)
@@ -184,7 +184,7 @@ class SlotLifecycle:
         return ImageSlot(setup, self.number, reaper, root, place, layers)
 
     def freeze(self, name: str) -> None:
-        """Keep what the slot has written as a checkpoint, and go on with it; ignored while the slot is not ready."""
+        """Keep what the slot has written as a checkpoint, and continue from it; ignored while the slot is not ready."""
         if self.phase is not SlotPhase.ready:
             return
         checkpoints = self._services.setup.checkpoints
@@ -274,7 +274,7 @@ class SlotLifecycle:
                     await self._freeze()
                 elif not keep:
                     await self._discard()
-        except SandboxUnavailableError as error:  # it has been frozen, and cannot go on
+        except SandboxUnavailableError as error:  # it is frozen, and there is no layer to continue in
             self._move(SlotPhase.starting)
             self._give_up_seal(error)
             return
@@ -290,7 +290,7 @@ class SlotLifecycle:
 
     async def _gathered(self, kind: ImageSlot) -> bool:
         """Wait for the image of the slot's next root, which may take long: no other slot's start waits with us. False
-        when there is none, or nobody wants it any more; the slot is being reset then."""
+        when there is none, or the lease has ended; the slot is being reset then."""
         self._given_up.clear()
         gathering = asyncio.ensure_future(kind.gather())
         given_up = asyncio.ensure_future(self._given_up.wait())
@@ -311,7 +311,7 @@ class SlotLifecycle:
         return False
 
     def _set_aside(self) -> bool:
-        """Let an unused plain slot wait for the end of an image slot, instead of ending it and starting it anew."""
+        """Let an unused plain slot wait for the end of an image slot, instead of ending and recreating it."""
         if self.process is None or self.kind is not self._plain or not isinstance(self._next, ImageSlot):
             return False
         if not self.process.untouched:
@@ -359,7 +359,7 @@ class SlotLifecycle:
         except OSError as error:
             self._quarantine(f"a failed start could not be undone: {error or type(error).__name__}")
         else:
-            self._arrive(kept=keep, anew=not waited)
+            self._arrive(kept=keep, started=not waited)
 
     def _give_up_seal(self, error: SandboxUnavailableError) -> None:
         """The workspace cannot be moved to new namespaces: its lease ends, and the slot is completely recreated."""
@@ -420,19 +420,19 @@ class SlotLifecycle:
         self._policy = SlotNetwork(services.networks, namespaces, lambda status: self._offline(process, status))
         await self._policy.apply(kind.policy)
 
-    def _arrive(self, *, kept: bool, tell: bool = True, anew: bool = True) -> None:
-        """``anew``: its processes have just been started; else we are told of their end already."""
+    def _arrive(self, *, kept: bool, report: bool = True, started: bool = True) -> None:
+        """``started``: its processes are new; else we already watch for their end."""
         assert self.process is not None
         self._move(SlotPhase.ready)
         self.kept = kept
         self._sealing, self._checkpoint = False, ""
         self._watch_limits(self.process)
-        if anew:
+        if started:
             self._watch_ends(self.process, self._network)
         if self._reset_after:
             self._reset_after = False
             self.reset()
-        elif tell:
+        elif report:
             self._services.reports.ready(self)
 
     def _watch_ends(self, process: SlotProcess, network: NetworkProcess | None) -> None:
@@ -454,7 +454,7 @@ class SlotLifecycle:
         self._lose(loss, f"the slot's agent exited unexpectedly: {end_of(status)}")
 
     def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
-        """Without its network the slot would continue and fail for a reason that nobody is told."""
+        """Without its network the slot would continue, and its calls fail without a reported reason."""
         if not ended.cancelled():
             self._offline(process, ended.result())
 

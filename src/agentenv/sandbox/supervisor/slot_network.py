@@ -64,7 +64,7 @@ class SlotNetwork:
         """Change to ``policy``. When this returns, nothing that it does not allow is open any more. A caller that is
         cancelled gets its cancellation when the change is complete.
 
-        Raises SandboxUnavailableError when it cannot be applied (``next_step`` tells the cure where one is known);
+        Raises SandboxUnavailableError when it cannot be applied (``next_step`` has the cure where one is known);
         the slot's network is then ``none``.
         """
         await finish(asyncio.create_task(self._change(policy), name=f"network of slot {self._namespaces.slot}"))
@@ -134,8 +134,8 @@ class SlotNetwork:
 
 def _open_listener(namespace_fd: int) -> socket.socket:
     """The socket at which a slot reaches its proxy, made inside the slot's network namespace, served from outside: it
-    listens on 127.0.0.1 there. If a process of the slot holds the usual port, it gets a free one: ask the socket. It
-    belongs to the namespace and to nobody in it.
+    listens on 127.0.0.1 there. If a process of the slot holds the usual port, it gets a free one: read it from the
+    socket. It belongs to the namespace and to no process in it.
 
     The caller needs CAP_SYS_ADMIN over the namespace, as its owner's parent has, and the loopback device has to be up.
     Raises OSError. A thread of its own enters the namespace, because it could not be sure to come back.

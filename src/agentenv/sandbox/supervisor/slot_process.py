@@ -35,7 +35,7 @@ _KILL_AGAIN_S = 0.05
 """A process created while the others were being listed is killed in the next round."""
 INFO_FD = 4
 FAILED = 127
-"""Exit code of a program of ours that has told why on standard error."""
+"""Exit code of our own programs when the reason is on standard error."""
 _NETWORK_PROCESSES = 8
 _PENDING_SIGNALS = 8192
 """Queued signals, and timers, of a slot. The kernel's default grows with the machine (96,365 with 24 GB)."""
@@ -125,12 +125,12 @@ class SlotProcess:
     agent_pid: int = 0
     agent_pidfd: int = -1
     network_fd: int = -1
-    """A descriptor of the slot's network namespace; -1 where whoever owns that opens it by the agent's pid."""
+    """A descriptor of the slot's network namespace; -1 where it is opened by the agent's pid."""
 
     async def kill(self) -> None:
         """Kill every process of the slot and wait until the kernel has reaped them all.
 
-        The agent is PID 1 of the slot's pid namespace: when it is gone, so is everything in it, as the kernel
+        The agent is PID 1 of the slot's pid namespace: when it has ended, so has everything in it, as the kernel
         guarantees; bwrap ends after it. Raises TimeoutError when that takes too long.
         """
         try:
@@ -146,7 +146,7 @@ class SlotProcess:
             self.close()
 
     async def _killed(self, within_s: float) -> bool:
-        """Send SIGKILL to everything in the slot, and return whether it was gone in time. Processes are killed one
+        """Send SIGKILL to everything in the slot, and return whether it ended in time. Processes are killed one
         by one where the kernel does not do that: the agent cannot die while it waits for a lock held by another."""
         if self.plan is not None:
             cgroups.kill(self.plan)
@@ -169,9 +169,9 @@ class SlotProcess:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing has ever run in it but its agent, by what the kernel says: no process is there, and none was
-        that the agent, to whom all fall, has waited for (``cminflt`` of proc_pid_stat(5): the faults of those). False
-        where that cannot be known."""
+        """Whether nothing has ever run in it but its agent, by what the kernel reports: no process is there, and none
+        was that the agent, to whom all fall, has waited for (``cminflt`` of proc_pid_stat(5): the faults of those).
+        False where that cannot be known."""
         if self.plan is None or self.exited.done():
             return False
         try:
@@ -208,11 +208,11 @@ class SlotKind(Protocol):
         """Its files are kept: what its own programs did to them must not keep a new start out."""
 
     def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
-        """Why its files cannot be kept as a checkpoint; None if, as far as can be told now, they can."""
+        """Why its files cannot be kept as a checkpoint; None if, as far as is known now, they can."""
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
-        """Keep its files as a checkpoint, and go on with the same. No process may be left. Raises CheckpointError when
-        it goes on without one."""
+        """Keep its files as a checkpoint, and continue with the same. No process may be left. Raises CheckpointError
+        when it continues without one."""
 
     async def start(self) -> SlotProcess:
         """Start its agent over the prepared files; returns after the agent's HELLO. What was started for a failed
@@ -222,7 +222,7 @@ class SlotKind(Protocol):
         """Remove its files. May take long: call it in a thread. EINVAL: there are none. EBUSY: something uses them."""
 
     def give_back(self) -> list[Path]:
-        """Its files are gone: what else it had is others' to use. Returns layers of checkpoints that nobody needs now,
+        """Its files are removed: free what else it had for other slots. Returns layers of checkpoints not needed now,
         to be unmounted."""
 
 
@@ -306,7 +306,7 @@ async def _hello(running: SlotProcess, info_read: socket.socket) -> None:
 def victim_score() -> int:
     """The ``oom_score_adj`` of all processes in a slot, including its agent. If all slots together exhaust the
     container's memory (a hard limit of Docker or Nomad), the kernel kills a slot's process, not the server that
-    holds every slot's calls. Nobody in a slot can lower it: its ``/proc`` is read-only. Among equals the largest is
+    holds every slot's calls. No process in a slot can lower it: its ``/proc`` is read-only. Among equals the largest is
     killed first, and the agent is the smallest."""
     own = int(Path("/proc/self/oom_score_adj").read_text())
     return min(own + _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ)
@@ -335,7 +335,7 @@ def first_steps(program: Path, plan: CgroupPlan | None, rlimits: Mapping[int, in
 def rlimits(setup: SlotSetup, processes: int, memory_bytes: int) -> dict[int, int]:
     """What limits each process of a slot: a second limit, or the only one where there are no cgroups."""
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: setup.spec.limits.open_files}
-    most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]  # nobody may raise it without CAP_SYS_RESOURCE
+    most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]  # raising it takes CAP_SYS_RESOURCE
     wanted[resource.RLIMIT_SIGPENDING] = (
         _PENDING_SIGNALS if most == resource.RLIM_INFINITY else min(most, _PENDING_SIGNALS)
     )

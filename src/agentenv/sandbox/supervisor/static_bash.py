@@ -1,4 +1,4 @@
-"""Finds a build of the machine's bash that starts faster, the same version, linked statically; and tells whether an
+"""Finds a build of the machine's bash that starts faster, the same version, linked statically; and finds out whether an
 image's bash is that version too.
 
 Most of a short call is bash starting, and a third of that is the dynamic linker. The static build (Debian's
@@ -25,7 +25,7 @@ BASH = Path("/usr/bin/bash")
 _TIMEOUT_S = scaled(5.0)
 _MAX_BYTES: Final = 4 * 1024 * 1024
 _STEP_BYTES: Final = 128 * 1024
-"""Searched at once: the interpreter's lock is held meanwhile, and an image's bash may be made to take long."""
+"""Searched at once: the search holds the interpreter's lock, and an image's bash may be made to take long."""
 _MAX_DIRECTORIES: Final = 64
 _MAX_DEPTH: Final = 16
 """Of a search path that is looked at, and of a directory of it."""
@@ -62,8 +62,8 @@ def _version(program: Path) -> str | None:
 
 
 def build_of(program: Path) -> str:
-    """The version and the ``MACHTYPE`` of a bash, as its file has them: it is not run, because it may be anybody's.
-    Empty for what is no bash. Raises OSError."""
+    """The version and the ``MACHTYPE`` of a bash, as its file has them: it is not run, because it is untrusted.
+    Empty for what is not a bash. Raises OSError."""
     descriptor = os.open(program, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -84,7 +84,7 @@ def _searched(pattern: re.Pattern[bytes], content: bytes) -> re.Match[bytes] | N
 
 def build_in(layers: Iterable[Path], path: str) -> str:
     """:func:`build_of` of the only bash that directories of the search path ``path`` have, in the layers of a root;
-    empty when there are none or several, or when it cannot be told, as of a path of more than 64 directories. Nothing
+    empty when there are none or several, or when it is unknown, as for a path of more than 64 directories. Nothing
     outside of a layer is looked at. Blocks."""
     found: set[Path] = set()
     try:
@@ -97,7 +97,7 @@ def build_in(layers: Iterable[Path], path: str) -> str:
 
 
 def bashes_in(layer: Path, path: str) -> list[str]:
-    """The names, relative to a layer of a root, by which ``bash`` is found there, or is gone (a whiteout). Raises
+    """The names, relative to a layer of a root, by which ``bash`` is found there, or removed (a whiteout). Raises
     ValueError for a search path of more than 64 directories, or of deeper ones than 16; OSError."""
     names = [f"{directory}/bash".lstrip("/") for directory in path.split(":", _MAX_DIRECTORIES)]
     if len(names) > _MAX_DIRECTORIES or any(name.count("/") > _MAX_DEPTH for name in names):

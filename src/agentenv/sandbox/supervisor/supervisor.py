@@ -94,7 +94,7 @@ class Supervisor:
         stop: asyncio.Event,
         support: ImageSupport = NO_STORE,
     ) -> None:
-        """``stop`` is set when the container is to end although nobody asked it to."""
+        """``stop`` is set when the container has to end without a request."""
         self._launch = launch
         self._support = support
         self._stop = stop
@@ -158,7 +158,7 @@ class Supervisor:
             slot.handed = True
             try:
                 self._server.link.send(packet, slot.process.agent.fileno())
-            except ConfigError as error:  # that slot's lease ends, and nobody else's
+            except ConfigError as error:  # that slot's lease ends, and no other one
                 slot.refuse(error)
 
     def failed(self, slot: SlotLifecycle) -> None:
@@ -167,7 +167,7 @@ class Supervisor:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
 
     def not_frozen(self, slot: SlotLifecycle, reason: str, *, ended: bool = False) -> None:
-        """Report to the server that the checkpoint it asked for was not made."""
+        """Report to the server that the requested checkpoint was not made."""
         if self._greeted and self._server is not None:
             self._server.link.send(NotFrozen(slot.number, slot.epoch, reason, ended))
 
@@ -177,7 +177,7 @@ class Supervisor:
             self._server.link.send(Connected(slot.number, slot.epoch, env, reason))
 
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
-        """Report to the server that the slot cannot have the root it asked for."""
+        """Report to the server that the slot cannot have the requested root."""
         log.warning("slot %d: %s", slot.number, error.message)
         if self._greeted and self._server is not None:
             self._server.link.send(SlotRefused(slot.number, slot.epoch, error.code, error.message))
@@ -377,7 +377,7 @@ class Supervisor:
             self._server.kill()
 
     async def _server_end(self) -> str:
-        """Wait until the server's process is gone; returns the reason."""
+        """Wait until the server's process has ended; returns the reason."""
         assert self._server is not None
         status = await asyncio.shield(self._server.exited)
         self._server.link.drain()
@@ -398,7 +398,7 @@ def _view(slot: SlotLifecycle) -> SlotView | None:
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Standard input at EOF: the process that started us is gone, or closed it on purpose."""
+    """Standard input at EOF: the process that started us has ended, or closed it on purpose."""
 
     def readable() -> None:
         if not os.read(0, 4096):

@@ -36,7 +36,7 @@ class Swept:
 
 
 class StillRunningError(RuntimeError):
-    """Somebody holds the container's lock."""
+    """Another process holds the container's lock."""
 
 
 def take_lock(directory: Path) -> int:
@@ -69,11 +69,11 @@ def record_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
 def sweep_container(directory: Path) -> Swept | None:
     """Remove one dead container's cgroups (killing processes left in them) and its directory.
 
-    None when it is alive, or gone already.
+    None when it is alive, or already removed.
     """
     try:
         lock = try_lock(directory / LOCK_FILE)
-    except OSError:  # its supervisor lives, or somebody else sweeps it, or has
+    except OSError:  # its supervisor lives, or another process sweeps it, or has
         return None
     if lock is None:
         return None
@@ -82,7 +82,7 @@ def sweep_container(directory: Path) -> Swept | None:
     try:
         for base in _recorded(directory):
             was_there = base.is_dir()
-            if not cgroups.remove_tree(base):  # whose processes may be left to move back where it is gone
+            if not cgroups.remove_tree(base):  # whose processes may be left to move back, if it no longer exists
                 left.append(str(base))
             elif was_there:
                 removed.append(str(base))

@@ -1,4 +1,4 @@
-"""The user namespace of an image slot, in which it has root and nobody outside is anything: 65,536 ids of its own, or
+"""The user namespace of an image slot, in which it has root, without rights over ids outside: 65,536 ids of its own, or
 the few that all image slots have where the container itself has few."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RANGES: Final = (0x8000_0000 - FIRST_ID) // IDS
 TREES: Final = RANGES - 1
 """The number of the range under which unpacked images lie in a store, which no slot gets unless all share it."""
 LEAN_IDS: Final = 2_000
-"""Ids from 0 on in a lean map: all that distributions give to systems and first users, but for nobody's."""
+"""Ids from 0 on in a lean map: all that distributions give to system users and first users, except nobody's."""
 FIRST_LEAN_ID: Final = 12_000
 """Ids from here to 14,000 are those of a lean map: above the server's and the proxy's, below those of plain slots
 (isolation.py)."""

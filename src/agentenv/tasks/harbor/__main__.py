@@ -1,6 +1,6 @@
 """``python -m agentenv.tasks.harbor DIRECTORY``: checks tasks. Each is played by two scripted agents.
 
-The oracle does what the task's own solution says and must score 1; the empty agent changes nothing and must score 0.
+The oracle runs the task's own solution and must score 1; the empty agent changes nothing and must score 0.
 Exit code 1 when a task fails this check, 2 when a setting or a task is malformed.
 """
 

@@ -66,7 +66,7 @@ def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple
 
 
 class HarborEnv(AgentEnv):
-    """Do what the instruction says; the score is the reward that the task's verifier writes."""
+    """Carry out the instruction; the score is the reward that the task's verifier writes."""
 
     name = "harbor"
     env_config_cls = HarborConfig
@@ -103,7 +103,7 @@ class HarborEnv(AgentEnv):
             config.slot_memory_mib = most_mib
 
     async def setup_agent_env(self) -> None:
-        """Open the verifiers' containers, and tell, once for all tasks, what of them is not as they ask for."""
+        """Open the verifiers' containers, and log, once for all tasks, which of their requests are not fulfilled."""
         if self._verifiers is not None:
             await self._verifiers.open()
         for task in self.tasks.values():
@@ -195,7 +195,7 @@ class HarborEnv(AgentEnv):
         return found.score, {**found.details(), "model faults": agent_result.model_faults}
 
     async def _judged_apart(self, exec_tool: ToolContext, task: HarborTask, separate: Separate) -> Judged:
-        """Run the verifier in a slot of its own, which is no rollout's: those that wait for one have theirs."""
+        """Run the verifier in a slot of its own, which no rollout can take: rollouts have their own."""
         assert self._verifiers is not None  # there is such a task
         async with self._verifiers.sandbox(await self._root(separate, task.verifier)) as slot:
             if problem := await handed_over(exec_tool, slot, separate):

@@ -1,4 +1,4 @@
-"""The machine that a task asks for: limits within this machine's, an image (a Dockerfile's is built), a healthcheck."""
+"""The machine that a task requests: limits within this machine's, an image (a Dockerfile's is built), a healthcheck."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 
 @dataclass(frozen=True)
 class Caps:
-    """The most that a task is given, whatever it asks for; None: what it asks for."""
+    """The most that a task gets, whatever it requests; None: what it requests."""
 
     cpus: float | None = None
     memory_mib: int | None = None
@@ -60,8 +60,8 @@ def _too_much(asked: str, has: str, cap: str) -> tuple[str, str]:
 
 
 class TaskImages:
-    """What references of tasks stand for, however many rollouts ask at once. A failed build is tried again by the next
-    who asks; the steps before the one that failed are kept."""
+    """What references of tasks mean, resolved once for any number of rollouts. A failed build is tried again by the
+    next rollout; the steps before the one that failed are kept."""
 
     def __init__(self, *, network: bool) -> None:
         """``network``: whether commands of Dockerfiles have one."""

@@ -44,7 +44,7 @@ _KEYS = TypeAdapter(list[Keys])
 
 
 def oracle(task: HarborTask) -> list[Reply]:
-    """Does what the task's own solution says: must score 1. Its script is expected in the slot
+    """Runs the task's own solution: must score 1. Its script is expected in the slot
     (:class:`CheckedEnv`). Raises ConfigError when there is none."""
     found = task.solution / SOLVE if task.solution.is_dir() else task.solution
     name = str(found.relative_to(task.directory))
@@ -92,7 +92,7 @@ class CheckConfig(HarborConfig):
 
 
 class CheckedEnv(HarborEnv):
-    """The oracle finds its task's solution in a directory, uploaded as root before it begins, as Harbor's does. Nobody
+    """The oracle finds its task's solution in a directory, uploaded as root before it begins, as Harbor's does. No one
     else has it."""
 
     env_config_cls = CheckConfig

@@ -18,13 +18,13 @@ _SUMMARY: Final = re.compile(r"(?<!=)=++\s*+short test summary info\s*+=++", re.
 _GOOD: Final[Mapping[str, bool]] = {
     "PASSED": True, "XFAIL": True, "SKIPPED": True, "FAILED": False, "XPASS": False, "ERROR": False,
 }  # fmt: skip
-"""What pytest says of a test, and whether Terminal-Bench counts it as passed."""
+"""Pytest's word for a result, and whether Terminal-Bench counts it as passed."""
 _SWEBENCH: Final = ("SWEBench results starts here", "SWEBench results ends here")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class NoRewardError(Exception):
-    """What the verifier did is no reward."""
+    """The verifier left no valid reward."""
 
 
 def parse_text(text: str) -> dict[str, float]:
@@ -63,7 +63,7 @@ def parse_pytest(text: str) -> dict[str, float]:
 
 
 def parse_swebench(text: str) -> dict[str, float]:
-    """1 when PASSED stands between the marks of SWE-bench's tasks of Terminal-Bench. Raises NoRewardError without
+    """1 when PASSED is between the marks of SWE-bench's tasks of Terminal-Bench. Raises NoRewardError without
     them."""
     first, last = _SWEBENCH
     found, ends, _ = text.partition(first)[2].rpartition(last)

@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Healthcheck:
-    """A command that succeeds when the machine is ready for the agent, and how often it is asked; as in Docker."""
+    """A command that succeeds when the machine is ready for the agent, and how often it is run; as in Docker."""
 
     command: str
     interval_s: float = 5.0
@@ -95,7 +95,7 @@ class HarborTask(Machine):
     solution: Path
     """The oracle's: a directory with ``solve.sh``, a script, or keys to be typed (``.yaml``). A task may have none."""
     results: Results = "reward"
-    """Where the script tells its results."""
+    """Where the script writes its results."""
     agent: Phase = Phase()
     verifier: Phase = Phase()
     verifier_env: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class HarborTask(Machine):
 
     @property
     def other_user(self) -> str | None:
-        """Who runs what is not the agent's; None: the image's user. Where the agent is somebody else, root."""
+        """The user of everything but the agent; None: the image's user. Root where the agent has another user."""
         return "root" if self.agent.user else None
 
 
@@ -142,7 +142,7 @@ def inside(directory: Path, name: str) -> Path | None:
 
 def text_of(directory: Path, name: str) -> str:
     """The text of a task's file. Raises ConfigError, also for a link that leads out of the task's directory, for what
-    is no regular file, and for more than MAX_FILE_BYTES."""
+    is not a regular file, and for more than MAX_FILE_BYTES."""
     try:
         return read_beneath(directory, name, MAX_FILE_BYTES).decode()
     except UnicodeDecodeError as error:
@@ -180,4 +180,4 @@ def absolute(directory: Path, name: str, text: str) -> str:
 
 def not_offered(directory: Path, name: str, variable: str) -> ConfigError:
     """What is wrong with a field whose template names a variable of this machine."""
-    return wrong(directory, name, f"asks for {variable} of this machine", "offer it by name (host_env), if it is set")
+    return wrong(directory, name, f"requests {variable} of this machine", "offer it by name (host_env), if it is set")

@@ -1,4 +1,4 @@
-"""Harbor's format: ``task.toml`` and the files beside it, read strictly.
+"""Harbor's format: ``task.toml`` and the files next to it, read strictly.
 
 The format is Harbor's (https://harborframework.com/docs/tasks), with the older spellings that Terminal-Bench 2 still
 uses. A field that means something a slot cannot do is refused by name; one that is not known at all is left out and
@@ -66,7 +66,7 @@ _LACKING: Final = (
     ("verifier.environment", "healthcheck", "the verifier waits itself for what it starts"),
     ("verifier", "collect", "there are no other services to collect from"),
 )
-"""Table, field, and why slots cannot do what it asks for."""
+"""Table, field, and why slots cannot do what it requests."""
 _TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -84,8 +84,8 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
 
 
 def instruction_of(text: str) -> str:
-    """An instruction without its first lines that mark it as a benchmark's, which nobody may be trained on, and without
-    blank lines before it; as Harbor gives it to an agent. Pure."""
+    """An instruction without its first lines that mark it as a benchmark's, which no model may be trained on, and
+    without blank lines before it; as Harbor gives it to an agent. Pure."""
     lines = text.split("\n")
     marks = next((number for number, line in enumerate(lines) if not _is_canary(line.strip().lower())), len(lines))
     begin = next((number for number in range(marks, len(lines)) if lines[number].strip()), len(lines))
@@ -140,7 +140,7 @@ class _Reader:
         return instruction
 
     def _limits(self, section: str) -> dict[str, Any]:
-        """The fields of a machine beside its image."""
+        """The fields of a machine except its image."""
         return {
             "cpus": self._number(section, "cpus"),
             "memory_mib": self._mib(section, "memory_mb", "memory"),
@@ -153,7 +153,7 @@ class _Reader:
         }
 
     def _separate(self) -> Separate | None:
-        """The verifier's own machine. Its image is what it names, or that of a Dockerfile beside the tests (which both
+        """The verifier's own machine. Its image is what it names, or that of a Dockerfile next to the tests (which both
         have the tests in them), else the agent's."""
         own = self._has_verifiers_environment()
         mode = self._text("verifier", "environment_mode") or ("separate" if own else "shared")
@@ -311,7 +311,7 @@ class _Reader:
         return number
 
     def _seconds(self, section: str, name: str, usual: float, most: float) -> float:
-        """A time limit. Harbor takes one of 0 as well, in which nobody can do anything."""
+        """A time limit. Harbor accepts 0 as well, in which nothing can be done."""
         value = self._section(section).get(name)
         number = usual if value is None else _as_number(value)
         if number is None or not 0 < number <= most:
@@ -343,8 +343,8 @@ class _Reader:
         return {name: self._filled(f"{section}.env.{name}", text) for name, text in value.items()}
 
     def _filled(self, name: str, text: str) -> str:
-        """A text, or what it stands for if all of it is a template (``${NAME}``, ``${NAME:-default}``). A task is
-        somebody's file: it gets only what was offered by name."""
+        """A text, or its value if all of it is a template (``${NAME}``, ``${NAME:-default}``). A task is
+        a stranger's file: it gets only what was offered by name."""
         template = _TEMPLATE.fullmatch(text)
         if template is None:
             return text

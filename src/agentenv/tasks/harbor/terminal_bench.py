@@ -42,7 +42,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "T_BENCH_CONTAINER_LOGS_PATH": "/logs",
     "T_BENCH_CONTAINER_AGENT_LOGS_PATH": "/agent-logs",
 }
-"""What compose files may name beside the variables that this machine offers."""
+"""What compose files may name in addition to the variables that this machine offers."""
 _READ: Final = frozenset(
     {"build", "image", "command", "environment", "working_dir", "user", "network_mode", "volumes", "deploy"}
     | {"cpus", "mem_limit"}
@@ -56,7 +56,7 @@ _OF_PEOPLE: Final = frozenset(
     {"author_name", "author_email", "difficulty", "category", "tags", "estimated_duration_sec", "disable_asciinema"}
     | {"expert_time_estimate_min", "junior_time_estimate_min"}
 )
-"""Fields of task.yaml that tell about the task, and that nobody needs to play it."""
+"""Fields of task.yaml that describe the task, and are not needed to play it."""
 _LACKING: Final[Mapping[str, str]] = {
     "privileged": "slots have only the rights of docs/isolation.md",
     "cap_add": "slots have only the rights of docs/isolation.md",
@@ -305,7 +305,7 @@ class _Service:
 
     def _filled(self, name: str, text: str) -> str:
         """The value of a field with all its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is
-        somebody's file: it gets only what was offered by name."""
+        a stranger's file: it gets only what was offered by name."""
 
         def of(found: re.Match[str]) -> str:
             variable, default = found[1], found[2]

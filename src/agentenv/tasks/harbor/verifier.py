@@ -40,7 +40,7 @@ class Judged:
 
     @property
     def score(self) -> float:
-        """The reward called ``reward``, or the only one; 0 without any. Raises TaskError when it cannot be told."""
+        """The reward called ``reward``, or the only one; 0 without any. Raises TaskError when it is unclear."""
         if not self.rewards:
             return 0.0
         if REWARD in self.rewards:

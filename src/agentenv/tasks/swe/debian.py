@@ -30,7 +30,7 @@ _KEPT: Final = "/usr/share/debian-of-testbed/patches"
 
 @dataclass(frozen=True)
 class Package:
-    """A source package, what its tests need beside it, and how they are run."""
+    """A source package, what its tests need in addition, and how they are run."""
 
     source: str
     repo: str
@@ -92,7 +92,7 @@ WORKDIR {DEFAULT_WORKDIR}
 async def drafts(
     farm: AsyncFarm, package: Package, chosen: Sequence[str], out: Path, base: str
 ) -> AsyncIterator[Draft]:
-    """One for each patch that changes tests and more, in their order; the image of each is built when it is asked for.
+    """One for each patch that changes tests and more, in their order; the image of each is built on demand.
     ``chosen``: only these patches; empty: all."""
     texts = await _patches(farm, package, out, base)
     for name, text in texts.items():

@@ -28,7 +28,7 @@ _MAX_NAMED_TESTS: Final = 20
 _SHOWN_CHARS: Final = 2000
 
 _INDEX: Final = {"GIT_INDEX_FILE": "/tmp/agentenv.index"}
-"""An index of our own: what a policy has staged, or told git to leave alone, does not matter."""
+"""A separate index, so that what a policy has staged, or made git ignore, does not matter."""
 _TREE: Final = f"rm -f /tmp/agentenv.index && {GIT} read-tree HEAD && {GIT} add --all"
 
 _PATCH: Final = "/tmp/agentenv.patch"
@@ -53,7 +53,7 @@ mkdir -p objects/pack objects/info refs/heads && mv "$pack"/* objects/pack && rm
 {GIT} --git-dir=. symbolic-ref HEAD refs/heads/main
 {GIT} --git-dir=. update-ref refs/heads/main "$commit"
 """
-"""A history would have the solution, or the state before the bug. What lies beside the commit is no change of it."""
+"""A history would have the solution, or the state before the bug. Files outside the commit are no change of it."""
 
 IN_TESTBED: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
 """The environment in which the images of SWE-bench and its like have what tests need."""
@@ -171,7 +171,7 @@ def command_for(record: SweRecord) -> tuple[str, TestLog]:
 
 
 def _usual_log(record: SweRecord) -> TestLog:
-    """How the tests of a record that does not say it are read: the first of these ways in which all of them can pass.
+    """How the tests of a record without ``test_log`` are read: the first of these ways in which all of them can pass.
     As SWE-bench reads its repository; as it reads most, if names end at their first blank; else by whole names."""
     names = (*record.fail_to_pass, *record.pass_to_pass)
     ways: list[TestLog] = [LOGS[record.repo]] if record.repo in LOGS else []

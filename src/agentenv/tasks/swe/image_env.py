@@ -123,7 +123,7 @@ class SweImageEnv(AgentEnv):
         return TASK.format(record=self.records[item["instance_id"]])
 
     def build_agent_config(self, item: Any) -> AgentSettings:
-        """As configured; the system prompt says where the model is."""
+        """As configured; the system prompt names the working directory."""
         settings = self.config.agent_settings()
         prompt = SYSTEM.format(workdir=self.records[item["instance_id"]].workdir)
         return replace(settings, system_prompt=prompt) if settings.system_prompt is None else settings

@@ -1,7 +1,7 @@
 """Rows of datasets with images, each kind turned into the fields of SWE-bench that ``records.py`` reads.
 
 A kind is known by the fields that its rows have and lack. What a dataset leaves to its own harness (where the tests
-are, how they are run, which patch solves it) is said by fields here; docs/swe.md lists them.
+are, how they are run, which patch solves it) is decided by fields here; docs/swe.md lists them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _swe_smith(row: Row) -> dict[str, Any]:
 
 def _r2e(row: Row) -> dict[str, Any]:
     """The image has its tests outside the repository's commits, where a policy would find them. All that passed with
-    the solution have to pass; those that failed with it are not asked for."""
+    the solution have to pass; those that failed with it do not count."""
     expected = json.loads(row["expected_output_json"])
     commit = json.loads(row["parsed_commit_content"])
     return {

@@ -1,4 +1,4 @@
-"""From a repository in an image and a patch to an SWE-bench-shaped record: which tests tell the patch apart is found by
+"""From a repository in an image and a patch to an SWE-bench-shaped record: which tests detect the patch is found by
 running them, in slots of that image."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _laid(directory: Path, files: Mapping[str, str | Path]) -> Path:
 
 
 async def record_of(farm: AsyncFarm, draft: Draft) -> dict[str, Any]:
-    """The record. Raises TaskError when no test tells the patch apart."""
+    """The record. Raises TaskError when no test fails before the patch and passes after it."""
     root = ImageRoot(draft.image, memory_mib=MEMORY_MIB, workdir=DEFAULT_WORKDIR)
     with busy(f"{draft.instance_id}: its tests, with the patch and without"):
         async with farm.sandbox(root) as box:
@@ -146,7 +146,7 @@ def command_of(template: str, tests: Sequence[str]) -> str:
 
 
 def written(out: Path, makers: Sequence[Maker], most: int) -> int:
-    """Write ``out``/records.jsonl: of each maker's drafts at most ``most`` that a test tells apart. Returns the exit
+    """Write ``out``/records.jsonl: of each maker's drafts at most ``most`` that a test detects. Returns the exit
     code: 1 when there are none, or something failed."""
     try:
         records = asyncio.run(_records(makers, most))

@@ -56,7 +56,7 @@ def is_cut(name: str) -> bool:
 
 
 def can_pass(log: TestLog, name: str) -> bool:
-    """Whether a test of this name could ever be read as passed: the line that would say so is read."""
+    """Whether a test of this name could ever be read as passed: tries the line of its pass."""
     runs_pytest = log == "pytest" or log.startswith(("swebench-pytest", "swebench-matplotlib", "swebench-seaborn"))
     if runs_pytest and "::" not in name and not _PROGRESS.fullmatch(name):  # SWE-bench took a progress for a name
         return False
@@ -69,7 +69,7 @@ def _pytest(text: str) -> dict[str, str]:
 
 def _summary(text: str) -> Iterable[tuple[str, str]]:
     for word, rest in _PYTEST.findall(text):
-        if "::" in rest:  # a name with blanks can only be told from the reason behind it by what precedes " - "
+        if "::" in rest:  # only " - " separates a name with blanks from the reason after it
             passed = word in ("PASSED", "XPASS")
             yield (rest if passed else rest.partition(" - ")[0]), "PASSED" if passed else word
 
@@ -79,7 +79,7 @@ def _unittest(text: str) -> dict[str, str]:
 
 
 def _r2e(text: str) -> dict[str, str]:
-    """An expected failure is none of the tests that R2E-Gym asks for."""
+    """R2E-Gym does not count expected failures."""
     return _worst(
         (".".join(name.split("::")[1:]).partition(" - ")[0], status if status == "PASSED" else "FAILED")
         for name, status in _summary(text)

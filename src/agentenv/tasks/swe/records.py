@@ -46,7 +46,7 @@ PatchIs = Literal["fix", "bug"]
 
 @dataclass(frozen=True)
 class SweRecord:
-    """One issue: the repository before its solution, and the tests that tell whether it is solved."""
+    """One issue: the repository before its solution, and the tests that decide whether it is solved."""
 
     instance_id: str
     repo: str
@@ -103,7 +103,7 @@ class Wanted:
     instances: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     python_only: bool = False
-    """Leave out records with tests that are no pytest ids, and without an image in which they run."""
+    """Leave out records with tests that are not pytest ids, and without an image in which they run."""
     limit: int | None = None
     """Use only this many of the remaining records."""
 
@@ -159,7 +159,7 @@ def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fi
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
         raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
     if not record.fail_to_pass:
-        raise found.wrong("FAIL_TO_PASS", "names no test: nothing would tell whether it is solved")
+        raise found.wrong("FAIL_TO_PASS", "names no test: nothing would decide whether it is solved")
     if both := set(record.fail_to_pass) & set(record.pass_to_pass):
         raise found.wrong("PASS_TO_PASS", f"{min(both)!r} is also in FAIL_TO_PASS", "name it once")
     return record

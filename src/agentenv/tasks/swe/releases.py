@@ -81,7 +81,7 @@ REPAIRS: Final = (
 
 
 def dockerfile(base: str) -> str:
-    """The image of a record, beside whose Dockerfile its release lies."""
+    """The image of a record; its release lies next to its Dockerfile."""
     install = f"apt-get update -q && apt-get install -y -q --no-install-recommends {' '.join(NEEDS)}"
     return f"""\
 FROM {base}
@@ -105,7 +105,7 @@ rm -rf /usr/src/*
 
 
 async def drafts(repairs: Sequence[Repair], out: Path, base: str) -> AsyncIterator[Draft]:
-    """One for each repair; its image is built when it is asked for. Raises DownloadError."""
+    """One for each repair; its image is built on demand. Raises DownloadError."""
     for repair in repairs:
         with busy(f"{repair.name}: its sources"):
             before, after = [
