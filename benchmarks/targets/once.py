@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from agentenv.agent.failure_log import FailureLog
 from agentenv.agent.group import run_group
+from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.preparation import Preparations
 from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.result import AgentResult
 from agentenv.agent.rollout import Rollout, RolloutServices
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.turns import Turns
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.roots import RootSpec
 from benchmarks.image_farm import ImageFarm, image_farm
@@ -61,7 +61,7 @@ class _Group:
             tools=(),
             model_for=lambda _: _Model(),
             handle_for=ToolContext,
-            turns=Turns(farm.slots),
+            slot_gate=HookSlotGate(farm.slots),
             failures=failures,
             root_of=root_of,
             preparations=Preparations(failures, counts),

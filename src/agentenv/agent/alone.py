@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 
 from agentenv.agent.culprit import of_another_slot
+from agentenv.agent.hook_slot_gate import holds_slot
 from agentenv.agent.loop import AgentLoop
 from agentenv.agent.protocols import opened
 from agentenv.agent.result import AgentResult
 from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.turns import inside_a_turn
 from agentenv.errors import SlotDestroyedError
 
 
@@ -23,10 +23,10 @@ async def run_alone(
     reserved for that (``hook_slots``); SlotDestroyedError (in a hook InfraError, because the slot is not that of
     the rollout being judged).
     """
-    trajectory, in_hook = trajectory or f"agent-{uuid.uuid4().hex[:12]}", inside_a_turn()
+    trajectory, in_hook = trajectory or f"agent-{uuid.uuid4().hex[:12]}", holds_slot()
     try:
         async with (
-            farm.turns.one(),
+            farm.slot_gate.enter(),
             farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session,
             opened(farm.model_for(trajectory)) as model,
         ):

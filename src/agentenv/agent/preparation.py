@@ -1,6 +1,6 @@
 """Prepares once for all rollouts with the same key: one prepares, the others wait for it and begin as forks.
 
-A waiting rollout holds no slot and no turn. If a preparation fails through infrastructure, the next waiter prepares.
+A waiting rollout holds no slot and no pass. If a preparation fails through infrastructure, the next waiter prepares.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.failure_log import FailureLog, same_kind
+from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop
@@ -29,7 +30,6 @@ from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.tmux_recordings import last_recordings
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
-from agentenv.agent.turns import Turns
 from agentenv.backoff import pause_s
 from agentenv.errors import (
     AcquireTimeoutError,
@@ -52,7 +52,7 @@ is reclaimed this often has no place on the farm."""
 class RolloutServices:
     """Services shared by all rollouts of an environment.
 
-    ``turns`` bounds how many rollouts hold or request a slot at once. A trajectory waits for its turn without a
+    ``slot_gate`` bounds how many rollouts hold or request a slot at once. A trajectory waits there without a
     deadline, so that ``acquire_timeout_s`` measures only the pool's health, not how long other rollouts take.
     """
 
@@ -60,7 +60,7 @@ class RolloutServices:
     tools: tuple[ToolDefinition, ...]
     model_for: Callable[[str], Model]
     handle_for: Callable[[Session], Handle]
-    turns: Turns
+    slot_gate: HookSlotGate
     acquire_timeout_s: float | None = 30.0
     """None: as long as the pool finds right."""
     infra_retries: int = 2
@@ -141,13 +141,13 @@ class Rollout:
                 self._log_attempt(error, trajectory, number, again=again)
             if not again:
                 return self._transcript(attempt, trajectory, error, earlier)
-            earlier.append(_named(error))
+            earlier.append(_error_text(error))
             await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number - reclaims))
 
     def _log_attempt(self, error: AgentEnvError, trajectory: str, number: int, *, again: bool) -> None:
         then = "a new attempt follows" if again else "not scored"
-        text = f"attempt {number} failed, {then}: {_named(error)}"
-        self._farm.failures.add(same_kind(f"{then}: {_named(error)}"), f"{trajectory}: {text}")
+        text = f"attempt {number} failed, {then}: {_error_text(error)}"
+        self._farm.failures.add(same_kind(f"{then}: {_error_text(error)}"), f"{trajectory}: {text}")
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
         """Whether to make another attempt; counts it for the group."""
@@ -166,8 +166,8 @@ class Rollout:
             if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
             if attempt.failure is None and attempt.score is not None:
-                text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_named(error)}"
-                self._farm.failures.add(same_kind(f"the slot could not be released: {_named(error)}"), text)
+                text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_error_text(error)}"
+                self._farm.failures.add(same_kind(f"the slot could not be released: {_error_text(error)}"), text)
                 return None
             return self._failure(attempt, attempt.failure or error)
         return None
@@ -184,7 +184,7 @@ class Rollout:
 
     async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
         """Scored by the environment's hook: there is no slot left to verify on."""
-        self._farm.failures.add(same_kind(_named(error)), f"{attempt.trajectory}: {_named(error)}")
+        self._farm.failures.add(same_kind(_error_text(error)), f"{attempt.trajectory}: {_error_text(error)}")
         try:
             returned = await call_hook(
                 "score_destroyed_slot",
@@ -197,7 +197,11 @@ class Rollout:
             attempt.score = None if returned is None else checked_score(returned)[0]
         except AgentEnvError as failure:
             self._farm.failures.hook_failed(failure, item=self._item_id, trajectory=attempt.trajectory)
-            return failure if isinstance(failure, TaskError) else TaskError(f"score_destroyed_slot: {_named(failure)}")
+            return (
+                failure
+                if isinstance(failure, TaskError)
+                else TaskError(f"score_destroyed_slot: {_error_text(failure)}")
+            )
         return error
 
     async def _perform(self, attempt: Attempt) -> None:
@@ -321,7 +325,7 @@ class Rollout:
         began_s = timeline.now()
         try:
             async with (
-                self._farm.turns.one(),
+                self._farm.slot_gate.enter(),
                 self._farm.sessions.open(
                     attempt.trajectory, acquire_timeout_s=patience_s, root=root, container=container
                 ) as session,
@@ -390,7 +394,7 @@ class Rollout:
             finish_reason=_finish_reason(error, agent),
             score=attempt.score if error is None or isinstance(error, SlotDestroyedError) else None,
             fault=error.fault if error else "none",
-            error=_named(error) if error else "",
+            error=_error_text(error) if error else "",
             earlier_attempts=earlier,
             workspace_meta=jsonable(attempt.workspace_meta),
             verification=jsonable(attempt.verification),
@@ -406,7 +410,7 @@ class Rollout:
         )
 
 
-def _named(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return clean_text(f"{type(error).__name__}: {error}")
 
 

@@ -198,8 +198,8 @@ def _error_text(call: ToolRecord) -> str:
     if result.fault != "none":
         return f"{result.fault} fault: {_one_line(result.message or result.error or '')}"
     how = "timed out" if is_timeout(call) else f"exit code {result.exit_code}"
-    said = _one_line((result.stderr or result.stdout)[-ERROR_BYTES:])
-    return f"{how}: {said}" if said else how
+    output = _one_line((result.stderr or result.stdout)[-ERROR_BYTES:])
+    return f"{how}: {output}" if output else how
 
 
 def _one_line(text: str) -> str:

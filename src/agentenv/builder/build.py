@@ -210,7 +210,7 @@ class _Build:
             self._tell(number, index, "started")
             try:
                 await self._step(number, index, step, machine)
-                checkpoint = await self._kept(step, machine)
+                checkpoint = await self._checkpoint_after(step, machine)
             except BaseException:
                 self._tell(number, index, "failed", time.monotonic() - began)
                 raise
@@ -219,7 +219,7 @@ class _Build:
             self._tell(number, index, "done", time.monotonic() - began)
         return Start(checkpoint=checkpoint)
 
-    async def _kept(self, step: Step, machine: Machine) -> str:
+    async def _checkpoint_after(self, step: Step, machine: Machine) -> str:
         """A checkpoint after the step. Raises CheckpointError that names its place: it is often what it has written."""
         try:
             return await machine.checkpoint()

@@ -223,13 +223,13 @@ class BuildContext:
                     found[path] = Item(path.removeprefix(top).lstrip("/"), path, status, target)
                 if stat.S_ISDIR(status.st_mode) and not self._pruned(path):
                     waiting.append(path)
-        kept = self._kept(found)
+        kept = self._without_ignored(found)
         return [_linked(item, inodes) for item in sorted(kept, key=lambda item: item.name.split("/"))]
 
     def _pruned(self, path: str) -> bool:
         return not self._ignore.has_exceptions and self._ignore.excludes(path)
 
-    def _kept(self, found: dict[str, Item]) -> list[Item]:
+    def _without_ignored(self, found: dict[str, Item]) -> list[Item]:
         """Without what is ignored. The directories above something that is not ignored stay."""
         kept: dict[str, Item] = {}
         for path in found:

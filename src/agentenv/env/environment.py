@@ -30,6 +30,7 @@ from agentenv.agent.datasets import load_items
 from agentenv.agent.failure_log import FailureLog, authors_traceback
 from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
+from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.hooks import (
     call_hook,
     check_not_overridden,
@@ -47,7 +48,6 @@ from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.transcript import Transcript
-from agentenv.agent.turns import Turns
 from agentenv.config import explain
 from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
 from agentenv.env.farm import farm_pool, slots_of
@@ -343,7 +343,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 tools=tuple(catalog.openai_tools()),
                 model_for=self.model_for,
                 handle_for=ToolContext,
-                turns=Turns(slots, kept=config.hook_slots),
+                slot_gate=HookSlotGate(slots, reserved=config.hook_slots),
                 acquire_timeout_s=patience_s,
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,

@@ -113,7 +113,7 @@ def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
     stretches = [("batch_wait", call.batch_wait_s)]
     if result is not None:
         stretches += [("queue", result.queue_s), ("run", result.duration_s)]
-    label = _named(call)
+    label = _call_label(call)
     found, at = [], call.started_s
     for kind, length in stretches:
         end = min(call.ended_s, at + max(0.0, length))
@@ -125,14 +125,14 @@ def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
     return found
 
 
-def _named(call: ToolRecord) -> str:
+def _call_label(call: ToolRecord) -> str:
     """The tool and the beginning of its command or similar, as a label in the waterfall."""
-    given = call.arguments if isinstance(call.arguments, dict) else {}
-    named = [given[key] for key in ("command", "path") if isinstance(given.get(key), str) and given[key]]
+    arguments = call.arguments if isinstance(call.arguments, dict) else {}
+    named = [arguments[key] for key in ("command", "path") if isinstance(arguments.get(key), str) and arguments[key]]
     rest = [
-        " ".join(map(str, said)) if isinstance(said, list) else str(said)
-        for said in map(given.get, LABEL_ARGUMENTS)
-        if said
+        " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for value in map(arguments.get, LABEL_ARGUMENTS)
+        if value
     ]
     about = named[0] if named else " ".join(rest)
     return " ".join([call.tool, *about.split(maxsplit=LABEL_WORDS)])[:LABEL_LENGTH]

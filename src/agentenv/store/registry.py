@@ -107,10 +107,10 @@ def skopeo_argv(reference: Reference, settings: RegistrySettings, layout: Path) 
         argv += ["--src-authfile", str(settings.auth_file)]
     if not settings.tls_verify:
         argv.append("--src-tls-verify=false")
-    return [*argv, _asked(reference, settings), f"oci:{layout}:{TAG}"]
+    return [*argv, _source_name(reference, settings), f"oci:{layout}:{TAG}"]
 
 
-def _asked(reference: Reference, settings: RegistrySettings) -> str:
+def _source_name(reference: Reference, settings: RegistrySettings) -> str:
     name = mirrored(reference.name, settings.mirrors)
     return f"docker://{Reference('docker', name, reference.tag, reference.digest)}"
 
@@ -129,7 +129,7 @@ def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
     if not settings.tls_verify:
         argv.append("--tls-verify=false")
     pipe = subprocess.PIPE
-    argv.append(_asked(reference, settings))
+    argv.append(_source_name(reference, settings))
     with settings.popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as program:
         try:
             manifest, words = program.communicate(timeout=settings.stall_s)
@@ -199,8 +199,8 @@ def _run(
     stall_s = settings.stall_s
     before_bytes = last_bytes = _bytes_in(layout)
     moved_s = time.monotonic()
-    with (layout.parent / "said").open("w+b") as said:  # no pipe: none is read while it works
-        program = settings.popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(lock,))
+    with (layout.parent / "output").open("w+b") as output:  # no pipe: none is read while it works
+        program = settings.popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,))
         with program:
             try:
                 while program.poll() is None:
@@ -219,8 +219,8 @@ def _run(
                         program.wait(_LOOK_S)
             finally:
                 program.kill()
-        said.seek(0)
-        lines = said.read().decode("utf-8", "replace").splitlines() or ["no output"]
+        output.seek(0)
+        lines = output.read().decode("utf-8", "replace").splitlines() or ["no output"]
     if program.returncode:
         raise failure(reference, lines[-1])
 

@@ -127,7 +127,7 @@ def image_of_layout(files: Files, tag: str) -> SourceImage:
     Raises BadImageError; ConfigError (``image``) naming the tags there are.
     """
     index = parse_object(_read(files, "index.json"), "index.json")
-    chosen = _named(_descriptors(index, "manifests"), tag)
+    chosen = _by_tag(_descriptors(index, "manifests"), tag)
     manifest = _document(files, chosen)
     for _ in range(_DEPTH):
         if "manifests" not in manifest:
@@ -214,7 +214,7 @@ def save_engine_image(image: Any, name: str, directory: Path, report: Report) ->
     return path
 
 
-def _named(descriptors: Sequence[Descriptor], tag: str) -> Descriptor:
+def _by_tag(descriptors: Sequence[Descriptor], tag: str) -> Descriptor:
     """The descriptor with the tag. A layout may list it once for every platform."""
     tags = [str((descriptor.get("annotations") or {}).get(_NAME, "")) for descriptor in descriptors]
     chosen = [one for one, its in zip(descriptors, tags, strict=True) if not tag or its == tag]

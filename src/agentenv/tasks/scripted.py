@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXPECTED: Final[Mapping[str, float]] = {"oracle": 1.0, "empty": 0.0}
 _SHOWN_CHARS: Final = 120
 """Of each end of a long reason."""
-_TOLD: Final = ("reason", "still failing", "newly broken", "output")
+_REASON_FIELDS: Final = ("reason", "still failing", "newly broken", "output")
 """Fields in which verifiers give the reason why a score is not 1; the first that exists counts."""
 R = TypeVar("R")
 
@@ -154,15 +154,15 @@ def result_of(group: GroupRecord, names: Sequence[str], seconds: float) -> Resul
 def _reason(member: Transcript) -> str:
     """Why a score is none, or is not what it must be, in one line."""
     if member.error:
-        said = member.error
+        reason = member.error
     else:
-        name, told = next(
-            ((name, told) for name in _TOLD if (told := member.verification.get(name))), ("", "no reason")
+        name, value = next(
+            ((name, value) for name in _REASON_FIELDS if (value := member.verification.get(name))), ("", "no reason")
         )
-        told = ", ".join(map(str, told)) if isinstance(told, list) else str(told)
-        said = told if name in ("", "reason") else f"{name}: {told}"
-    said = " ".join(said.split())
-    return said if len(said) <= 2 * _SHOWN_CHARS else f"{said[:_SHOWN_CHARS]} … {said[-_SHOWN_CHARS:]}"
+        value = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        reason = value if name in ("", "reason") else f"{name}: {value}"
+    reason = " ".join(reason.split())
+    return reason if len(reason) <= 2 * _SHOWN_CHARS else f"{reason[:_SHOWN_CHARS]} … {reason[-_SHOWN_CHARS:]}"
 
 
 def report(names: list[str], playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:

@@ -242,8 +242,8 @@ def check_machine(spec: ContainerSpec) -> None:
             "slots with images need another driver: docker or raw_exec",
         ),
     }
-    for name, (asked, cure) in cures.items():
-        if asked:
+    for name, (requested, cure) in cures.items():
+        if requested:
             raise ConfigError(name, "is not possible in a virtual machine", next_step=cure)
 
 

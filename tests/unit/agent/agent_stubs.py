@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.turns import Turns
 from agentenv.errors import CheckpointError, InfraError
 from agentenv.executor.session import Checkpoint
 from agentenv.sdk.tool_context import ToolContext
@@ -204,6 +204,6 @@ def farm(sessions: StubSessions, model: Callable[[str], Any] | None = None, **mo
         tools=TOOLS,
         model_for=model or (lambda _: StubModel(calling(("bash", '{"command": "ls"}')), saying("done"))),
         handle_for=ToolContext,
-        turns=Turns(100),
+        slot_gate=HookSlotGate(100),
         **more,
     )

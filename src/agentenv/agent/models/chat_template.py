@@ -103,12 +103,12 @@ class ChatRenderer:
                 return False
         return True
 
-    def whole(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], said: Mapping[int, str]) -> str:
-        """The prompt of a conversation. ``said``: the text the model wrote, by position of the message.
+    def whole(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], generated: Mapping[int, str]) -> str:
+        """The prompt of a conversation. ``generated``: the text the model wrote, by position of the message.
 
         Raises: ConfigError when the template refuses these messages.
         """
-        prepared = self._prepared(messages, tools, said)
+        prepared = self._prepared(messages, tools, generated)
         try:
             return self._render(prepared, tools, opening=True)
         except Exception as error:  # templates are programs written by their authors and may raise anything
@@ -162,22 +162,22 @@ class ChatRenderer:
         return until[ends:] + beyond[len(until) :]
 
     def _prepared(
-        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], said: Mapping[int, str]
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], generated: Mapping[int, str]
     ) -> list[Message]:
         names: dict[str, str] = {}
-        prepared = [self._one(message, said.get(at), names) for at, message in enumerate(messages)]
+        prepared = [self._one(message, generated.get(at), names) for at, message in enumerate(messages)]
         if tools and not self.shows_tools:
             prepared = self._with_tools(prepared, tools)
         return prepared if self.takes_system else _without_system(prepared)
 
-    def _one(self, message: Message, said: str | None, names: dict[str, str]) -> Message:
+    def _one(self, message: Message, generated: str | None, names: dict[str, str]) -> Message:
         content = message.get("content") or ""
         if message.get("role") == "assistant":
             calls = message.get("tool_calls") or []
             names.update({call["id"]: call["function"]["name"] for call in calls})
             if self.calls_as == "objects" and calls:
                 return {"role": "assistant", "content": content, "tool_calls": [_as_object(call) for call in calls]}
-            return {"role": "assistant", "content": self._text_of(content, calls) if said is None else said}
+            return {"role": "assistant", "content": self._text_of(content, calls) if generated is None else generated}
         if message.get("role") != "tool":
             return {"role": message.get("role"), "content": content}
         if self.calls_as == "text, results from the user":

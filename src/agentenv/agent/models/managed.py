@@ -26,7 +26,7 @@ TEMPLATE_OPTIONS = "chat_template_kwargs"
 class ManagedServer(Protocol):
     """The part of atropos' ManagedServer that is used."""
 
-    async def chat_completion(self, **asked: Any) -> Any:
+    async def chat_completion(self, **request: Any) -> Any:
         """One ChatCompletion; the tokens are kept as nodes."""
 
     def get_state(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ManagedModel:
         self._stack = AsyncExitStack()
         self._server: ManagedServer | None = None
         self._given: list[Message] = []
-        self._said: dict[int, tuple[Message | None, str]] = {}
+        self._generated: dict[int, tuple[Message | None, str]] = {}
         self._text = ""
         self._sequences: list[TokenSequence] = []
         self._turns = 0
@@ -111,8 +111,8 @@ class ManagedModel:
         room = self._room(prompt, added, params.pop("max_tokens", None))
         self._tokenizer.prompt = prompt
         extra = {name: value for name, value in params.pop("extra_body", {}).items() if name != TEMPLATE_OPTIONS}
-        asked = {**self._constant, **extra, **params, "max_tokens": room, "messages": [], "n": 1}
-        reply = await request_completion(self._server.chat_completion, self._timeout_s, asked, turns=self._turns)
+        request = {**self._constant, **extra, **params, "max_tokens": room, "messages": [], "n": 1}
+        reply = await request_completion(self._server.chat_completion, self._timeout_s, request, turns=self._turns)
         raw, finish_reason = _answer_of(reply)
         self._keep(messages, prompt + raw, raw)
         completion = self._completion(raw, finish_reason, tools)
@@ -124,18 +124,18 @@ class ManagedModel:
         """The prompt, and what it adds to the sequence before it (None: it begins a new sequence)."""
         at = len(self._given)
         if self._turns and list(messages[:at]) == self._given and _role(messages, at) == "assistant":
-            added = self._renderer.continuation(messages, at, tools, self._said[at][1])
+            added = self._renderer.continuation(messages, at, tools, self._generated[at][1])
             if added is not None:
                 return self._text + added, added
-        said = {at: without_end(raw, self._renderer.end_marks) for at, raw in self._still_said(messages)}
-        return self._renderer.whole(messages, tools, said), None
+        generated = {at: without_end(raw, self._renderer.end_marks) for at, raw in self._still_generated(messages)}
+        return self._renderer.whole(messages, tools, generated), None
 
-    def _still_said(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
+    def _still_generated(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
         """The model's own messages that are unchanged."""
         found = []
-        for at, (message, raw) in self._said.items():
+        for at, (message, raw) in self._generated.items():
             if _role(messages, at) == "assistant" and message in (None, messages[at]):
-                self._said[at] = (messages[at], raw)
+                self._generated[at] = (messages[at], raw)
                 found.append((at, raw))
         return found
 
@@ -163,9 +163,9 @@ class ManagedModel:
         newest = sequence_of(nodes[-1], known.first_step if known else self._turns, known)
         self._sequences = [*(before[:-1] if known else before), newest]
         self._written_tokens = newest.trained - (known.trained if known else 0)
-        self._still_said(messages)
+        self._still_generated(messages)
         self._given, self._text = list(messages), text
-        self._said[len(messages)] = (None, raw)
+        self._generated[len(messages)] = (None, raw)
         self._turns += 1
 
     def _completion(self, raw: str, finish_reason: str, tools: Sequence[ToolDefinition]) -> Completion:

@@ -56,21 +56,21 @@ class ServedModel:
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
         """The next assistant message. Raises: ContextOverflow, ModelServerError."""
-        asked = {**self._constant, **params, "messages": list(messages), "n": 1}
+        request = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
-            asked["tools"] = list(tools)
-        reply = await request_completion(self._chat_completion, self._timeout_s, asked, turns=self._turns)
+            request["tools"] = list(tools)
+        reply = await request_completion(self._chat_completion, self._timeout_s, request, turns=self._turns)
         completion = completion_of(reply, self._turns)
         if not self._turns:
-            check_first(completion, limit_of(asked))
+            check_first(completion, limit_of(request))
         self._turns += 1
         return completion
 
 
-def limit_of(asked: dict[str, Any]) -> int | None:
+def limit_of(request: dict[str, Any]) -> int | None:
     """Token limit of the answer to this request; None if the request has none."""
-    said = [given[name] for given in _levels(asked) for name in LIMITS if isinstance(given.get(name), int)]
-    return min(said, default=None)
+    limits = [level[name] for level in _levels(request) for name in LIMITS if isinstance(level.get(name), int)]
+    return min(limits, default=None)
 
 
 def check_first(first: Completion, most: int | None) -> None:
@@ -88,17 +88,17 @@ def least_room(most: int | None) -> int:
 
 
 async def request_completion(
-    chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any], *, turns: int = 0
+    chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, request: dict[str, Any], *, turns: int = 0
 ) -> Any:
     """The server's reply, after ``turns`` turns of the model.
 
     Raises: ContextOverflow, ModelServerError (DoubtfulTurnError if the model may be the cause); nothing else but
     cancellation.
     """
-    endless = not any(given.get(name) is not None for given in _levels(asked) for name in LIMITS)
+    endless = not any(level.get(name) is not None for level in _levels(request) for name in LIMITS)
     try:
         async with asyncio.timeout(timeout_s):
-            return await chat_completion(**asked)
+            return await chat_completion(**request)
     except asyncio.CancelledError as error:
         if genuinely_cancelled():
             raise
@@ -110,8 +110,8 @@ async def request_completion(
         raise failure_of(error, turns, endless=endless) from error
 
 
-def _levels(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    return asked, asked.get("extra_body") or {}
+def _levels(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return request, request.get("extra_body") or {}
 
 
 def failure_of(error: BaseException, turns: int = 0, *, endless: bool = False) -> Exception:

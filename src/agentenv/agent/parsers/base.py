@@ -194,7 +194,7 @@ class _Message:
         self._thoughts: list[str] = []
         self._answer: list[str] = []  # everything else, the calls included
         self._texts: list[list[str]] = [[]]  # the text before, between and behind the calls
-        self._kept = 0  # up to where the text is in one of these
+        self._consumed = 0  # up to where the text is in one of these
         self._unclosed: set[tuple[str, ...]] = set()
 
     def parsed(self, reasoning_open: bool) -> Parsed:
@@ -205,7 +205,7 @@ class _Message:
             for number, text in enumerate(texts):
                 self._check(text, behind=number > 0)
         except Malformed as problem:
-            content = "".join([*self._answer, reading.text[self._kept :]])
+            content = "".join([*self._answer, reading.text[self._consumed :]])
             return Parsed(content, (), self._reasoning(), str(problem), reading.open_ended)
         if not reading.calls:
             return Parsed(texts[0], (), self._reasoning(), open_ended=reading.open_ended)
@@ -230,7 +230,7 @@ class _Message:
                 self._think((self._pairs[mark],))
             else:  # the prompt opened it: everything so far was reasoning
                 self._thoughts += self._answer
-                self._answer, self._texts, self._kept = [], [[]], reading.at
+                self._answer, self._texts, self._consumed = [], [[]], reading.at
         self._keep(len(reading.text))
 
     def _read_calls(self, begins: int) -> None:
@@ -242,7 +242,7 @@ class _Message:
             self._keep(begins)
             self._answer.append(reading.text[begins : reading.at])
             self._texts.append([])
-            self._kept = reading.at
+            self._consumed = reading.at
 
     def _think(self, closings: tuple[str, ...]) -> None:
         """Move past reasoning. A block that is never closed ends where a call begins."""
@@ -260,13 +260,13 @@ class _Message:
         if reading.calls:  # what seems to be reasoning may be the rest of a value
             self._check(reading.text[begins:ends], behind=True)
         self._thoughts.append(reading.text[begins:ends])
-        self._kept = reading.at
+        self._consumed = reading.at
 
     def _keep(self, ends: int) -> None:
-        piece = self._reading.text[self._kept : ends]
+        piece = self._reading.text[self._consumed : ends]
         self._answer.append(piece)
         self._texts[-1].append(piece)
-        self._kept = ends
+        self._consumed = ends
 
     def _reasoning(self) -> str:
         return "\n".join(self._thoughts).strip()

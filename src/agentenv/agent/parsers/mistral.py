@@ -49,7 +49,7 @@ class MistralParser(ToolCallParser):
             if not value:
                 raise Malformed(f"{MARK} is followed by no call")
         else:
-            reading.calls.append(_named(reading))
+            reading.calls.append(_read_named_call(reading))
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """The array form."""
@@ -74,7 +74,7 @@ def _entry(entry: Any, where: str) -> ParsedCall:
     return ParsedCall(name, object_or_text(entry.get("arguments", {})), call_id)
 
 
-def _named(reading: Reading) -> ParsedCall:
+def _read_named_call(reading: Reading) -> ParsedCall:
     head = reading.match(HEAD)
     if head is None:
         raise Malformed(f"{reading.where} is neither a JSON array nor NAME and a JSON object")

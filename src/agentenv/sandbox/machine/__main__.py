@@ -94,12 +94,12 @@ def _cpus() -> int:
 
 def _signalled() -> socket.socket:
     """Readable once this process has to stop."""
-    asked, asks = socket.socketpair()
-    asks.setblocking(False)
-    signal.set_wakeup_fd(asks.detach())
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
     for number in _SIGNALS:
         signal.signal(number, _woken)
-    return asked
+    return reader
 
 
 def _woken(number: int, frame: FrameType | None) -> None:

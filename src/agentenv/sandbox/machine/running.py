@@ -39,7 +39,7 @@ class Running:
         self._line = line
         self._port = port
         self._unread = b""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._code: int | None = None
         self._asked_at: float | None = None
 
@@ -102,8 +102,8 @@ class Running:
         kind, code = event.get("event"), event.get("code")
         if kind == "exited":
             self._code = code if isinstance(code, int) and 0 <= code <= _MOST_EXIT_CODE else events.EXIT_FAILED
-        elif kind in ("ready", "failed") and kind not in self._said:
-            self._said.add(kind)
+        elif kind in ("ready", "failed") and kind not in self._reported:
+            self._reported.add(kind)
             if kind == "ready":
                 events.emit(
                     "ready",
@@ -113,8 +113,8 @@ class Running:
                     weaker=_texts(event.get("weaker")),
                 )
             else:
-                said = {name: _text(event.get(name)) for name in ("code", "message", "next_step")}
-                events.emit("failed", **said)
+                fields = {name: _text(event.get(name)) for name in ("code", "message", "next_step")}
+                events.emit("failed", **fields)
 
 
 def _text(given: object) -> str:

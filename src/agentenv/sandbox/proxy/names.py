@@ -16,15 +16,15 @@ Lookup = Callable[[str], list[str]]
 
 LOOKUPS_AT_ONCE: Final = 4
 """Of one slot."""
-_KEPT_S: Final = 10.0
-_MOST_KEPT: Final = 256
+_CACHED_S: Final = 10.0
+_MAX_CACHED: Final = 256
 _MOST_ADDRESSES: Final = 8
 
 
 def system_lookup(name: str) -> list[str]:
     """As this machine resolves names: ``/etc/hosts``, then DNS. Raises OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in addresses))
 
 
 class Names:
@@ -35,14 +35,14 @@ class Names:
         self._threads = threads
         self._places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
         self._asking: dict[str, asyncio.Task[list[Address]]] = {}
-        self._kept: dict[str, tuple[float, list[Address]]] = {}
+        self._cache: dict[str, tuple[float, list[Address]]] = {}
 
     async def addresses(self, name: str) -> list[Address]:
         """At most 8 addresses in the resolver's order. Raises OSError when there are none."""
         loop = asyncio.get_running_loop()
-        until_s, found = self._kept.get(name, (0.0, []))
+        until_s, addresses = self._cache.get(name, (0.0, []))
         if loop.time() < until_s:
-            return found
+            return addresses
         task = self._asking.get(name)
         if task is None:
             task = self._asking[name] = loop.create_task(self._ask(name))
@@ -65,7 +65,7 @@ class Names:
         del self._asking[name]
         if ended.cancelled() or ended.exception() is not None:
             return
-        if len(self._kept) >= _MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept.pop(name, None)
-        self._kept[name] = (asyncio.get_running_loop().time() + _KEPT_S, ended.result())
+        if len(self._cache) >= _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        self._cache.pop(name, None)
+        self._cache[name] = (asyncio.get_running_loop().time() + _CACHED_S, ended.result())

@@ -68,7 +68,7 @@ class Checkpoints:
         """Whether workspaces can be layers here; otherwise they are copied."""
         self._place = place
         self._budget_bytes = budget_bytes
-        self._kept: dict[str, Checkpoint | Packed] = {}
+        self._by_name: dict[str, Checkpoint | Packed] = {}
         self._mounted: dict[Path, Frozen | Packed] = {}
         self._stood_on: Counter[Path] = Counter()
         """How many slots use each layer."""
@@ -95,7 +95,7 @@ class Checkpoints:
         return found
 
     def _find(self, name: str) -> Checkpoint | Packed:
-        found = self._kept.get(name)
+        found = self._by_name.get(name)
         if found is None:
             raise CheckpointError(f"this container has no checkpoint {name!r} (any more)")
         return found
@@ -134,8 +134,8 @@ class Checkpoints:
         syscalls.mount(str(writable), str(target), flags=MS_MOVE)
         syscalls.mount("none", str(target), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
         layer = self._mounted[target] = Frozen(target, target / files, ids, memory_bytes)
-        made = self._kept[name] = Checkpoint(image, (layer, *below))
-        return made
+        checkpoint = self._by_name[name] = Checkpoint(image, (layer, *below))
+        return checkpoint
 
     @contextmanager
     def packing(self, name: str) -> Iterator[int]:
@@ -154,13 +154,13 @@ class Checkpoints:
         except BaseException:
             unmount([packed.mount])
             raise
-        made = Packed(packed.mount, _used_bytes(packed.mount))
-        self._kept[name] = self._mounted[made.mount] = made
+        checkpoint = Packed(packed.mount, _used_bytes(packed.mount))
+        self._by_name[name] = self._mounted[checkpoint.mount] = checkpoint
 
     def drop(self, name: str) -> list[Path]:
         """Forget a checkpoint; no effect if there is none. Returns the layers that no other one has and no slot uses
         on, which are no longer counted: :func:`unmount` them."""
-        self._kept.pop(name, None)
+        self._by_name.pop(name, None)
         return self._forget_unneeded()
 
     def hold(self, layers: Iterable[Frozen]) -> None:
@@ -181,8 +181,8 @@ class Checkpoints:
         return unneeded
 
     def _needed(self) -> Iterator[Frozen | Packed]:
-        for kept in self._kept.values():
-            yield from (kept,) if isinstance(kept, Packed) else kept.layers
+        for checkpoint in self._by_name.values():
+            yield from (checkpoint,) if isinstance(checkpoint, Packed) else checkpoint.layers
 
 
 def unmount(layers: Iterable[Path]) -> None:

@@ -32,11 +32,11 @@ async def probe(store: Path, scratch: Path, root_program: Path, reaper: Reaper, 
     try:
         namespace = await make_user_namespace(root_program, ids, reaper)
     except (OSError, SandboxUnavailableError) as error:
-        return Probes(basics=f"a user namespace of {ids.count} ids cannot be created: {_said(error)}")
+        return Probes(basics=f"a user namespace of {ids.count} ids cannot be created: {_text_of(error)}")
     try:
         answer = await _ask(store, scratch, ids, namespace, reaper)
     except (OSError, ValueError) as error:
-        return Probes(basics=f"probing this kernel failed: {_said(error)}")
+        return Probes(basics=f"probing this kernel failed: {_text_of(error)}")
     finally:
         os.close(namespace)
     formats: dict[Format, str] = {
@@ -85,7 +85,7 @@ def _try_all(store: Path, scratch: Path, ids: ImageIds, namespace: int) -> dict[
             found[name] = found.get(name, "") or _reason(lambda: _overlay(name))  # noqa: B023
         return found
     except OSError as error:
-        return {"failed": _said(error)}
+        return {"failed": _text_of(error)}
 
 
 def _make_place(scratch: Path, ids: ImageIds) -> None:
@@ -161,11 +161,11 @@ def _reason(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except OSError as error:
-        return _said(error)
+        return _text_of(error)
     return ""
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     with contextlib.suppress(AttributeError):
         return str(error.strerror or error)  # type: ignore[attr-defined]
     return str(error) or type(error).__name__

@@ -179,8 +179,8 @@ def _become_unpacker(unpacker: Unpacker, digest: str, answer: int, store: int, n
         syscalls.drop_bounding_capabilities(_CAPABILITIES)
         syscalls.set_no_new_privileges()
         program = [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.store.unpacked"]
-        asked = ["--store-fd", str(_STORE_FD), "--ids", str(unpacker.ids.users), digest]
-        os.execve(program[0], [*program, *asked], environment())  # noqa: S606
+        arguments = ["--store-fd", str(_STORE_FD), "--ids", str(unpacker.ids.users), digest]
+        os.execve(program[0], [*program, *arguments], environment())  # noqa: S606
     except BaseException as error:
         os.write(answer, f"its program could not be started: {error}".encode())
     finally:

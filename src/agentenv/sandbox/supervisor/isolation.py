@@ -332,7 +332,7 @@ def _is_on(switch: Path) -> bool:
 
 def bwrap_cure(words: str) -> str:
     """What cures bwrap's last output; empty: unknown."""
-    if any(said in words for said in _NOT_PERMITTED):  # bwrap guesses that it is the switch
+    if any(text in words for text in _NOT_PERMITTED):  # bwrap guesses that it is the switch
         return _SECURITY_MODULE if _is_on(_CLONE) else "sysctl -w kernel.unprivileged_userns_clone=1"
     return next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "")
 

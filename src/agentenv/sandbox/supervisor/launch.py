@@ -143,8 +143,8 @@ def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     if found := subordinate_ids.refusal_when_tried() if wanted else subordinate_ids.refusal():
         return Owner(root=False, one_id=str(found))
     if not wanted:
-        asked = "as isolation = user requests, in the settings or by AGENTENV_ISOLATION"
-        return Owner(root=False, one_id=asked if spec.isolation == USER else "it was started without an image store")
+        reason = "as isolation = user requests, in the settings or by AGENTENV_ISOLATION"
+        return Owner(root=False, one_id=reason if spec.isolation == USER else "it was started without an image store")
     subordinate_ids.enter(subordinate_ids.own_maps())
     return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _OF_USER])  # noqa: S606
 

@@ -208,14 +208,14 @@ async def _slottar(
     if setup.identity.mode != USER:
         steps += ["-u", str(setup.identity.slot_uid(slot)), str(setup.identity.slot_gid(slot))]
     program = setup.tree.root / "run/agentenv/slottar"
-    words, said = os.pipe()
+    read_end, write_end = os.pipe()
     try:
         try:
             command = [*steps, "--", str(program), what, str(setup.tree.workspace(slot))]
-            pid = child.spawn(command, descriptors, said)
+            pid = child.spawn(command, descriptors, write_end)
             exited = reaper.watch(pid)
         finally:
-            os.close(said)
+            os.close(write_end)
         try:
             async with asyncio.timeout(COPY_S):
                 status = await asyncio.shield(exited)
@@ -225,9 +225,9 @@ async def _slottar(
                 await asyncio.wait((exited,), timeout=KILL_DEADLINE_S)
             raise
         if status:
-            raise WorkspaceCopyError(os.WEXITSTATUS(status), _copy_reason(status, os.read(words, _WORDS_BYTES)))
+            raise WorkspaceCopyError(os.WEXITSTATUS(status), _copy_reason(status, os.read(read_end, _WORDS_BYTES)))
     finally:
-        os.close(words)
+        os.close(read_end)
 
 
 def _copy_reason(status: int, words: bytes) -> str:

@@ -159,12 +159,12 @@ def tmux_bundle() -> list[tuple[str, Path]]:
     if program is None or not _LOCALE.is_file():
         return []
     try:
-        asked = subprocess.run(
+        listing = subprocess.run(
             ["ldd", program], capture_output=True, text=True, timeout=_LDD_S, env={"PATH": PATH}, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    linked = list(_linked_paths(asked.stdout))
+    linked = list(_linked_paths(listing.stdout))
     linker = [path for path in linked if path.name.startswith("ld-")]
     if len(linker) != 1:
         return []
@@ -207,6 +207,6 @@ async def image_support(launch: Launch, reaper: Reaper, stop: asyncio.Event) -> 
     assert ids is not None, "it is not refused"
     found = await image_probes.probe(Path(spec.store_dir), launch.directory, launch.root_launcher, reaper, ids)
     support = decide(found, spec.image_format, ids)
-    said = [*support.weaker, *filter(None, [support.refused])]
-    log.info("slots of images: %s. %s", support.format or "none", " ".join(said))
+    notes = [*support.weaker, *filter(None, [support.refused])]
+    log.info("slots of images: %s. %s", support.format or "none", " ".join(notes))
     return support

@@ -202,8 +202,8 @@ class SlotProxy:
         try:
             try:
                 await readable(control.fileno(), _START_DEADLINE_S)
-                said, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                if not said or not descriptors:
+                message, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not message or not descriptors:
                     raise ProtocolError("it did not start")
             except (OSError, ProtocolError):
                 await self._template.aclose()  # no slot's doing, and no running proxy needs it

@@ -315,8 +315,8 @@ def victim_score() -> int:
 def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
     os.set_blocking(error_read, False)
     with contextlib.suppress(BlockingIOError):
-        if said := os.read(error_read, 4096).decode(errors="replace").strip():
-            return said
+        if text := os.read(error_read, 4096).decode(errors="replace").strip():
+            return text
     if isinstance(error, TimeoutError):
         return f"the agent sent nothing for {HELLO_DEADLINE_S:.0f} s"
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")

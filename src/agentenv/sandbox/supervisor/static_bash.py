@@ -48,7 +48,7 @@ def find() -> Path | None:
 def _version(program: Path) -> str | None:
     """``BASH_VERSION`` as reported by the program; None when it does not run."""
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [program, "-c", "echo $BASH_VERSION"],
             capture_output=True,
             text=True,
@@ -58,7 +58,7 @@ def _version(program: Path) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip()
+    return done.stdout.strip()
 
 
 def build_of(program: Path) -> str:

@@ -36,8 +36,8 @@ class Caps:
         return machine.cpus if machine.cpus is None or self.cpus is None else min(machine.cpus, self.cpus)
 
     def _memory_mib(self, machine: Machine) -> int | None:
-        asked = machine.memory_mib
-        return asked if asked is None or self.memory_mib is None else min(asked, self.memory_mib)
+        requested = machine.memory_mib
+        return requested if requested is None or self.memory_mib is None else min(requested, self.memory_mib)
 
 
 def check_fits(task: HarborTask, this: ThisMachine) -> None:
@@ -45,16 +45,16 @@ def check_fits(task: HarborTask, this: ThisMachine) -> None:
     this_mib = this.memory_bytes // 2**20
     for machine in (task, task.separate) if task.separate else (task,):
         if (machine.cpus or 0) > this.cores:
-            asked, has, cap = f"{machine.cpus:g} cores", str(this.cores), f"max_cpus={this.cores}"
-            raise wrong(task.directory, machine.cpus_field, *_too_much(asked, has, cap))
+            requested, has, cap = f"{machine.cpus:g} cores", str(this.cores), f"max_cpus={this.cores}"
+            raise wrong(task.directory, machine.cpus_field, *_too_much(requested, has, cap))
         if (machine.memory_mib or 0) > this_mib:
-            asked, has, cap = f"{machine.memory_mib} MiB", str(this_mib), f"max_memory_mib={this_mib} or less"
-            raise wrong(task.directory, machine.memory_field, *_too_much(asked, has, cap))
+            requested, has, cap = f"{machine.memory_mib} MiB", str(this_mib), f"max_memory_mib={this_mib} or less"
+            raise wrong(task.directory, machine.memory_field, *_too_much(requested, has, cap))
 
 
-def _too_much(asked: str, has: str, cap: str) -> tuple[str, str]:
+def _too_much(requested: str, has: str, cap: str) -> tuple[str, str]:
     return (
-        f"requests {asked}, but this machine has {has}",
+        f"requests {requested}, but this machine has {has}",
         f"cap what tasks get ({cap}), leave it out (only_tasks), or use a larger machine",
     )
 
@@ -67,7 +67,7 @@ class TaskImages:
         """``network``: whether commands of Dockerfiles have one."""
         self._limits = BuildLimits(network=NetworkPolicy("public") if network else NO_NETWORK)
         self._digests: dict[str, str] = {}
-        self._asked: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     async def of(self, reference: str, timeout_s: float) -> str:
         """The digest of a Dockerfile's image; any other reference as it is.
@@ -77,7 +77,7 @@ class TaskImages:
         named = parse(reference)
         if named.kind != "dockerfile":
             return reference
-        async with self._asked.setdefault(reference, asyncio.Lock()):
+        async with self._locks.setdefault(reference, asyncio.Lock()):
             if reference not in self._digests:
                 self._digests[reference] = await self._built(Path(named.name), timeout_s)
         return self._digests[reference]
@@ -106,6 +106,6 @@ async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str
             return
         failures += counts
         if failures >= check.retries and counts:
-            said = (done.stderr or done.stdout).strip()[-300:]
-            raise TaskError(f"environment.healthcheck failed {failures} times: {check.command}: {said}")
+            output = (done.stderr or done.stdout).strip()[-300:]
+            raise TaskError(f"environment.healthcheck failed {failures} times: {check.command}: {output}")
         await asyncio.sleep(check.interval_s if counts else check.start_interval_s)

@@ -111,8 +111,8 @@ class _Reader:
     def task(self) -> HarborTask:
         self._refuse_what_slots_lack()
         separate = self._separate()
-        tests = self._found("tests")
-        if not (separate and separate.has_tests) and not self._found(f"tests/{SCRIPT}"):
+        tests = self._existing("tests")
+        if not (separate and separate.has_tests) and not self._existing(f"tests/{SCRIPT}"):
             raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
         return HarborTask(
             name=self._directory.name,
@@ -121,7 +121,7 @@ class _Reader:
             image=self._image(),
             tests=(tests or self._directory / "tests",),
             script=SCRIPT,
-            solution=self._found("solution") or self._directory / "solution",
+            solution=self._existing("solution") or self._directory / "solution",
             agent=self._phase("agent", "environment", math.inf, math.inf),
             verifier=self._phase("verifier", self._verifiers_environment(), DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S),
             verifier_env=self._env("verifier"),
@@ -212,7 +212,7 @@ class _Reader:
             raise self._error("steps", "tasks of several steps are not supported")
         apart = self._has_verifiers_environment() or self._text("verifier", "environment_mode") == "separate"
         for place in ("environment", "tests") if apart else ("environment",):
-            if self._found(f"{place}/{COMPOSE}"):
+            if self._existing(f"{place}/{COMPOSE}"):
                 raise self._error(f"{place}/{COMPOSE}", "compose files are not supported: a machine is one container")
 
     def _section(self, name: str) -> Mapping[str, Any]:
@@ -235,9 +235,9 @@ class _Reader:
 
     def _built(self, context: str) -> str:
         """The image of a directory's Dockerfile; empty if it has none."""
-        return f"dockerfile:{self._found(context)}" if self._found(f"{context}/Dockerfile") else ""
+        return f"dockerfile:{self._existing(context)}" if self._existing(f"{context}/Dockerfile") else ""
 
-    def _found(self, name: str) -> Path | None:
+    def _existing(self, name: str) -> Path | None:
         return inside(self._directory, name)
 
     def _named_image(self, section: str) -> str:

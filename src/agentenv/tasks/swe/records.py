@@ -269,8 +269,8 @@ def _is_pytest_id(test: str) -> bool:
 
 
 def _is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
-    asked = ((wanted.repos, "repo"), (wanted.instances, "instance_id"), (wanted.versions, "version"))
-    return all(not values or str(row.get(field)) in values for values, field in asked)
+    filters = ((wanted.repos, "repo"), (wanted.instances, "instance_id"), (wanted.versions, "version"))
+    return all(not values or str(row.get(field)) in values for values, field in filters)
 
 
 def _refuse_unmatched(records: Mapping[str, SweRecord], rows: Sequence[Mapping[str, Any]], wanted: Wanted) -> None:

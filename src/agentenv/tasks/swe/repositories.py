@@ -172,8 +172,8 @@ class _Trees:
     def _patched(self, field: str, patch: str, *options: str) -> dict[str, bytes | None]:
         with self._index() as index:
             self._apply(index, field, patch, *options)
-            said = index.git("diff-index", "--cached", "--no-renames", "--name-status", "-z", self._base)
-            words = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
+            output = index.git("diff-index", "--cached", "--no-renames", "--name-status", "-z", self._base)
+            words = output.decode("utf-8", "surrogateescape").split("\0")[:-1]
             changes = dict(zip(words[1::2], words[::2], strict=True))
             return {
                 path: None if status == "D" else index.git("cat-file", "blob", f":{path}")

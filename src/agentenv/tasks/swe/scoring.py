@@ -155,7 +155,7 @@ async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, 
     changed: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
     try:
-        changes = await _taken(exec_tool, checkout)
+        changes = await _find_changes(exec_tool, checkout)
         changed = tuple(sorted({*changes.taken, *changes.removed, *changes.odd}))
         overlay = judged(record, checkout, changes)
         put_back = overlay.put_back
@@ -166,7 +166,7 @@ async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, 
     return Found(verdict, "", changed, put_back)
 
 
-async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
+async def _find_changes(exec_tool: ToolContext, checkout: Checkout) -> Changes:
     """The differences in the workspace. Raises VoidVerdictError when they are not plausible changes."""
     place = f"scan-{secrets.token_hex(8)}"
     script = (HERE / "scan.py").read_bytes()
@@ -206,12 +206,12 @@ async def _run(
     judge = JUDGE.read_bytes()
     laid |= {"judge.py": judge, f"tree/{canary.file}": canary.source.encode()}
     await exec_tool.extract(packed(laid, {f"tree/{path}" for path in checkout.executable}), place)
-    asked = question(
+    request = question(
         pytest_arguments(record, tree), _paths(checkout, tree, ground), tree, ground.runner, nonce,
         ground.timeout_s, canary,
     )  # fmt: skip
     command = f"exec {SLOT_PYTHON} -I -S -B {shlex.quote(f'{top}/{place}/judge.py')}"
-    return await answer(exec_tool, command, asked, nonce, canary, ground.timeout_s)
+    return await answer(exec_tool, command, request, nonce, canary, ground.timeout_s)
 
 
 def pytest_arguments(record: SweRecord, tree: str) -> list[str]:
