@@ -79,7 +79,7 @@ async def test_users_that_are_not_there_are_told_apart(box: AsyncSandbox) -> Non
         ("nobody", 210, "slotas: no such user: nobody\n"),
         ("app:wheel", 211, "slotas: no such group: wheel\n"),
         ("4294967295", 210, "slotas: no such user: 4294967295\n"),
-        ("app:", 125, "slotas: no user can be called: app:\n"),
+        ("app:", 125, "slotas: not a valid user name: app:\n"),
     ]:
         result = await box.exec(["id"], user=user)
         assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)

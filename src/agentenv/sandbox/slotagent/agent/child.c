@@ -96,7 +96,7 @@ failed:
 
 /* Waits until the child has executed its program, or ended: then nothing holds the write end of `executed` any more.
  * A process of the slot may stop the child before that, even again and again. Then all others are stopped for the
- * moment in which the child goes on. */
+ * moment in which the child continues. */
 static void wait_for_exec(pid_t pid, int executed) {
     struct pollfd end = {.fd = executed};
     while (!poll(&end, 1, PATIENCE_MS))
@@ -122,7 +122,7 @@ static int make_exec_pipe(int ends[2]) {
 }
 
 /* Shares memory like vfork (no copy of our page tables), but is not vfork: that would hold up the parent for as long
- * as somebody keeps the child stopped. The child's stack is a part of ours. */
+ * as another process keeps the child stopped. The child's stack is a part of ours. */
 pid_t start_child(const struct beginning *beginning, int *error, int *step) {
     _Alignas(16) char stack[CHILD_STACK_BYTES];
     int ends[2];

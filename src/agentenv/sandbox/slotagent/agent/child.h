@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* What a start failed at, as the server is told. */
+/* What a start failed at, as reported to the server. */
 enum step { STEP_RESOURCES = 1, STEP_CWD = 2, STEP_EXEC = 3 };
 
 struct beginning {

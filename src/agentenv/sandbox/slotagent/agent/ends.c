@@ -57,7 +57,7 @@ static int make_terminal(int from[4], int *ours) {
     return from[0] < 0 || from[2] < 0 ? errno : 0;
 }
 
-/* Output, errors and, when asked for, the script: a pipe each for the child, a socket each for the server. */
+/* Output, errors and, if requested, the script: a pipe each for the child, a socket each for the server. */
 static int make_streams(bool script, struct relay *relay, struct ends *ends) {
     int error = make_stream(relay, OUT, &ends->server[0], &ends->child[1]);
     if (!error)

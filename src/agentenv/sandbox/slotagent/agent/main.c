@@ -1,7 +1,7 @@
 /* slotagent: PID 1 of a slot. It spawns, passes descriptors, reaps and kills; it holds no policy.
  *
  * docs/slot-agent.md is the contract. Usage: `slotagent FD [guarded]`, where FD is a connected SOCK_SEQPACKET socket,
- * and `guarded` says that whoever executes it has put the filter of guard.h on already; or, inside a slot, `slotagent
+ * and `guarded` says that its parent has installed the filter of guard.h already; or, inside a slot, `slotagent
  * prove`. No heap, no stdio, no threads: all state is in static tables.
  *
  * The server is trusted to behave well or to be dead: any malformed packet, and the end of the socket, end the agent,
@@ -55,8 +55,8 @@ static void reap_one(pid_t pid, int status, const struct rusage *used) {
     end_relay(id, status, usage);
 }
 
-/* A child that asked to be traced (PTRACE_TRACEME) has made us its tracer, and we are told of its stops. Let it go on
- * as if nobody traced it. */
+/* A child that asked to be traced (PTRACE_TRACEME) has made us its tracer, and its stops are reported to us. Continue it
+ * as if it was not traced. */
 static void let_go(pid_t pid, int status) {
     int number = WSTOPSIG(status);
     ptrace(PTRACE_DETACH, pid, NULL, (void *)(uintptr_t)(number == SIGTRAP ? 0 : number));
@@ -90,7 +90,7 @@ static size_t kill_before(uint32_t id) {
     return killed;
 }
 
-/* To the leader's whole group; or, when the payload says at which tick its command began, to the foreground. */
+/* To the leader's whole group; or, when the payload has the tick at which its command began, to the foreground. */
 static void send_signal(const struct packet *packet, const struct run *run) {
     uint64_t since;
     int number = packet->header.arg;
@@ -143,7 +143,7 @@ static void handle(const struct packet *packet) {
  * those, and not, say, Python's ignored SIGPIPE. Returns the SIGCHLD descriptor. */
 static int set_up_signals(void) {
     sigset_t all, child_only;
-    /* All zeros is the default action. By the bare system call, because libc keeps 32 and 33 to itself, and whoever
+    /* All zeros is the default action. By the bare system call, because libc reserves 32 and 33, and a program that
      * started us may have had them ignored. */
     const struct { void *handler; unsigned long flags; void *restorer; uint64_t mask; } by_default = {0};
     for (int number = 1; number <= SIGNALS; number++)
@@ -168,7 +168,7 @@ static bool have_children(void) {
 /* For an init, the kernel does this. */
 static void kill_ours(void) {
     for (int i = 0; !is_init() && i < FAREWELLS && have_children(); i++) {
-        if (i) /* somebody is slow to die */
+        if (i) /* a process is slow to die */
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
         kill_processes(NULL);
     }

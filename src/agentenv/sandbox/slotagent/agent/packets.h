@@ -26,8 +26,8 @@ void open_packets(int socket, void (*before_leaving)(void));
 
 _Noreturn void leave(int code);
 
-/* Blocks while the server is slow: an EXIT must not be lost, and a slot has nobody else to serve. Leaves when the
- * server is gone. */
+/* Blocks while the server is slow: an EXIT must not be lost, and a slot has no other client. Leaves when the
+ * server has closed. */
 void say(enum kind kind, uint32_t run, int32_t arg, const void *payload, size_t bytes, const int *fds, size_t fd_count);
 
 /* The same for a packet that is nothing but its header. */

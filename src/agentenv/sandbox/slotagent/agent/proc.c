@@ -56,7 +56,7 @@ bool open_proc(void) {
 }
 
 /* Reads the beginning of a file below `directory` into `text` and ends it with a NUL. Returns its length; 0 when there
- * is nothing to read, because the process is gone for example. */
+ * is nothing to read, for example because the process has ended. */
 static size_t read_text(int directory, const char *path, char *text, size_t room) {
     int fd = openat(directory, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -90,7 +90,7 @@ static bool read_process(const char *name, struct process *into) {
     memcpy(path, name, bytes);
     memcpy(path + bytes, "/stat", 6);
     if (!read_text(proc, path, text, sizeof text))
-        return false; /* gone since it was listed */
+        return false; /* ended since it was listed */
     char *at = strrchr(text, ')'); /* the name before it may contain anything */
     if (!at || at[1] != ' ' || !at[2])
         return false;

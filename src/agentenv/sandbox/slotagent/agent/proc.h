@@ -1,4 +1,4 @@
-/* What our /proc says about the processes of the slot, and which of them we are. */
+/* What our /proc shows of the processes of the slot, and which of them we are. */
 #ifndef PROC_H
 #define PROC_H
 

@@ -35,7 +35,7 @@ static struct relay relays[MAX_RUNS];
 static size_t relay_count;
 static bool watched_later; /* there are outputs that are not watched yet */
 
-static int orphans[MAX_ORPHANS]; /* pipes that nobody will read any more; -1 where there is none */
+static int orphans[MAX_ORPHANS]; /* pipes without a reader; -1 where there is none */
 static size_t orphan_next;       /* the oldest, which makes room for the next */
 static size_t drained_bytes;     /* of orphans, since the last pause */
 static uint64_t paused_until_ns;
@@ -197,7 +197,7 @@ static int watch_outputs(void) {
     return watched_later ? (int)((next - now) / 1000000) + 1 : -1;
 }
 
-/* ---- what nobody reads any more ---- */
+/* ---- pipes without a reader ---- */
 
 static void watch_orphan(size_t at, int operation) {
     struct epoll_event wanted = {.events = EPOLLIN, .data.u64 = FIRST_ORPHAN + at};
@@ -244,7 +244,7 @@ static void end_stream(struct relay *of, enum stream_name name, bool held) {
         return;
     unwatch_stream(the, name);
     if (held && (name == OUT || name == ERR))
-        orphan(&the->pipe); /* whoever prints can go on, though nobody listens */
+        orphan(&the->pipe); /* its writers can continue without a reader */
     drop(&the->pipe);
     drop(&the->sock);
     the->owed_bytes = 0;
@@ -303,7 +303,7 @@ static void pass_answers(struct relay *of) {
         watch_stream(of, ANSWERS); /* stops watching it until then */
         return;
     }
-    if (!of->streams[ANSWERS].owed_bytes) /* nothing is in it: the other side is gone */
+    if (!of->streams[ANSWERS].owed_bytes) /* nothing is in it: the other side has closed */
         carry(of, ANSWERS, MOST_BYTES);
     of->owes = !settle(of, ANSWERS, ANSWERS);
     watch_stream(of, ANSWERS);
@@ -333,7 +333,7 @@ void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]) {
 
 /* ---- the loop's part ---- */
 
-/* A flood that nobody reads is not worth a processor: after each burst it is left alone for a moment. */
+/* A flood without a reader is not worth a processor: after each burst it is left alone for a moment. */
 static bool pausing(void) {
     bool was_paused = paused;
     if (!paused && drained_bytes > ORPHAN_BURST_BYTES) {
@@ -369,7 +369,7 @@ void turn_relay(uint64_t key, uint32_t events) {
     enum stream_name name = (key & 0xff) >> 1;
     if (!of || of->streams[name].pipe < 0)
         return;
-    if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody reads it any more */
+    if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* it has no reader any more */
         end_stream(of, name, true);
     else if (name != ANSWERS)
         carry(of, name, MOST_BYTES);

@@ -12,13 +12,13 @@ struct stream {
     int pipe, sock;    /* our ends, or -1 */
     bool full;         /* the receiving end has no room: wait for that, and not for more to carry */
     bool unwatched;    /* not to be looked at yet */
-    size_t owed_bytes; /* of OUT, ERR, ANSWERS: what must arrive before anything else is told */
+    size_t owed_bytes; /* of OUT, ERR, ANSWERS: what must arrive before anything else is reported */
     uint32_t source_watched, sink_watched;
 };
 struct relay {
     uint32_t run;
     bool owes;  /* an answer waits for what was printed before it */
-    bool ended; /* the run's end is still to be told, with these two: */
+    bool ended; /* the run's end is still to be reported, with these two: */
     int32_t status;
     uint64_t usage[3];
     uint64_t input_inode;     /* of the pipe that the run reads, 0 when there is none */
@@ -41,7 +41,7 @@ void drop_streams(struct relay *of);
 int join_stream(struct relay *of, enum stream_name name, int sock, int *theirs);
 int make_stream(struct relay *of, enum stream_name name, int *ours, int *theirs);
 
-/* A run is relayed from begin_relay on, until end_relay has told the server that it has ended, which waits until all
+/* A run is relayed from begin_relay on, until end_relay has reported its end to the server, which waits until all
  * that it had printed by then is with the server. What its background processes print later goes nowhere. There is
  * room for MAX_RUNS relays. */
 void begin_relay(const struct relay *of);

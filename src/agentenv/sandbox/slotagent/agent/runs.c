@@ -20,7 +20,7 @@ uint64_t ticks_now(void) {
 
 void remember_run(uint32_t id, pid_t pid, uint64_t started) {
     for (size_t i = 0; i < MAX_ENDED; i++)
-        if (ended_runs[i].pid == pid) /* the pid is used again, so the old session is long gone */
+        if (ended_runs[i].pid == pid) /* the pid is used again, so the old session has long ended */
             ended_runs[i].pid = 0;
     runs[run_count++] = (struct run){id, pid, started};
 }

@@ -1,4 +1,4 @@
-/* The runs: the processes that the server has had started, and those of them that have ended. */
+/* The runs: the processes that the server has started, and those of them that have ended. */
 #ifndef RUNS_H
 #define RUNS_H
 

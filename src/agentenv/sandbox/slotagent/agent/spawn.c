@@ -97,7 +97,7 @@ static bool flags_fit(int flags, size_t fd_count) {
     return !(flags & SCRIPT_PIPE) || !(flags & TERMINAL);
 }
 
-/* Returns an errno, or 0 when there may be a run of that number. A number is in use until the run's end was told. */
+/* Returns an errno, or 0 when there may be a run of that number. A number is in use until the run's end was reported. */
 static int room_for_run(uint32_t id) {
     if (is_relayed(id))
         return EEXIST; /* a server that came back after a crash may not know what runs */

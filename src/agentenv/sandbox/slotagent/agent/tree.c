@@ -25,7 +25,7 @@ static bool after(uint64_t started, pid_t pid, uint64_t than, pid_t than_pid) {
 }
 
 /* Whether an orphan (its parent is us, and it leads no run) belongs to `of`. A process that never called setsid can
- * still be told by its session; for the others there is only the time. */
+ * still be recognised by its session; for the others there is only the time. */
 static bool owns_orphan(const struct run *of, const struct process *orphan) {
     if (orphan->session == of->pid)
         return true;
@@ -68,7 +68,7 @@ static bool is_member(struct table *table, struct process *process, const struct
 /* ---- stopping ---- */
 
 /* Stops the processes of a group, or (0) all of the slot, except what is stopped already. One by one: a SIGSTOP for many
- * would be passed on to a child that is just being forked, which no scan shows yet, so that nobody would continue it.
+ * would be passed on to a child that is just being forked, which no scan shows yet, so that it would never be continued.
  * Returns the last scan, in which those that were stopped here, or are marked so in `before`, are marked as `sent`. */
 static struct table *stop_each(struct table *before, struct table *spare, pid_t group) {
     size_t found = 1;
@@ -143,7 +143,7 @@ static bool is_ours(struct table *table, pid_t pid) {
 }
 
 /* A tracer keeps the dead from their parent, and can hold up what was killed on its way out. So it is killed as
- * well, and so is whoever does the same to it. */
+ * well, and so is a process that does the same to it. */
 static void kill_tracers(struct table *table, pid_t pid) {
     static pid_t found[MAX_TRACERS];
     size_t count = add_tracers(pid, found, 0);
@@ -163,7 +163,7 @@ static void release(struct table *table, const struct run *of) {
             kill_tracers(table, table->at[i].pid);
 }
 
-/* Nothing is reaped meanwhile: the pids of our children stay theirs, and a fork bomb's zombies use up its own
+/* Nothing is reaped during this: the pids of our children stay theirs, and a fork bomb's zombies use up its own
  * process limit. */
 size_t kill_processes(const struct run *of) {
     size_t killed = 0, alive = 0;
@@ -177,7 +177,7 @@ size_t kill_processes(const struct run *of) {
         if (!of && is_init())
             kill(-1, SIGKILL); /* all of them at once: what forked during the pass dies too */
         if (!alive && !(of && is_traced(of->pid))) {
-            /* A scan can miss a process whose parent forked and died meanwhile. But whoever lives descends from a child
+            /* A scan can miss a process whose parent forked and died in between. But a living one descends from a child
              * of ours that lives, and orphans become such children: the scan is believed when none was added since.
              * Where another run's orphans are added all the time, or the kernel does not list children, MAX_UNSURE
              * scans in a row are believed. */

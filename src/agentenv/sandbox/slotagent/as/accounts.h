@@ -35,7 +35,7 @@ struct table read_table(const char *path);
 /* Finds the user; cuts the tables into fields. False: there is no such user. */
 bool find_user(struct table users, const char *wanted, struct account *account);
 
-/* Finds the group that was asked for, which is the only one then. False: there is no such group. */
+/* Finds the requested group, which is the only one then. False: there is no such group. */
 bool find_group(struct table groups, const char *wanted, struct account *account);
 
 /* Adds the groups that have the account's name as a member. */

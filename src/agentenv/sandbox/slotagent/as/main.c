@@ -8,7 +8,7 @@
  * otherwise), and executes PROGRAM, found by PATH. With -x it executes FILE, which sees PROGRAM as its name.
  *
  * It is started by the agent as the slot's root, and has no rights that this has not. Static, without NSS: it works in
- * any root. What fails is told on stderr, with these exit codes:
+ * any root. Failures are printed to stderr, with these exit codes:
  *
  *   125  something failed before PROGRAM     126  PROGRAM cannot be executed     127  PROGRAM is not found
  *   210  there is no such user     211  there is no such group (no code of slotfiles, whatever PROGRAM is)

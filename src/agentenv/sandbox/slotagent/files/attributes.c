@@ -87,7 +87,7 @@ int copy_attributes(int fd, const struct place *from) {
         error = errno;
     int failed = copy_extended(fd, path);
     error = error ? error : failed;
-    /* Of another owner's file the set-id bits would mean somebody else. Otherwise they stay or go as they do when this
+    /* Of another owner's file the set-id bits would mean another user. Otherwise they stay or go as they do when this
      * user writes to the file. */
     if (fchmod(fd, was.st_mode & (error ? 0777 : 07777)) || ftruncate(fd, 0))
         error = errno;

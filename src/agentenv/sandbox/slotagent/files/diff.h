@@ -27,7 +27,7 @@ struct hunk {
     size_t first, count, old, new, before, after;
 };
 
-/* What the diff says about one file. A name is NULL for /dev/null. `mode` is -1 when the patch does not set it. */
+/* The diff's changes to one file. A name is NULL for /dev/null. `mode` is -1 when the patch does not set it. */
 struct part {
     uint32_t at_line;
     char *old, *new;

@@ -1,4 +1,4 @@
-/* The lines that ripgrep finds in a stream of files: each is told with its file, as an 'h' record. */
+/* The lines that ripgrep finds in a stream of files: each is printed with its file, as an 'h' record. */
 #ifndef HITS_H
 #define HITS_H
 
@@ -9,7 +9,7 @@
 /* Files that were not searched. */
 struct left_out { uint64_t binary, large, unreadable; };
 
-/* At most so many lines are told. */
+/* At most so many lines are printed. */
 void limit_hits(uint64_t limit);
 
 /* The stream's lines from this one on, counted from 1, are this file's. `before`: what was left out before it. */

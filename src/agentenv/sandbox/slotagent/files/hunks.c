@@ -113,7 +113,7 @@ static void add_merged(
 
 /* ---- all of them ---- */
 
-/* Finds the places of all hunks; or says why one has none. */
+/* Finds the places of all hunks, or prints why one has none. */
 static bool find_all(struct target *target, const struct part *part, size_t fuzz, struct hunk_place *places,
                      struct fit *fit, struct text *why) {
     const struct patch *patch = target->patch;

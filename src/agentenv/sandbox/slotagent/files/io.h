@@ -26,15 +26,15 @@ struct record {
     int64_t modified_ns;
 };
 
-/* Ends the program with that code, having told what has to be told and taken back what is half done. */
+/* Ends the program with that code, after reporting the failure and undoing what is half done. */
 _Noreturn void fail(int code);
 
-/* How a failure is told on stdout, for those who asked for a stream: by an 'x' record (size: the code, path: where) or
- * by a broken-off chunk. At first it is not told. */
+/* How a failure is reported on stdout, to readers of a stream: by an 'x' record (size: the code, path: where) or
+ * by a broken-off chunk. At first it is not reported. */
 enum telling { TELL_NOTHING, TELL_RECORD, TELL_CHUNK };
 void tell_failures(enum telling how);
 
-/* From here on, what fails is told of this path. */
+/* From here on, failures are reported for this path. */
 void blame(const char *path);
 
 /* What fail() does first, or NULL: takes back what is half done. */

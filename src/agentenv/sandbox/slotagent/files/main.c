@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 static void run_read(const char *path, uint64_t offset, uint64_t limit) {
-    /* O_NONBLOCK: else opening a FIFO that nobody writes to would wait for ever. */
+    /* O_NONBLOCK: else opening a FIFO without a writer would wait for ever. */
     int fd = open_beneath(root(), from_root(path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     struct stat found;
     if (fd < 0 || fstat(fd, &found))

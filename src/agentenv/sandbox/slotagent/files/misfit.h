@@ -1,4 +1,4 @@
-/* Why a hunk does not fit, said so that whoever wrote it can correct it. */
+/* Why a hunk does not fit, in words that help its author to correct it. */
 #ifndef MISFIT_H
 #define MISFIT_H
 

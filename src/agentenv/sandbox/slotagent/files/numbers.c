@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-static uint64_t seed; /* whoever chose the texts must not choose where they fall */
+static uint64_t seed; /* the author of the texts must not choose where they fall */
 
 static uint64_t hashed(const char *text, size_t bytes) {
     uint64_t hash = seed, part;

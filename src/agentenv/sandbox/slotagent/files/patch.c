@@ -19,7 +19,7 @@
 
 enum { MAX_TOTAL = 64 << 20, SHOWN_PATH = 500 };
 
-/* What is told of a part. */
+/* What is printed about a part. */
 struct told { size_t path, source; char action; uint64_t hunks, fuzz, offset_lines; };
 
 static struct file *files;

@@ -59,7 +59,7 @@ static void take_found(void) {
     finder_ended = !got || too_many_hits();
 }
 
-/* Sends what is to be sent, and takes what is found meanwhile, or each would wait for the other. */
+/* Sends what is to be sent, and takes what is found in between, or each would wait for the other. */
 static void send_text(void) {
     for (size_t sent = 0; sent < text_bytes && !finder_ended;) {
         struct pollfd ends[2] = {{.fd = finder.output, .events = POLLIN}, {.fd = finder.input, .events = POLLOUT}};

@@ -1,6 +1,6 @@
 /* Storing files so that a full disk or a kill leaves the old file as it was, and nothing beside it.
  *
- * A new file takes the place of the old one, with its owner, mode and extended attributes: nobody reads half of it. But
+ * A new file takes the place of the old one, with its owner, mode and extended attributes: no process reads half of it. But
  * where that would make it another file (it has more than one link; its owner or an attribute cannot be given to a new
  * one; its directory takes no new file; something is mounted on it), the old one itself is written over, as a shell's
  * `>` does. Room for all of the content is allocated before. */

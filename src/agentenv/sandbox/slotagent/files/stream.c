@@ -12,7 +12,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* A transfer is long, and nobody waits for it to make the next move: the calls of every slot go first. */
+/* A transfer is long, and no model waits for it: the calls of every slot go first. */
 static void be_patient(void) {
     if (nice(5) < 0) {} /* only a courtesy */
 }
@@ -48,7 +48,7 @@ static void put_content(struct walk *walk, int fd) {
     }
 }
 
-/* A failure within the content of a transfer can only be told as a chunk of it. */
+/* A failure within the content of a transfer can only be reported as a chunk of it. */
 static void put_file(struct walk *walk, int fd) {
     struct stat found;
     if (fstat(fd, &found))
@@ -121,7 +121,7 @@ static bool keeps_file(const struct place *place, bool anew) {
     return place->exists && !anew && !faccessat(place->directory, place->name, W_OK, AT_EACCESS);
 }
 
-/* Makes what one record of stdin says, beneath `base`. A link made by an earlier record may lead to another directory
+/* Makes the file of one record of stdin, beneath `base`. A link made by an earlier record may lead to another directory
  * beneath it, but never out of it. `anew`: files that exist are not kept (see keeps_file). */
 static void extract_record(int base, const struct record *record, bool anew) {
     static char path[PATH_BYTES], link[PATH_BYTES];

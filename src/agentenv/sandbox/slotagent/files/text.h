@@ -13,7 +13,7 @@ __attribute__((format(printf, 2, 3))) void addf(struct text *text, const char *f
 /* As UTF-8, with bytes that are none as \xNN; cut to so many characters. */
 void add_shown(struct text *text, const char *bytes, size_t count, size_t max_characters);
 
-/* Ends the program: prints the record 'w' and the text, for whoever wrote the patch. */
+/* Ends the program: prints the record 'w' and the text, for the author of the patch. */
 _Noreturn void explain(int code, const struct text *text);
 
 /* Makes room for one more at `items[count]`, in steps that double. */

@@ -44,7 +44,7 @@ static void visit(struct walk *walk, int directory, const char *name, uint64_t d
     struct stat found;
     char link[PATH_BYTES / 2];
     if (fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW))
-        return; /* gone since it was listed */
+        return; /* removed since it was listed */
     char kind = S_ISREG(found.st_mode) ? 'f' : S_ISDIR(found.st_mode) ? 'd' : S_ISLNK(found.st_mode) ? 'l' : 'o';
     if (walk->file && kind == 'o')
         return;
@@ -69,7 +69,7 @@ static void visit(struct walk *walk, int directory, const char *name, uint64_t d
     if (fd >= 0)
         walk_directory(walk, fd, depth + 1);
     else if (walk->file && errno != ENOENT)
-        fail(errno); /* an archive that silently lacks a part would be a lie; a listing shows the entry */
+        fail(errno); /* an archive must not silently miss a part; a listing shows the entry */
 }
 
 static int compare_names(const void *a, const void *b) {

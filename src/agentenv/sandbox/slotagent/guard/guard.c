@@ -114,7 +114,7 @@ static const struct rule RULES[] = {
     {"setpriority", SYS_setpriority, EPERM, EQUALS, 0, PRIO_USER},
     {"ioprio_set", SYS_ioprio_set, EPERM, EQUALS, 1, AGENT},
     {"ioprio_set", SYS_ioprio_set, EPERM, EQUALS, 0, IOPRIO_USER},
-    /* Two processes that stop each other at their exit could be killed by nobody: SIGKILL no longer ends that stop */
+    /* Two processes that stop each other at their exit could not be killed: SIGKILL no longer ends that stop */
     {"ptrace", SYS_ptrace, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
 };
 
@@ -189,7 +189,7 @@ static void emit(unsigned operation, uint32_t value, unsigned yes, unsigned no) 
     code[code_size++] = (struct sock_filter){(uint16_t)operation, (uint8_t)yes, (uint8_t)no, value};
 }
 
-/* Each of these goes on to the next statement when the condition holds, and skips `skip` statements otherwise. */
+/* Each of these continues with the next statement when the condition holds, and skips `skip` statements otherwise. */
 static void if_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, 0, skip); }
 static void if_not_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, skip, 0); }
 static void if_has(uint32_t bits, unsigned skip) { emit(BPF_JMP | BPF_JSET | BPF_K, bits, 0, skip); }
@@ -244,7 +244,7 @@ static void emit_rule(const struct rule *rule, uint32_t number, pid_t agent) {
         if_equal(PTRACE_SEIZE, 1);
         refuse(rule->error);
         break;
-    case ANOTHER_PERSONALITY: /* PER_LINUX or PER_LINUX32, with UNAME26, ADDR_NO_RANDOMIZE or without; -1 only asks */
+    case ANOTHER_PERSONALITY: /* PER_LINUX or PER_LINUX32, with UNAME26, ADDR_NO_RANDOMIZE or without; -1 only queries */
         if_equal(number, 5);
         load_argument(0);
         if_not_equal(UINT32_MAX, 3);

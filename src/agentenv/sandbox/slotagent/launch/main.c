@@ -11,10 +11,10 @@
  *           can be made below it. Without -n, bwrap makes its own
  *
  * It does these in the order given. Then it gives up every capability and every way to get one back, leaves the session
- * keyring of whoever started the supervisor, and executes PROGRAM with an empty environment. The supervisor starts it
+ * keyring of the supervisor's starter, and executes PROGRAM with an empty environment. The supervisor starts it
  * with posix_spawn (vfork), which costs the same whatever the supervisor's size; forking the supervisor itself costs
  * 2-4 ms more per slot. Static, so that it starts fast. It trusts its arguments: they come from the supervisor alone.
- * Whatever fails is told on stderr, with exit code 127.
+ * Failures are printed to stderr, with exit code 127.
  */
 #define _GNU_SOURCE
 #include "steps.h"
@@ -42,7 +42,7 @@ static void drop_privileges(void) {
         fail("set", "no_new_privs");
 }
 
-/* The process that makes the namespace, and stays in it until nobody holds `held`. */
+/* The process that makes the namespace, and stays in it until `held` is closed everywhere. */
 static _Noreturn void make_namespace(int made, int held) {
     char byte = 0;
     if (unshare(CLONE_NEWUSER) < 0)
@@ -106,7 +106,7 @@ static void become_with_namespace(const char *uid, const char *gid, const char *
         fail("make", "a user namespace");
 }
 
-/* Does what one option says. Returns how many arguments it took. */
+/* Applies one option. Returns how many arguments it took. */
 static int take_option(char **arguments, int left) {
     int taken = take_common_option(arguments, left);
     if (taken)

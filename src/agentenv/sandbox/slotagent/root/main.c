@@ -26,7 +26,7 @@
  *
  * The root is mounted with the credentials of the slot's own root, so the kernel checks against those whatever is done
  * through it. Static, and no more than this: it is root of the container until it becomes UID. It trusts its
- * arguments: they come from the supervisor alone. Whatever fails is told on stderr, with exit code 127.
+ * arguments: they come from the supervisor alone. Failures are printed to stderr, with exit code 127.
  */
 #define _GNU_SOURCE
 #include "guard.h"
@@ -59,7 +59,7 @@ struct wanted {
     bool packets;
 };
 
-/* Does what one option says. Returns how many arguments it took. */
+/* Applies one option. Returns how many arguments it took. */
 static int take_option(struct wanted *wanted, char **arguments, int left) {
     int taken = take_common_option(arguments, left);
     if (taken)

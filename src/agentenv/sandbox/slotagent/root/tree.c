@@ -1,6 +1,6 @@
 /* See tree.h.
  *
- * The image is somebody else's: any name in it may be a symbolic link to anywhere. So whatever comes from outside (file
+ * The image is a stranger's: any name in it may be a symbolic link to anywhere. So whatever comes from outside (file
  * systems, devices, our own programs) is opened as a descriptor while we still see the old root, and mounted once that
  * is gone: a name can then lead nowhere but into the slot.
  */
@@ -75,7 +75,7 @@ static void open_outside(const struct root *root, struct outside *from) {
     const char *const shared[] = {"mode", "1777", "size", root->shm_bytes, NULL};
     const char *const terminals[] = {"newinstance", "", "ptmxmode", "0666", "mode", "0620", "gid", "5",
                                      "max", root->terminals, NULL};
-    /* Read-only: nobody may lower an oom_score_adj. A nested user namespace has its maps written through it. */
+    /* Read-only: no process may lower an oom_score_adj. A nested user namespace has its maps written through it. */
     from->proc = make_file_system("proc", none, NO_EXEC_OR_DEVICES | (root->nested ? 0 : ATTR_RDONLY));
     from->sys = make_file_system("sysfs", none, NO_EXEC_OR_DEVICES | ATTR_RDONLY);
     from->devices = make_file_system("tmpfs", devices, ATTR_NOSUID | ATTR_NOEXEC);
@@ -167,7 +167,7 @@ static void mount_devices(const struct outside *from) {
     mount_at(from->queues, "/dev/mqueue");
 }
 
-/* What tells of the machine, or sets something of it: what Docker hides (moby, oci/defaults.go), and disks, whose names
+/* What describes the machine, or sets something of it: what Docker hides (moby, oci/defaults.go), and disks, whose names
  * are paths of the machine and whose counters tell what neighbours write. The list is that of supervisor/attest.py, which
  * looks at every slot. What is not there on this kernel needs no cover. */
 static void cover_machine(void) {

@@ -8,6 +8,6 @@ struct root {
     bool nested; /* programs of the slot may make user namespaces */
 };
 
-/* Mounts it in our mount namespace, which nobody else has, makes it our root, and forgets the old one. We are root of
+/* Mounts it in our mount namespace, which no other process has, makes it our root, and forgets the old one. We are root of
  * the user namespace that owns the mount namespace. */
 void enter_root(const struct root *root);

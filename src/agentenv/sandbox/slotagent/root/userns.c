@@ -1,4 +1,4 @@
-/* See userns.h. The namespace lives as long as somebody holds its descriptor: no process stays in it. */
+/* See userns.h. The namespace lives as long as its descriptor is open: no process stays in it. */
 #define _GNU_SOURCE
 #include "userns.h"
 
@@ -20,7 +20,7 @@ void make_user_namespace(const char *uid, bool nested) {
         fail("make", "a user namespace");
     hand_over(SOCKET, "u", open_namespace("user"));
     if (read(SOCKET, &byte, 1) != 1)
-        _exit(127); /* whoever started us is gone, or gave up */
+        _exit(127); /* our parent has ended, or closed its end */
     prctl(PR_SET_DUMPABLE, 1);
     if (!nested)
         put("forbid", "/proc/sys/user/max_user_namespaces", "0");

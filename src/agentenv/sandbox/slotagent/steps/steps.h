@@ -31,9 +31,9 @@ void become_maker(const char *uid, const char *gid, unsigned others);
 /* Becomes UID, the owner of the user namespace of this descriptor, which is closed, and then root inside it. */
 void join_user_namespace(const char *uid, int namespace);
 
-/* Leaves the session keyring of whoever started the supervisor, for a new one, empty and nameless. */
+/* Leaves the session keyring of the supervisor's starter, for a new one, empty and nameless. */
 void leave_keyring(void);
 
-/* Does what one option says: -j FILE, -l RESOURCE VALUE or -o SCORE (see launch/main.c). Returns how many arguments it
+/* Applies one option: -j FILE, -l RESOURCE VALUE or -o SCORE (see launch/main.c). Returns how many arguments it
  * took; 0 when it is none of these. */
 int take_common_option(char **arguments, int left);

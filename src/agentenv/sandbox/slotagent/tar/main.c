@@ -4,7 +4,7 @@
  *     becomes UID and joins the user namespace on descriptor 5, as its root, so that owners are those that the slot sees.
  *     DIRECTORY is the root of a writable layer of overlayfs (mounted with userxattr), which is written to standard
  *     output as a layer of an image: see tree.h. Outside of a slot, for the supervisor. Files with names that such
- *     a layer cannot have are left out, so it is asked for them before:
+ *     a layer cannot have are left out, so they are checked before:
  *
  *   slottar reserved DIRECTORY ABOVE...
  *     prints the path of one that is seen through the layers above it (the lowest first), if there is one: see layer.h.

@@ -73,7 +73,7 @@ void add_record(const char *key, const void *value, size_t bytes) {
 
 static void octal(char *field, size_t size, uint64_t value) {
     if (size <= 8 ? value > 07777777 : value > 077777777777)
-        value = 0; /* a record says it */
+        value = 0; /* a record has it */
     snprintf(field, size, "%0*llo", (int)size - 1, (unsigned long long)value);
 }
 
