@@ -141,13 +141,13 @@ class Rollout:
                 self._log_attempt(error, trajectory, number, again=again)
             if not again:
                 return self._transcript(attempt, trajectory, error, earlier)
-            earlier.append(_error_text(error))
+            earlier.append(_text_of(error))
             await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number - reclaims))
 
     def _log_attempt(self, error: AgentEnvError, trajectory: str, number: int, *, again: bool) -> None:
         then = "a new attempt follows" if again else "not scored"
-        text = f"attempt {number} failed, {then}: {_error_text(error)}"
-        self._farm.failures.add(same_kind(f"{then}: {_error_text(error)}"), f"{trajectory}: {text}")
+        text = f"attempt {number} failed, {then}: {_text_of(error)}"
+        self._farm.failures.add(same_kind(f"{then}: {_text_of(error)}"), f"{trajectory}: {text}")
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
         """Whether to make another attempt; counts it for the group."""
@@ -166,8 +166,8 @@ class Rollout:
             if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
             if attempt.failure is None and attempt.score is not None:
-                text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_error_text(error)}"
-                self._farm.failures.add(same_kind(f"the slot could not be released: {_error_text(error)}"), text)
+                text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_text_of(error)}"
+                self._farm.failures.add(same_kind(f"the slot could not be released: {_text_of(error)}"), text)
                 return None
             return self._failure(attempt, attempt.failure or error)
         return None
@@ -184,7 +184,7 @@ class Rollout:
 
     async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
         """Scored by the environment's hook: there is no slot left to verify on."""
-        self._farm.failures.add(same_kind(_error_text(error)), f"{attempt.trajectory}: {_error_text(error)}")
+        self._farm.failures.add(same_kind(_text_of(error)), f"{attempt.trajectory}: {_text_of(error)}")
         try:
             returned = await call_hook(
                 "score_destroyed_slot",
@@ -197,11 +197,8 @@ class Rollout:
             attempt.score = None if returned is None else checked_score(returned)[0]
         except AgentEnvError as failure:
             self._farm.failures.hook_failed(failure, item=self._item_id, trajectory=attempt.trajectory)
-            return (
-                failure
-                if isinstance(failure, TaskError)
-                else TaskError(f"score_destroyed_slot: {_error_text(failure)}")
-            )
+            text = f"score_destroyed_slot: {_text_of(failure)}"
+            return failure if isinstance(failure, TaskError) else TaskError(text)
         return error
 
     async def _perform(self, attempt: Attempt) -> None:
@@ -394,7 +391,7 @@ class Rollout:
             finish_reason=_finish_reason(error, agent),
             score=attempt.score if error is None or isinstance(error, SlotDestroyedError) else None,
             fault=error.fault if error else "none",
-            error=_error_text(error) if error else "",
+            error=_text_of(error) if error else "",
             earlier_attempts=earlier,
             workspace_meta=jsonable(attempt.workspace_meta),
             verification=jsonable(attempt.verification),
@@ -410,7 +407,7 @@ class Rollout:
         )
 
 
-def _error_text(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return clean_text(f"{type(error).__name__}: {error}")
 
 

@@ -85,17 +85,17 @@ def write(out: IO[bytes], parts: Iterable[Part], admit: Callable[[int], None] = 
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for part in parts:
             for member, content in part.entries:
-                made = _copied(member)
-                made.name = part.place.name or made.name
-                path = posixpath.join(part.place.at, made.name)
+                header = _copied(member)
+                header.name = part.place.name or header.name
+                path = posixpath.join(part.place.at, header.name)
                 if any(name.startswith(_WHITEOUT) for name in path.split("/")):
                     raise ArchiveError(f"{path} has a name that means a deletion in layers of images")
                 if part.owner is not None:
-                    made.uid, made.gid = part.owner
-                if made.type != tarfile.SYMTYPE:
-                    made.mode = part.mode(made.mode, made.isdir())
-                admit(made.size)
-                archive.addfile(made, content)
+                    header.uid, header.gid = part.owner
+                if header.type != tarfile.SYMTYPE:
+                    header.mode = part.mode(header.mode, header.isdir())
+                admit(header.size)
+                archive.addfile(header, content)
 
 
 def members(archive: tarfile.TarFile, packed_bytes: int | None = None) -> Iterator[Entry]:
@@ -111,11 +111,11 @@ def members(archive: tarfile.TarFile, packed_bytes: int | None = None) -> Iterat
             continue
         if member.type not in _KINDS and not member.isreg():
             raise ArchiveError(f"{member.name} is a device or of an unknown kind")
-        made = _copied(member)
-        made.name = name
+        header = _copied(member)
+        header.name = name
         if member.islnk():
-            made.linkname = _inside(member.linkname, f"{member.name} -> {member.linkname}")
-        yield made, archive.extractfile(member) if member.isreg() else None
+            header.linkname = _inside(member.linkname, f"{member.name} -> {member.linkname}")
+        yield header, archive.extractfile(member) if member.isreg() else None
 
 
 def is_archive(file: IO[bytes]) -> bool:
@@ -142,14 +142,14 @@ def opened(file: IO[bytes]) -> tarfile.TarFile:
 def _copied(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """What counts of an entry: no names of owners, and no headers of an archive's own making but its time's fraction
     and extended attributes."""
-    made = tarfile.TarInfo(member.name)
-    made.type = tarfile.REGTYPE if member.isreg() else member.type
-    made.size = member.size if member.isreg() else 0
-    made.mode = member.mode & 0o7777
-    made.uid, made.gid, made.linkname = member.uid, member.gid, member.linkname
-    made.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(_XATTR)}
-    set_modified_ns(made, modified_ns(member))
-    return made
+    header = tarfile.TarInfo(member.name)
+    header.type = tarfile.REGTYPE if member.isreg() else member.type
+    header.size = member.size if member.isreg() else 0
+    header.mode = member.mode & 0o7777
+    header.uid, header.gid, header.linkname = member.uid, member.gid, member.linkname
+    header.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(_XATTR)}
+    set_modified_ns(header, modified_ns(member))
+    return header
 
 
 def _inside(name: str, shown: str) -> str:

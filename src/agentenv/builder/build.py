@@ -74,11 +74,11 @@ class LayerCache:
         except FileNotFoundError:
             return None
 
-    def keep(self, key: str, made: str) -> None:
+    def keep(self, key: str, value: str) -> None:
         """Keep what was made; a reader sees the old or the new, also after a crash."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self._directory, prefix=".new-", delete=False) as file:
-            file.write(made)
+            file.write(value)
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).replace(self._directory / key)
@@ -169,9 +169,9 @@ class _Build:
         await self._needed_stages(number, done)
         async with self.machines.open(start) as machine:
             await self._perform(number, done, machine)
-            made = await machine.commit(self.plan.stages[number].config)
-        self.cache.keep(key, made)
-        return made
+            image = await machine.commit(self.plan.stages[number].config)
+        self.cache.keep(key, image)
+        return image
 
     async def _end(self, number: int) -> Start:
         """Where a stage ends, built if need be."""

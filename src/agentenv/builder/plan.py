@@ -175,15 +175,15 @@ class _Outline:
 
     def _variables(self, arguments: Iterable[Arg]) -> dict[str, str]:
         """The variables of FROM lines: the platform's, and the ARG instructions before the first FROM."""
-        given = self.options.arguments
+        build_arguments = self.options.arguments
         variables = {**_platform_variables(self.options), "TARGETSTAGE": self.options.target or "default"}
-        variables |= {name: value for name, value in given.items() if name in variables}
-        self.used |= variables.keys() & given.keys()
+        variables |= {name: value for name, value in build_arguments.items() if name in variables}
+        self.used |= variables.keys() & build_arguments.keys()
         for arg in arguments:
             for name, default in arg.defaults:
-                if name in given:
+                if name in build_arguments:
                     self.used.add(name)
-                    variables[name] = given[name]
+                    variables[name] = build_arguments[name]
                 elif default is not None:
                     variables[name] = substituted(arg.place, self.lexer, default, variables)
         return variables
@@ -325,11 +325,11 @@ def substituted(place: Place, lexer: Lexer, text: str, variables: Mapping[str, s
 
 
 def _arg(state: _StageState, outline: _Outline, arg: Arg) -> None:
-    given = outline.options.arguments
+    build_arguments = outline.options.arguments
     for name, default in arg.defaults:
-        if name in given:
+        if name in build_arguments:
             outline.used.add(name)
-            state.variables[name] = given[name]
+            state.variables[name] = build_arguments[name]
         elif default is not None:
             state.variables[name] = substituted(arg.place, outline.lexer, default, state.variables)
         elif name in outline.variables:

@@ -26,9 +26,9 @@ _AHEAD: Final = 4
 _BEGIN_BYTES: Final = 16 * CHUNK_BYTES
 """So much of a tar is written before the disk begins with it."""
 _MOST_SWELLING: Final = 100
-_SWELLS_FROM_BYTES: Final = 1024**3
+_SWELLS_FROM_BYTES: Final = 1024**3  # smaller layers may compress by any factor
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
+_GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS  # zlib: the data has a gzip header
 _END_S: Final = scaled(30.0)
 """For a program that has been killed, or has nothing left to read."""
 

@@ -134,7 +134,7 @@ def pinned(reference: Reference, settings: RegistrySettings) -> Reference:
         try:
             manifest, words = program.communicate(timeout=settings.stall_s)
         except subprocess.TimeoutExpired:
-            reason = f"no data from the registry of {reference} for {settings.stall_s:g} s"
+            reason = f"no data of {reference} for {settings.stall_s:g} s"
             raise BusyRegistryError(reason, next_step=_CURE) from None
         finally:
             program.kill()
@@ -211,9 +211,7 @@ def _run(
                     if now_bytes != last_bytes:
                         last_bytes, moved_s = now_bytes, now_s
                     elif now_s - moved_s > stall_s:
-                        raise BusyRegistryError(
-                            f"no data from the registry of {reference} for {stall_s:g} s", next_step=_CURE
-                        )
+                        raise BusyRegistryError(f"no data of {reference} for {stall_s:g} s", next_step=_CURE)
                     report(BuildStep("download", str(reference), done=max(0, now_bytes - before_bytes)))
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         program.wait(_LOOK_S)

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock's, the same on every architecture
 _VERSION_OF_IT: Final = 1
 _WITH_NETWORK: Final = 4
 """The first version of Landlock that knows ports."""
 _CONNECT_TCP: Final = 1 << 1
 _PORT_RULE: Final = 2
-_NO_NEW_PRIVILEGES: Final = 38
+_NO_NEW_PRIVILEGES: Final = 38  # linux/prctl.h; Landlock requires it of a process without CAP_SYS_ADMIN
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 

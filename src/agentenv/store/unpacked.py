@@ -84,8 +84,8 @@ def changes(before: Before, root: Node) -> Change:
     """The tree's root, with what is not as it was ``before``."""
     now = seen(root).names
     top = Change(root)
-    made: list[tuple[Change, Change | None, bytes]] = [(top, None, b"")]
-    for change, _, _ in made:  # it grows
+    queue: list[tuple[Change, Change | None, bytes]] = [(top, None, b"")]
+    for change, _, _ in queue:  # it grows
         node = change.node
         known = before.directories.get(id(node))
         were = known[2] if known is not None else {}
@@ -96,10 +96,10 @@ def changes(before: Before, root: Node) -> Change:
             if child.children is not None:
                 replaced = was is not None and was is not child and was.children is not None
                 below = change.children[name] = Change(child, opaque=replaced)
-                made.append((below, change, name))
+                queue.append((below, change, name))
             elif was is not child or before.names[id(child)] != now[id(child)]:
                 change.children[name] = Change(child)
-    for change, parent, name in reversed(made):
+    for change, parent, name in reversed(queue):
         known = before.directories.get(id(change.node))
         if parent is not None and known is not None and not change.children and known[1] == _attributes(change.node):
             del parent.children[name]
@@ -177,17 +177,17 @@ def _unpack_layer(layout: Layout, name: str, change: Change, tars: Sequence[int]
         remove(*part.iterdir())  # of a writer that was killed
         try:
             check_room(part, os.fstat(tars[-1]).st_size)
-            made, links = part / "made", part / "links"
-            (made / "root").mkdir(parents=True)
+            new, links = part / "made", part / "links"
+            (new / "root").mkdir(parents=True)
             links.mkdir()
             writer = _Writer(tars, links, ids)
-            size_bytes = writer.write(change, made / "root")
-            (made / "bytes").write_text(str(size_bytes))
+            size_bytes = writer.write(change, new / "root")
+            (new / "bytes").write_text(str(size_bytes))
             if writer.foreign:
                 some = ", ".join(map(str, sorted(writer.foreign)[:_SOME]))
                 log.warning("layer %s: files of users or groups %s belong to nobody (%d)", name, some, NOBODY)
-            _sync(made)
-            made.rename(final)
+            _sync(new)
+            new.rename(final)
         except BaseException:
             remove(*part.iterdir())
             raise
@@ -309,18 +309,18 @@ class _Writer:
         os.utime(name, ns=(node.mtime_ns, node.mtime_ns), dir_fd=here, follow_symlinks=False)
 
     def _make_file(self, node: Node, name: bytes, here: int) -> None:
-        made = os.open(name, _FRESH, 0o600, dir_fd=here)
+        fd = os.open(name, _FRESH, 0o600, dir_fd=here)
         try:
             at, end = node.offset, node.offset + node.size
             while at < end:
-                sent = os.sendfile(made, self.tars[node.layer], at, min(end - at, _CHUNK_BYTES))
+                sent = os.sendfile(fd, self.tars[node.layer], at, min(end - at, _CHUNK_BYTES))
                 if not sent:
                     raise OSError(errno.EIO, "a layer's tar has been truncated")
                 at += sent
             self.size_bytes += node.size
-            self._describe(made, node)
+            self._describe(fd, node)
         finally:
-            os.close(made)
+            os.close(fd)
 
     def _finish_directory(self, here: int, change: Change) -> None:
         """Last, because what is put into a directory changes its time, and its mode may forbid it."""
@@ -328,13 +328,13 @@ class _Writer:
             os.setxattr(here, _OPAQUE, b"y")
         self._describe(here, change.node)
 
-    def _describe(self, made: int, node: Node) -> None:
+    def _describe(self, fd: int, node: Node) -> None:
         """Owner before mode, which a change of owner takes the set-user-id bit from; capabilities after both."""
-        os.fchown(made, *self._owner(node))
+        os.fchown(fd, *self._owner(node))
         for name, value in sorted(node.xattrs.items(), key=lambda pair: pair[0] == CAPABILITY):
-            os.setxattr(made, name, value)
-        os.fchmod(made, stat.S_IMODE(node.mode))
-        os.utime(made, ns=(node.mtime_ns, node.mtime_ns))
+            os.setxattr(fd, name, value)
+        os.fchmod(fd, stat.S_IMODE(node.mode))
+        os.utime(fd, ns=(node.mtime_ns, node.mtime_ns))
 
     def _owner(self, node: Node) -> tuple[int, int]:
         self.foreign |= {number for number in (node.uid, node.gid) if number >= self.ids and number != NOBODY}

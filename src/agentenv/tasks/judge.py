@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE = 4  # linux/prctl.h
 MAX_REPORT_BYTES = 16 * 1024 * 1024
 
 

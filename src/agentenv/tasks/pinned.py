@@ -97,12 +97,12 @@ def fetch_runner(cache: Path | None = None) -> Path:
     target = cache / f"runner-{key}"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=cache) as directory:
-            made = Path(directory) / "runner"
-            _unpack(wheels, made)
-            for path in (made, *made.rglob("*")):  # slots read it as another user, whatever our umask is
+            runner = Path(directory) / "runner"
+            _unpack(wheels, runner)
+            for path in (runner, *runner.rglob("*")):  # slots read it as another user, whatever our umask is
                 path.chmod(0o755 if path.is_dir() else 0o644)
             with contextlib.suppress(FileExistsError, OSError):  # another process was faster
-                made.rename(target)
+                runner.rename(target)
     return target
 
 

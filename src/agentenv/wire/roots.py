@@ -89,8 +89,8 @@ class RootSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """As :meth:`parse` reads it."""
-        made = dataclasses.asdict(self)
-        return {**made, "capabilities": list(self.capabilities), "network": self.network.to_json()}
+        fields = dataclasses.asdict(self)
+        return {**fields, "capabilities": list(self.capabilities), "network": self.network.to_json()}
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
@@ -98,8 +98,8 @@ class RootSpec:
         network = raw.get("network") if isinstance(raw, dict) else None
         if network is not None:
             raw = {name: value for name, value in raw.items() if name != "network"}
-        made: Self = build(cls, raw, "root")
-        return made if network is None else dataclasses.replace(made, network=NetworkPolicy.parse(network))
+        root: Self = build(cls, raw, "root")
+        return root if network is None else dataclasses.replace(root, network=NetworkPolicy.parse(network))
 
 
 def _is_name(text: str, most_chars: int) -> bool:

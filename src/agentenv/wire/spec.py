@@ -58,15 +58,13 @@ def _check_ranges(settings: Any, where: str = "") -> None:
 class SlotLimits:
     """Limits of each slot. All are enforced by the kernel, none by the server."""
 
-    processes: int = field(default=400, metadata=means("Maximum number of processes and threads of a slot", 1))
+    processes: int = field(default=400, metadata=means("Maximum processes and threads of a slot", 1))
     memory_bytes: int = field(default=2048 * MIB, metadata=means("Memory of a slot, its files included", 1))
     workspace_bytes: int = field(default=1024 * MIB, metadata=means("Size of a workspace; it is in memory", 1))
-    workspace_inodes: int = field(
-        default=120_000, metadata=means("Maximum number of files and directories of a workspace", 1)
-    )
+    workspace_inodes: int = field(default=120_000, metadata=means("Maximum files and directories of a workspace", 1))
     tmp_bytes: int = field(default=256 * MIB, metadata=means("Size of a slot's /tmp; it is in memory", 1))
     shm_bytes: int = field(default=64 * MIB, metadata=means("Size of a slot's /dev/shm; it is in memory", 1))
-    open_files: int = field(default=4096, metadata=means("Maximum number of open files of a process", 1))
+    open_files: int = field(default=4096, metadata=means("Maximum open files of a process", 1))
     cpu_weight: int = field(default=100, metadata=means("Share of contested CPU time, relative to other slots", 1))
 
     def __post_init__(self) -> None:
@@ -115,8 +113,7 @@ class ContainerSpec:
         default_factory=dict, metadata=means("Environment variables of every command in a slot")
     )
     output_bytes: int = field(
-        default=MIB,
-        metadata=means("Maximum number of bytes of stdout, and of stderr, that a call returns", 1024, 64 * MIB),
+        default=MIB, metadata=means("Maximum bytes of stdout and of stderr that a call returns", 1024, 64 * MIB)
     )
     """Head and tail are kept."""
     spare_shells: bool = field(default=True, metadata=means("Each slot keeps a bash ready for its next command"))

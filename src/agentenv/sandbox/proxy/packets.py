@@ -16,7 +16,7 @@ from agentenv.errors import ConfigError, ProtocolError
 from agentenv.wire.network import NetworkPolicy
 
 MAX_PACKET_BYTES: Final = 64 * 1024
-_MOST: Final = 2**63 - 1
+_MOST: Final = 2**63 - 1  # JSON numbers of any size are parsed; none of ours is larger
 
 Operation = Literal["add", "change", "count"]
 

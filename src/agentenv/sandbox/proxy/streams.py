@@ -103,7 +103,7 @@ class Stream:
         await self._loop.sock_sendall(self._sock, data)
 
     def end(self) -> None:
-        """Tell the peer that nothing more will be sent."""
+        """Close the sending side."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 

@@ -65,9 +65,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the kernel reports about a process. ``namespaces`` is empty where they may not be read (without
-    CAP_SYS_PTRACE): then the user namespace is known by its maps, and the others by the mounts and pids that they
-    make."""
+    """What the kernel reports about a process. ``namespaces`` is empty where they are unreadable (no CAP_SYS_PTRACE):
+    then the user namespace is known by its maps, and the others by the mounts and pids that they make."""
 
     uid_map: str
     gid_map: str

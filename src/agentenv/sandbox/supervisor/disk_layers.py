@@ -113,8 +113,7 @@ def file_bytes(size_bytes: int, inodes: int) -> int:
 
 
 def shrink(layer: Path) -> None:
-    """Give back what was reserved for a layer and is not used: nothing writes to it any more. Blocks. Raises
-    OSError."""
+    """Give back what was reserved for a layer and not used: nothing writes to it any more. Blocks. Raises OSError."""
     with _opened(layer) as top:
         syscalls.syncfs(top)
         fcntl.ioctl(top, _FITRIM, struct.pack("=QQQ", 0, 2**63, 0))

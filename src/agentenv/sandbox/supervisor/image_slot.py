@@ -33,17 +33,17 @@ CAPABILITIES: Final = {
     "chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8,
     "net_bind_service": 10, "net_raw": 13, "sys_chroot": 18, "setfcap": 31,
 }  # fmt: skip
-"""What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
-are void in a user namespace (mknod, audit_write). ``net_raw`` is there because Debian's ping is a program that is given
-it, and is not executed where that cannot be; what has been a way into kernels, AF_PACKET, the filter of system calls
-refuses unless a lease requests ``net_raw``."""
+"""Capabilities of the root of every image slot, over its own namespaces: Docker's defaults, without those that are
+void in a user namespace (mknod, audit_write). ``net_raw`` is among them because Debian's ping has it as a file
+capability, and the kernel does not execute ping without it. AF_PACKET, which has been a way into kernels, is refused by
+the filter of system calls unless a lease requests ``net_raw``."""
 EXTRA_CAPABILITIES: Final = {
     "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
     "audit_write": 29,
 }  # fmt: skip
 """What a lease may request as well."""
 HOSTNAME: Final = "slot"
-_USER_NAMESPACE_FD: Final = 5
+_USER_NAMESPACE_FD: Final = 5  # slotroot's -u (slotagent/root/main.c)
 _PARTS: Final = ("upper", "work", "root")
 
 

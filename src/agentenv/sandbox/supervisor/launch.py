@@ -135,8 +135,7 @@ def _detach() -> bool:
 def _owner(spec: SandboxSpec, *, of_user: bool) -> Owner:
     """Who has started us. An ordinary user with subordinate ids, where slots of images are wanted, is made root of a
     namespace of them: there this program is executed again (``of_user``), because what the kernel reports about a
-    process belongs to the namespace that it was executed in. From then on it is as in a container whose engine maps
-    ids."""
+    process belongs to the namespace of its exec. From then on it is as in a container whose engine maps ids."""
     if of_user or os.geteuid() == 0:
         return Owner(root=not of_user)
     wanted = spec.store_dir and spec.isolation != USER

@@ -15,7 +15,7 @@ from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.user_namespace import make_user_namespace
 
-_STDOUT, _STDERR, _USER_NAMESPACE_FD = 1, 2, 5
+_STDOUT, _STDERR, _USER_NAMESPACE_FD = 1, 2, 5  # 5: slotroot's -u (slotagent/root/main.c)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _ALWAYS_CLOSED = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"), IPv4Netw
 come first; a socket bound to the tap device bypasses them, and slirp4netns would forward it to the machine's."""
 
 _RTM_NEWROUTE, _NLM_FLAGS = 24, 0x0001 | 0x0004 | 0x0400  # request, ack, create
-_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1
+_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1  # linux/rtnetlink.h
 _NLMSG_HEADER = struct.Struct("=IHHII")
 _RTMSG = struct.Struct("=BBBBBBBBI")
 

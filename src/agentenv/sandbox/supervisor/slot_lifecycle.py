@@ -38,11 +38,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _FIRST_START_PATIENCE_S = scaled(5.0)
 _SEAL_PATIENCE_S = scaled(15.0)
 """How long a seal waits for a missing resource, because a lease waits for the slot; a reset waits without limit."""
-_KILLED = f"exit code {128 + signal.SIGKILL}"
+_KILLED = f"exit code {128 + signal.SIGKILL}"  # bwrap's when its child was killed, such as for lack of memory
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
 _PROOF_DEADLINE_S = scaled(5.0)
 _LOSSES = 5
-_LOSSES_WITHIN_S = 10.0
+_LOSSES_WITHIN_S = 10.0  # a slot that ends this often is quarantined, not started for ever
 
 
 class SlotReports(Protocol):

@@ -21,7 +21,7 @@ from agentenv.wire.spec import SandboxSpec
 
 _NONE = NO_NETWORK
 _USUAL_PORT = 3128
-_BACKLOG = 1024
+_BACKLOG = 1024  # connections beyond the slot's share wait here
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _KILL_AGAIN_S = 0.05
 INFO_FD = 4
 FAILED = 127
 """Exit code of our own programs when the reason is on standard error."""
-_NETWORK_PROCESSES = 8
+_NETWORK_PROCESSES = 8  # slirp4netns, which has the slot's uid and counts for RLIMIT_NPROC
 _PENDING_SIGNALS = 8192
 """Queued signals, and timers, of a slot. The kernel's default grows with the machine (96,365 with 24 GB)."""
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000

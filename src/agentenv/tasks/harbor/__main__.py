@@ -31,20 +31,20 @@ async def check(directory: Path, table: Table, **fields: object) -> list[GroupRe
 
 def main() -> int:
     """See the module."""
-    given = _arguments()
-    names = [given.agent] if given.agent else list(EXPECTED)
+    options = _arguments()
+    names = [options.agent] if options.agent else list(EXPECTED)
     fields = {
-        "tasks": str(given.tasks),
-        "only_tasks": given.only_tasks,
-        "image": given.image,
-        "host_env": given.host_env,
-        "allow_network": given.network,
-        "storage": given.storage,
-        "max_cpus": given.max_cpus,
-        "max_memory_mib": given.max_memory_mib,
-        "verification": "sealed" if given.sealed else "live",
+        "tasks": str(options.tasks),
+        "only_tasks": options.only_tasks,
+        "image": options.image,
+        "host_env": options.host_env,
+        "allow_network": options.network,
+        "storage": options.storage,
+        "max_cpus": options.max_cpus,
+        "max_memory_mib": options.max_memory_mib,
+        "verification": "sealed" if options.sealed else "live",
     }
-    return report(names, lambda directory, table: check(directory, table, **fields), given.out)
+    return report(names, lambda directory, table: check(directory, table, **fields), options.out)
 
 
 def _arguments() -> argparse.Namespace:

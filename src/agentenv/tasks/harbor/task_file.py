@@ -179,8 +179,8 @@ class _Reader:
 
     def _artifacts(self) -> tuple[str, ...]:
         """What the agent leaves for a verifier elsewhere: the declared paths, and Harbor's usual one."""
-        given = self._raw.get("artifacts", [])
-        entries = [{"source": entry} if isinstance(entry, str) else entry for entry in given]
+        artifacts = self._raw.get("artifacts", [])
+        entries = [{"source": entry} if isinstance(entry, str) else entry for entry in artifacts]
         for entry in entries:
             path = entry.get("source") if isinstance(entry, dict) else None
             if not isinstance(path, str) or not path.startswith("/") or ".." in path.split("/"):
@@ -227,8 +227,8 @@ class _Reader:
         return found
 
     def _image(self) -> str:
-        if given := self._named_image("environment"):
-            return given
+        if image := self._named_image("environment"):
+            return image
         if built := self._built("environment"):
             return built
         raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
@@ -241,8 +241,8 @@ class _Reader:
         return inside(self._directory, name)
 
     def _named_image(self, section: str) -> str:
-        given = self._text(section, "docker_image")
-        return image_reference(self._directory, f"{section}.docker_image", given) if given else ""
+        image = self._text(section, "docker_image")
+        return image_reference(self._directory, f"{section}.docker_image", image) if image else ""
 
     def _healthcheck(self) -> Healthcheck | None:
         section = "environment.healthcheck"
@@ -250,11 +250,11 @@ class _Reader:
             return None
         if not (command := self._text(section, "command")):
             raise self._error(f"{section}.command", "is missing")
-        given = {
+        fields = {
             name: self._number(section, f"{name.removesuffix('_s')}_sec" if name.endswith("_s") else name)
             for name in ("interval_s", "timeout_s", "start_period_s", "start_interval_s", "retries")
         }
-        return Healthcheck(command, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
+        return Healthcheck(command, **{name: value for name, value in fields.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
 
     def _workdir(self, section: str) -> str:
         return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"))
@@ -272,10 +272,10 @@ class _Reader:
         if "allowed_hosts" in own and "network_mode" not in own:
             raise self._error(f"{section}.allowed_hosts", "are there without a network_mode", "allowed: allowlist")
         at = section if "network_mode" in own else environment
-        given = self._section(at)
-        hosts = given.get("allowed_hosts") or []
-        if "network_mode" in given:
-            mode = given["network_mode"]
+        table = self._section(at)
+        hosts = table.get("allowed_hosts") or []
+        if "network_mode" in table:
+            mode = table["network_mode"]
         else:
             mode = "no-network" if self._flag(environment, "allow_internet") is False and not hosts else "public"
         if mode not in NETWORKS:
@@ -325,13 +325,13 @@ class _Reader:
         if value is not None and value % 1:
             raise self._error(f"{section}.{name}", f"got {value!r}", "allowed: a whole number")
         text = self._text(section, older)
-        given = text.strip().upper()
-        if not given:
+        amount = text.strip().upper()
+        if not amount:
             return None if value is None else int(value) or None
-        size = _as_number(given[:-1])
-        if given[-1] not in _MIB_OF or size is None or not 0 <= size < 10**9:
+        size = _as_number(amount[:-1])
+        if amount[-1] not in _MIB_OF or size is None or not 0 <= size < 10**9:
             raise self._error(f"{section}.{older}", f"got {text!r}", "allowed: 512M, 2G, 1.5G and the like")
-        found = int(size * _MIB_OF[given[-1]])
+        found = int(size * _MIB_OF[amount[-1]])
         if value is not None and value != found:
             raise self._error(f"{section}.{older}", f"is {found} MB, and {name} is {value:g}", "leave one out")
         return max(1, found)

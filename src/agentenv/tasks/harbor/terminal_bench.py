@@ -199,32 +199,32 @@ class _Service:
         build = self._raw.get("build")
         if build is None:
             return self._named_image()
-        given = {"context": build} if isinstance(build, str) else build
-        if not isinstance(given, dict):
+        table = {"context": build} if isinstance(build, str) else build
+        if not isinstance(table, dict):
             raise self._error("build", f"got {build!r}", "allowed: a directory, or a table with context")
         for name in ("args", "target", "additional_contexts", "secrets", "ssh", "dockerfile_inline"):
-            if given.get(name):
+            if table.get(name):
                 raise self._error(f"build.{name}", "is not supported", "write it into the Dockerfile")
-        if str(given.get("dockerfile", "Dockerfile")).removeprefix("./") != "Dockerfile":
-            raise self._error("build.dockerfile", f"got {given['dockerfile']!r}", "allowed: Dockerfile, in the context")
-        named = self._filled("build.context", str(given.get("context", ".")))
+        if str(table.get("dockerfile", "Dockerfile")).removeprefix("./") != "Dockerfile":
+            raise self._error("build.dockerfile", f"got {table['dockerfile']!r}", "allowed: Dockerfile, in the context")
+        named = self._filled("build.context", str(table.get("context", ".")))
         context = inside(self._directory, named)
         if context is None or inside(self._directory, f"{named}/Dockerfile") is None:
             raise self._error("build", f"there is no Dockerfile in {named}")
         return f"dockerfile:{context}"
 
     def _named_image(self) -> str:
-        given = str(self._raw.get("image", ""))
-        if not given or "${T_BENCH_" in given:
+        image = str(self._raw.get("image", ""))
+        if not image or "${T_BENCH_" in image:
             raise self._error("build", "is missing, and the file that image names does not exist")
-        return image_reference(self._directory, f"{self.at}.image", self._filled("image", given))
+        return image_reference(self._directory, f"{self.at}.image", self._filled("image", image))
 
     def _check_command(self) -> None:
         """Slots start no program of their own: only what would wait is accepted."""
-        given = self._raw.get("command")
-        words = [given] if isinstance(given, str) else [str(word) for word in given or ()]
+        command = self._raw.get("command")
+        words = [command] if isinstance(command, str) else [str(word) for word in command or ()]
         try:
-            parts = shlex.split(given) if isinstance(given, str) and len(given) <= _MOST_COMMAND_CHARS else words
+            parts = shlex.split(command) if isinstance(command, str) and len(command) <= _MOST_COMMAND_CHARS else words
         except ValueError:
             parts = words
         if len(parts) == 3 and parts[0] in _SHELLS and parts[1] in ("-c", "-lc"):
@@ -240,15 +240,15 @@ class _Service:
 
     def env(self) -> dict[str, str]:
         """The environment. A variable without a value is this machine's, if it is offered."""
-        given = self._raw.get("environment") or {}
-        if isinstance(given, list):
-            pairs = [str(each).partition("=") for each in given]
-            given = {name: value if equals else None for name, equals, value in pairs}
-        if not isinstance(given, dict):
-            raise self._error("environment", f"got {given!r}", "allowed: a list of NAME=VALUE, or a table")
+        variables = self._raw.get("environment") or {}
+        if isinstance(variables, list):
+            pairs = [str(each).partition("=") for each in variables]
+            variables = {name: value if equals else None for name, equals, value in pairs}
+        if not isinstance(variables, dict):
+            raise self._error("environment", f"got {variables!r}", "allowed: a list of NAME=VALUE, or a table")
         found = {
             name: self._offered.get(name) if value is None else self._filled(f"environment.{name}", _as_text(value))
-            for name, value in given.items()
+            for name, value in variables.items()
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -266,33 +266,33 @@ class _Service:
 
     def cpus(self) -> float | None:
         """A limit of the slot."""
-        given = self._limit("cpus")
-        if given is None:
+        cpus = self._limit("cpus")
+        if cpus is None:
             return None
         try:
-            return float(given)
+            return float(cpus)
         except ValueError as error:
-            raise self._error("cpus", f"got {given!r}", "allowed: a number") from error
+            raise self._error("cpus", f"got {cpus!r}", "allowed: a number") from error
 
     def memory_mib(self) -> int | None:
         """A limit of the slot."""
-        given = self._limit("mem_limit", "memory")
-        if given is None:
+        limit = self._limit("mem_limit", "memory")
+        if limit is None:
             return None
-        size = _SIZE.fullmatch(given)
+        size = _SIZE.fullmatch(limit)
         if size is None:
-            raise self._error("mem_limit", f"got {given!r}", "allowed: 512m, 2g and the like")
+            raise self._error("mem_limit", f"got {limit!r}", "allowed: 512m, 2g and the like")
         return max(1, int(float(size[1]) * _MIB_OF[(size[2] or "b").lower()]))
 
     def _limit(self, name: str, in_deploy: str = "") -> str | None:
         """A limit, of the service itself or below ``deploy.resources.limits``."""
-        given = self._raw.get(name)
+        value = self._raw.get(name)
         found: Any = self._raw
         for part in ("deploy", "resources", "limits"):
             found = found.get(part) if isinstance(found, dict) else None
-        if given is None and isinstance(found, dict):
-            given = found.get(in_deploy or name)
-        return None if given is None else self._filled(name, str(given))
+        if value is None and isinstance(found, dict):
+            value = found.get(in_deploy or name)
+        return None if value is None else self._filled(name, str(value))
 
     def text(self, name: str) -> str:
         """A field that is text, or a number as text; empty if it is not there."""

@@ -74,27 +74,27 @@ async def _played(
 
 def main() -> int:
     """See the module."""
-    given = _arguments()
-    names = [name for name in EXPECTED if getattr(given, name)] or list(EXPECTED)
-    if given.images:
-        chosen = {name: getattr(given, name) for name in ("only_repos", "only_instances", "max_records", "image")}
-        fields = {"dataset_name": given.dataset, "dataset_split": given.split, "slot_memory_mib": 3072, **chosen}
-        return report(names, lambda directory, table: play_on_images(directory, table, **fields), given.out)
+    options = _arguments()
+    names = [name for name in EXPECTED if getattr(options, name)] or list(EXPECTED)
+    if options.images:
+        chosen = {name: getattr(options, name) for name in ("only_repos", "only_instances", "max_records", "image")}
+        fields = {"dataset_name": options.dataset, "dataset_split": options.split, "slot_memory_mib": 3072, **chosen}
+        return report(names, lambda directory, table: play_on_images(directory, table, **fields), options.out)
     fields = {
-        "dataset_name": given.dataset,
-        "dataset_split": given.split,
-        "repositories": str(given.repositories) if given.repositories else None,
-        "clone_url": given.clone_url,
-        "only_repos": given.only_repos,
-        "only_instances": given.only_instances,
-        "python_only": given.python_only,
-        "max_records": given.max_records,
-        "patch_is": given.patch_is,
-        "dependencies": given.dependencies,
-        "tool_pool_mode": "fake" if given.fake else "local",
-        "isolation": given.isolation,
+        "dataset_name": options.dataset,
+        "dataset_split": options.split,
+        "repositories": str(options.repositories) if options.repositories else None,
+        "clone_url": options.clone_url,
+        "only_repos": options.only_repos,
+        "only_instances": options.only_instances,
+        "python_only": options.python_only,
+        "max_records": options.max_records,
+        "patch_is": options.patch_is,
+        "dependencies": options.dependencies,
+        "tool_pool_mode": "fake" if options.fake else "local",
+        "isolation": options.isolation,
     }
-    return report(names, lambda directory, table: play(directory, table, **fields), given.out)
+    return report(names, lambda directory, table: play(directory, table, **fields), options.out)
 
 
 def _arguments() -> argparse.Namespace:

@@ -153,10 +153,10 @@ def main() -> int:
     parser.add_argument("--patch", action="append", default=[], help="only this patch of one package; repeatable")
     parser.add_argument("--most", type=int, default=1000, help="at most so many records of a package")
     parser.add_argument("--base", default="debian:bookworm-slim", help="image to begin with")
-    given = parser.parse_args()
-    chosen = [PACKAGES[name] for name in given.package or PACKAGES]
-    makers = [lambda farm, one=one: drafts(farm, one, given.patch, given.out, given.base) for one in chosen]
-    return written(given.out, makers, given.most)
+    options = parser.parse_args()
+    chosen = [PACKAGES[name] for name in options.package or PACKAGES]
+    makers = [lambda farm, one=one: drafts(farm, one, options.patch, options.out, options.base) for one in chosen]
+    return written(options.out, makers, options.most)
 
 
 if __name__ == "__main__":

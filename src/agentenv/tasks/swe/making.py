@@ -160,20 +160,19 @@ def written(out: Path, makers: Sequence[Maker], most: int) -> int:
 
 
 async def _records(makers: Sequence[Maker], most: int) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     limits = SlotLimits(memory_bytes=MEMORY_MIB * 2**20)
     async with AsyncFarm("local", slots=1, limits=limits, timeout_s=TESTS_TIMEOUT_S) as farm:
         for maker in makers:
             count = 0
             async for draft in maker(farm):
                 try:
-                    made.append(await record_of(farm, draft))
+                    records.append(await record_of(farm, draft))
                 except TaskError as error:
                     print(f"    {draft.instance_id}: left out: {error}", flush=True)
                     continue
-                print(
-                    f"ok  {draft.instance_id}: {len(made[-1]['FAIL_TO_PASS'])} tests fail without the patch", flush=True
-                )
+                failing = len(records[-1]["FAIL_TO_PASS"])
+                print(f"ok  {draft.instance_id}: {failing} tests fail without the patch", flush=True)
                 if (count := count + 1) == most:
                     break
-    return made
+    return records

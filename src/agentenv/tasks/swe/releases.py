@@ -159,9 +159,9 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", action="append", choices=names, help="only this one; repeatable")
     parser.add_argument("--base", default="debian:bookworm-slim", help="image to begin with")
-    given = parser.parse_args()
-    chosen = [repair for repair in REPAIRS if not given.only or repair.name in given.only]
-    return written(given.out, [lambda _farm: drafts(chosen, given.out, given.base)], len(chosen))
+    options = parser.parse_args()
+    chosen = [repair for repair in REPAIRS if not options.only or repair.name in options.only]
+    return written(options.out, [lambda _farm: drafts(chosen, options.out, options.base)], len(chosen))
 
 
 if __name__ == "__main__":
