@@ -26,7 +26,7 @@ MAX_LAYERS: Final = 64
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenLayer:
     """A layer that is no longer written to: a file system, and the directory in it that is the layer's root. ``ids``:
     those under which its files were written."""
 
@@ -56,7 +56,7 @@ class Checkpoint:
 
     image: str
     """Empty: layers of a plain slot."""
-    layers: tuple[Frozen, ...]
+    layers: tuple[FrozenLayer, ...]
 
 
 class Checkpoints:
@@ -69,7 +69,7 @@ class Checkpoints:
         self._place = place
         self._budget_bytes = budget_bytes
         self._by_name: dict[str, Checkpoint | Packed] = {}
-        self._mounted: dict[Path, Frozen | Packed] = {}
+        self._mounted: dict[Path, FrozenLayer | Packed] = {}
         self._stood_on: Counter[Path] = Counter()
         """How many slots use each layer."""
         self.one_at_a_time = asyncio.Lock()
@@ -119,7 +119,7 @@ class Checkpoints:
         self,
         name: str,
         image: str,
-        below: tuple[Frozen, ...],
+        below: tuple[FrozenLayer, ...],
         writable: Path,
         ids: Ids,
         files: str,
@@ -133,7 +133,7 @@ class Checkpoints:
         memory_bytes = _used_bytes(writable) if in_memory else 0
         syscalls.mount(str(writable), str(target), flags=MS_MOVE)
         syscalls.mount("none", str(target), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
-        layer = self._mounted[target] = Frozen(target, target / files, ids, memory_bytes)
+        layer = self._mounted[target] = FrozenLayer(target, target / files, ids, memory_bytes)
         checkpoint = self._by_name[name] = Checkpoint(image, (layer, *below))
         return checkpoint
 
@@ -163,11 +163,11 @@ class Checkpoints:
         self._by_name.pop(name, None)
         return self._forget_unneeded()
 
-    def hold(self, layers: Iterable[Frozen]) -> None:
+    def hold(self, layers: Iterable[FrozenLayer]) -> None:
         """One more slot uses these layers, until it gives them back."""
         self._stood_on.update(layer.mount for layer in layers)
 
-    def give_back(self, layers: Iterable[Frozen]) -> list[Path]:
+    def give_back(self, layers: Iterable[FrozenLayer]) -> list[Path]:
         """One slot less uses these layers. Returns those to unmount, as :meth:`drop`."""
         self._stood_on.subtract(layer.mount for layer in layers)
         self._stood_on += Counter()  # without those that are 0
@@ -180,7 +180,7 @@ class Checkpoints:
             del self._mounted[mount]
         return unneeded
 
-    def _needed(self) -> Iterator[Frozen | Packed]:
+    def _needed(self) -> Iterator[FrozenLayer | Packed]:
         for checkpoint in self._by_name.values():
             yield from (checkpoint,) if isinstance(checkpoint, Packed) else checkpoint.layers
 

@@ -18,7 +18,7 @@ from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, child, disk_layers, mounts, slot_process, static_bash, syscalls
-from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoints, Frozen
+from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoints, FrozenLayer
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig, ImageLayer
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
@@ -63,7 +63,7 @@ class ImageSlot:
         reaper: Reaper,
         root: RootSpec,
         place: Path,
-        layers: tuple[Frozen, ...] = (),
+        layers: tuple[FrozenLayer, ...] = (),
     ) -> None:
         self._setup = setup
         self._slot = slot
@@ -139,7 +139,7 @@ class ImageSlot:
             return False
         return not any(self._has_bash(layer, config.path) for layer in self._layers)
 
-    def _has_bash(self, layer: Frozen, path: str) -> bool:
+    def _has_bash(self, layer: FrozenLayer, path: str) -> bool:
         """Looked up once for each layer: a view is made often. A layer that cannot be looked at may have one."""
         if layer.files not in self._bashes:
             self._bashes[layer.files] = True
@@ -189,7 +189,7 @@ class ImageSlot:
         program = self._setup.root_launcher
         mappings: dict[Ids, int] = {}
         try:
-            below: list[Frozen | ImageLayer] = [*self._layers, *self._image]
+            below: list[FrozenLayer | ImageLayer] = [*self._layers, *self._image]
             for name, layer in zip(self._lowers, below, strict=True):
                 ids = layer.ids
                 if ids is not None and ids != self._ids and ids not in mappings:
@@ -199,7 +199,7 @@ class ImageSlot:
             for mapping in mappings.values():
                 os.close(mapping)
 
-    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+    def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
         if len(self._layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints are below this slot already")

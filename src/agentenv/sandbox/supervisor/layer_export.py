@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import child
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints, FrozenLayer
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.user_namespace import make_user_namespace
 
@@ -37,7 +37,7 @@ class LayerExport:
         await self._check_names(layers[number], layers[number + 1 :])
         return await self._written(layers[number]), len(layers)
 
-    async def _check_names(self, layer: Frozen, above: Sequence[Frozen]) -> None:
+    async def _check_names(self, layer: FrozenLayer, above: Sequence[FrozenLayer]) -> None:
         directories = [str(one.files) for one in (layer, *above)]
         printed = asyncio.StreamReader()
         read, write = os.pipe()
@@ -59,7 +59,7 @@ class LayerExport:
                 next_step="remove or rename it, then try again",
             )
 
-    async def _written(self, layer: Frozen) -> int:
+    async def _written(self, layer: FrozenLayer) -> int:
         namespace = await make_user_namespace(self.root_program, layer.ids, self.reaper)
         read, write = os.pipe()
         try:

@@ -103,7 +103,7 @@ class PlainSlot:
             if mode & stat.S_IRWXU != stat.S_IRWXU:
                 place.chmod(mode | stat.S_IRWXU)
 
-    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+    def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """See SlotKind."""
         return checkpoints.refusal(self._setup.tree.workspace(self._slot))
 

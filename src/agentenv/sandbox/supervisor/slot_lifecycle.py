@@ -190,7 +190,7 @@ class SlotLifecycle:
         checkpoints = self._services.setup.checkpoints
         if checkpoints is None:
             self._services.reports.not_frozen(self, "this container has no checkpoints")
-        elif (refused := self.kind.unfit_to_freeze(checkpoints)) is not None:
+        elif (refused := self.kind.checkpoint_refusal(checkpoints)) is not None:
             self._services.reports.not_frozen(self, refused.message)
         else:
             self._checkpoint = name

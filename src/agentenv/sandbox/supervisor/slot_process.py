@@ -19,7 +19,7 @@ from agentenv.errors import CheckpointError, ConfigError, ProtocolError, Sandbox
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups
-from agentenv.sandbox.supervisor.checkpoints import Checkpoint, Checkpoints, Frozen, Packed
+from agentenv.sandbox.supervisor.checkpoints import Checkpoint, Checkpoints, FrozenLayer, Packed
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers, file_bytes
 from agentenv.sandbox.supervisor.image_mounts import Images
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -90,7 +90,7 @@ class SlotSetup:
                     "root.writable_bytes", f"{wanted_bytes} bytes are more than the disk has: {most_bytes}"
                 )
 
-    def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
+    def layers_of(self, root: RootSpec) -> tuple[FrozenLayer, ...]:
         """The frozen layers that an image slot with this root begins with, whose image is there. Raises
         CheckpointError when it names a checkpoint that is not here, or is of another image; ImageUnavailableError,
         OSError."""
@@ -207,7 +207,7 @@ class SlotKind(Protocol):
     def reopen(self) -> None:
         """Its files are kept: what its own programs did to them must not keep a new start out."""
 
-    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+    def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why its files cannot be kept as a checkpoint; None if, as far as is known now, they can."""
 
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import mounts, syscalls
-from agentenv.sandbox.supervisor.checkpoints import Frozen
+from agentenv.sandbox.supervisor.checkpoints import FrozenLayer
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.syscalls import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import OneId, make_user_namespace
@@ -54,7 +54,7 @@ class LayeredWorkspace:
         index = self.written / _WORK / "index"
         return index.is_dir() and any(index.iterdir())
 
-    async def mount(self, layers: tuple[Frozen, ...], uid: int, *, size_bytes: int, inodes: int) -> None:
+    async def mount(self, layers: tuple[FrozenLayer, ...], uid: int, *, size_bytes: int, inodes: int) -> None:
         """Mount it above these layers, the upmost first, each shown as of ``uid``, with so much room for what is
         written. Raises SandboxUnavailableError."""
         self.written.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class LayeredWorkspace:
         if written and _is_mount(self.written):
             syscalls.umount(str(self.written))
 
-    async def _show(self, layers: tuple[Frozen, ...], lowers: list[str], uid: int, shown: list[Path]) -> None:
+    async def _show(self, layers: tuple[FrozenLayer, ...], lowers: list[str], uid: int, shown: list[Path]) -> None:
         own = OneId(uid)
         owners = dict.fromkeys(layer.ids for layer in layers if layer.ids != own)
         made = [make_user_namespace(self.program, own, self.reaper, shown=owner) for owner in owners]
@@ -144,7 +144,7 @@ async def refusal(place: Path, program: Path, reaper: Reaper, uids: tuple[int, i
             (base / "other").hardlink_to(base / "one")
             (base / "folder").mkdir()
         syscalls.mount("none", str(base), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
-        layer = Frozen(base, base, OneId(uids[0]), 0)
+        layer = FrozenLayer(base, base, OneId(uids[0]), 0)
         await above.mount((layer,), uids[1], size_bytes=2**20, inodes=100)
         return _unlike(target, uids[1])
     except (OSError, SandboxUnavailableError) as error:
