@@ -44,7 +44,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class Built:
-    """The image, and how it came about."""
+    """The image, and how it was made."""
 
     image: str
     plan: Plan

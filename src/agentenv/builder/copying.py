@@ -58,7 +58,7 @@ async def make_directory(step: WorkdirStep, machine: Machine) -> None:
 
 
 async def copy_from_context(step: CopyStep, context: BuildContext, sources: Sequence[Source], machine: Machine) -> None:
-    """COPY and ADD. Raises DockerfileError for what cannot be copied, or has changed so since it was looked at."""
+    """COPY and ADD. Raises DockerfileError for what cannot be copied, or has changed so since it was read."""
     target = await _target(step, machine)
     places = _placed(step, [(source.name, source.is_directory) for source in sources], target)
     parts = [

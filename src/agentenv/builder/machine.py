@@ -119,7 +119,7 @@ class Machine(Protocol):
         ...
 
     async def names(self, directory: str) -> Sequence[tuple[str, bool]]:
-        """The names in a directory, each with whether it is a directory itself (a link is none). Raises OSError."""
+        """The names in a directory, each with whether it is a directory itself (a link is not). Raises OSError."""
         ...
 
     async def get(self, path: str) -> IO[bytes]:

@@ -199,7 +199,7 @@ def _copy(statement: Statement, place: Place, flags: dict[str, str]) -> Instruct
 
 
 def url_refused(place: Place, source: str) -> DockerfileError | None:
-    """The error for a source of ADD or COPY that is a URL; None if it is none."""
+    """The error for a source of ADD or COPY that is a URL; None if it is not."""
     if not source.startswith(_URLS):
         return None
     return place.wrong(

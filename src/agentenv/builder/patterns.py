@@ -110,7 +110,7 @@ def _bound(pattern: str, at: int) -> tuple[str, int]:
 
 
 Entries = Sequence[tuple[str, bool]]
-"""Names in a directory, each with whether it is a directory itself; a link to one is none."""
+"""Names in a directory, each with whether it is a directory itself; a link to one is not."""
 
 
 def glob(pattern: str) -> Generator[str, Entries, list[str]]:

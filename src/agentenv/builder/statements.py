@@ -262,7 +262,7 @@ def _arguments(keyword: str, rest: str, escape: str) -> tuple[list[str], bool]:
 
 
 def _json(rest: str) -> list[str] | None:
-    """The strings of a JSON array; None if the text is none, and is for the shell then. ``[1]`` is wrong."""
+    """The strings of a JSON array; None if the text is not one, and is for the shell. ``[1]`` is wrong."""
     if not rest.startswith("["):
         return None
     try:

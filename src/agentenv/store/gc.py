@@ -32,7 +32,7 @@ class KeptImage:
 
 @dataclass(frozen=True)
 class Deletions:
-    """What is to go: images, and layers that no image has any more."""
+    """What to remove: images, and layers that no image has any more."""
 
     images: tuple[str, ...]
     layers: tuple[str, ...]

@@ -54,7 +54,7 @@ class StoredImage:
     """An image in a store. The files stay as they are while it is pinned (``Store.pin``)."""
 
     digest: str
-    """``sha256:…``: of what the image is, however it came here."""
+    """``sha256:…`` of the image's content, wherever it was fetched from."""
     index: Path
     """An EROFS image to be mounted with the layers as its devices, in their order."""
     layers: tuple[Path, ...]

@@ -81,7 +81,7 @@ class Store:
         """The image that a reference means, fetched if the store does not have it.
 
         A registry's or an engine's name means what it meant at its last fetch, until ``refresh`` resolves it again;
-        directories and archives are always looked at. One process fetches a reference at a time, others wait.
+        directories and archives are always read. One process fetches a reference at a time, others wait.
 
         Raises ConfigError when the reference is malformed or means nothing, or a program is missing; BadImageError;
         ImageUnavailableError when the registry, the engine or the disk fails; SandboxUnavailableError without an

@@ -1,4 +1,4 @@
-"""One connection of a slot to the proxy: a request, judged, and what is passed on because of it."""
+"""One connection of a slot to the proxy: checks its request, and forwards what the policy allows."""
 
 from __future__ import annotations
 

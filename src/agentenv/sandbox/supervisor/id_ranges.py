@@ -33,7 +33,7 @@ class ClaimedRange:
         self._lock = lock
 
     def release(self) -> None:
-        """Let others have it: no process and no file of it is left. Repeatable."""
+        """Free it: no process and no file of it may be left. Repeatable."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

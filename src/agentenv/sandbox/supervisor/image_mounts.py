@@ -100,7 +100,7 @@ class ImageMounts:
         return (ImageLayer(mounted.place, None),), mounted.config
 
     async def ready(self, digest: str) -> None:
-        """See Images: mounted, and its programs looked at, in a thread: their files are untrusted."""
+        """See Images: mounted, and its programs inspected, in a thread: their files are untrusted."""
         self.require(digest)
         mounted = self._mounted[digest]
         async with mounted.reading:

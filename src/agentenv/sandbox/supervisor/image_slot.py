@@ -140,7 +140,7 @@ class ImageSlot:
         return not any(self._has_bash(layer, config.path) for layer in self._layers)
 
     def _has_bash(self, layer: FrozenLayer, path: str) -> bool:
-        """Looked up once for each layer: a view is made often. A layer that cannot be looked at may have one."""
+        """Looked up once for each layer: a view is made often. A layer that cannot be read may have one."""
         if layer.files not in self._bashes:
             self._bashes[layer.files] = True
             with contextlib.suppress(OSError):

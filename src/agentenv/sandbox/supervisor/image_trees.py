@@ -1,8 +1,8 @@
 """The images of a node's store, unpacked by layers, for kernels that do not mount them as they are.
 
 The supervisor reads nothing of an image: a program of the store's (``agentenv.store.unpacked``) unpacks it, as the root
-of a user namespace of the ids that all unpacked layers of the node have, and with no right outside of it. What an
-image does to that program at worst is to change other unpacked images.
+of a user namespace of the ids that all unpacked layers of the node have, and with no right outside of it. At worst
+an image makes that program change other unpacked images.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _proc(name: str) -> str:
 
 
 async def _store_made(store: Path, stop: asyncio.Event) -> None:
-    """Wait until the node's keeper has made its store, or the container is to end: on a new node both begin at once,
+    """Wait until the node's keeper has made its store, or the container has to end: on a new node both begin at once,
     and whether images can be shown is tried in the store."""
     if not has_store(store):
         log.warning("the image store is empty: waiting for the node's image keeper to create it")

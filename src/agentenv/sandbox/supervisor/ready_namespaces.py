@@ -32,7 +32,7 @@ class Namespace:
     fd: int
 
     def close(self) -> None:
-        """Give both back, when no process and no file of it is left."""
+        """Give both back; no process and no file of them may be left."""
         os.close(self.fd)
         self.range.release()
 

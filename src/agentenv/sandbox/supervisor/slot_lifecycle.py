@@ -59,7 +59,8 @@ class SlotReports(Protocol):
         ended and it will be ready again with its files."""
 
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
-        """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
+        """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it failed, and the slot has
+        none."""
 
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """The slot cannot have the requested root; it is being reset."""

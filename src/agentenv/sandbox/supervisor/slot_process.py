@@ -1,4 +1,4 @@
-"""What a slot is made of; one run of it: its first process, the agent's HELLO; the kill that ends everything in it."""
+"""The parts of a slot, and one run of it: its first process, the agent's HELLO, and the kill that ends all of it."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class SlotKind(Protocol):
 
     @property
     def view(self) -> SlotView | None:
-        """What the server has to know of it; None: it is as every plain slot."""
+        """What the server has to know about it; None for a plain slot."""
 
     async def prepare(self) -> None:
         """Make its files, new and empty."""

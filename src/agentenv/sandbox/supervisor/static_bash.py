@@ -28,7 +28,7 @@ _STEP_BYTES: Final = 128 * 1024
 """Searched at once: the search holds the interpreter's lock, and an image's bash may be made to take long."""
 _MAX_DIRECTORIES: Final = 64
 _MAX_DEPTH: Final = 16
-"""Of a search path that is looked at, and of a directory of it."""
+"""Limits of a search path, and of a directory in it."""
 _VERSION: Final = re.compile(rb"@\(#\)(Bash version [ -~]{1,80})\0")
 """``sccsversion`` of bash's version.c."""
 _SYSTEM: Final = re.compile(rb"-linux-\w{1,20}\0")
@@ -85,7 +85,7 @@ def _searched(pattern: re.Pattern[bytes], content: bytes) -> re.Match[bytes] | N
 def build_in(layers: Iterable[Path], path: str) -> str:
     """:func:`build_of` of the only bash that directories of the search path ``path`` have, in the layers of a root;
     empty when there are none or several, or when it is unknown, as for a path of more than 64 directories. Nothing
-    outside of a layer is looked at. Blocks."""
+    outside of a layer is read. Blocks."""
     found: set[Path] = set()
     try:
         for layer in layers:
