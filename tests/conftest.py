@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(waiting, len(WAITING_FIRST))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without the garbage collector: of what is made here all lives to the end, and each process makes all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 NO_CLUSTER = pytest.StashKey[Exception]()
