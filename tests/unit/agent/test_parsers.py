@@ -23,12 +23,17 @@ def test_the_registry_names_the_closest_match() -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_two_calls_as_the_family_writes_them(name: str) -> None:
-    parsed = parser_named(name).parse(SAMPLES[name], TOOLS)
+    parser = parser_named(name)
+    parsed = parser.parse(SAMPLES[name], TOOLS)
     assert [(call.name, call.arguments) for call in parsed.calls] == [
         ("bash", {"command": COMMAND}),
         ("write_file", NESTED),
     ]
     assert (parsed.content, parsed.problem, parsed.reasoning) == ("I look around.", "", "")
+    written, sample = (
+        text.replace("\n<tool_call>", "<tool_call>") for text in (parser.written(parsed.calls), SAMPLES[name])
+    )
+    assert written in sample
 
 
 @pytest.mark.parametrize("name", PARSERS)
