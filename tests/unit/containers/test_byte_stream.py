@@ -13,6 +13,7 @@ import pytest
 from agentenv.containers.byte_stream import ByteStream
 from agentenv.errors import ConnectionLostError
 from agentenv.wire.programs import WINDOW_BYTES
+from tests.waiting import loop_turns, until
 
 LOST = ConnectionLostError("cut")
 
@@ -94,9 +95,9 @@ async def test_all_of_it_and_exactly_so_much() -> None:
 async def test_nobody_reads_and_it_comes_no_further_than_the_window() -> None:
     sent = Sent(bytes(10 * WINDOW_BYTES))
     sending = asyncio.create_task(sent.send())
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(sending), 0.2)
-    assert sent.ahead_bytes == WINDOW_BYTES
+    await until(lambda: sent.ahead_bytes == WINDOW_BYTES)
+    await loop_turns(20)
+    assert (sent.ahead_bytes, sending.done()) == (WINDOW_BYTES, False)
     await sent.stream.read()
     await sending
 
