@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast, get_args
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from pydantic_core import to_json
@@ -61,19 +61,33 @@ def test_too_much_is_refused_by_its_size_in_bytes() -> None:
         encode_arguments({str(n): bytes(LARGE_BYTES) for n in range(MAX_ATTACHMENTS + 1)})
 
 
-async def test_what_came_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def fetched(*answers: bytes) -> str:
+    """A result's attachment of six bytes, of which every request brings a part."""
+    left = iter(answers)
+
     async def pieces() -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
+        yield next(left)
 
     @asynccontextmanager
     async def stream(*_: object, **__: object) -> AsyncIterator[Any]:
         yield SimpleNamespace(content=SimpleNamespace(iter_any=pieces))
 
-    monkeypatch.setattr(Retries, "after", AsyncMock(side_effect=AssertionError("tried again")))
     connection = cast("ContainerConnection", SimpleNamespace(stream=stream, lost=ConnectionLostError))
     result = CallResult(id="c" * 8, attachments=(Attachment(field="stdout", size_bytes=6),))
-    assert (await Attachments(connection, 5.0).complete(b"{}", result)).stdout == "onetwo"
+    return (await Attachments(connection, 5.0).complete(b"{}", result)).stdout
+
+
+async def test_what_came_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retries, "after", AsyncMock(side_effect=AssertionError("tried again")))
+    assert await fetched(b"onetwo") == "onetwo"
+
+
+async def test_only_bytes_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    after, progressed = AsyncMock(), Mock()
+    monkeypatch.setattr(Retries, "after", after)
+    monkeypatch.setattr(Retries, "progressed", progressed)
+    assert await fetched(b"one", b"", b"", b"two") == "onetwo"
+    assert (after.await_count, progressed.call_count) == (3, 1)
 
 
 def test_the_type_of_every_field_tells_how_it_is_attached() -> None:
