@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import io
 import re
 import signal
@@ -208,6 +209,24 @@ async def test_a_tar_that_is_not_unpacked_is_told_with_the_place(
         with pytest.raises(OSError, match=re.escape(failed[1])) as caught:
             await asyncio.wait_for(sent, 30)
     assert (caught.value.errno, caught.value.strerror, caught.value.filename) == failed
+
+
+@pytest.mark.parametrize("code", [1, errno.EACCES, 128, 137])
+async def test_a_sender_that_cannot_be_started_is_told_by_its_errno(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    async with served(monkeypatch, lambda: Ended(code)) as (lease, _):
+        with pytest.raises(OSError, match="f") as caught:
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+    assert caught.value.errno == (code if code <= 128 else errno.EIO)
+
+
+async def test_progress_ends_with_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rest = chunk(b"") + hashlib.sha256(b"half").digest() + Entry("e").encode()
+    seen: list[int] = []
+    async with served(monkeypatch, lambda: Ended(0, BEGUN, rest)) as (lease, _):
+        got = await download(lease, "f", tmp_path / "f", progress=lambda done, _: seen.append(done))
+    assert (got.total_bytes, seen[-1], (tmp_path / "f").read_bytes()) == (4, 4, b"half")
 
 
 async def test_layers_are_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
