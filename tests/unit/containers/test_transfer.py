@@ -22,8 +22,8 @@ from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
 from agentenv.containers import transfer
-from agentenv.containers.transfer import download, download_layers, put_tar, upload
-from agentenv.errors import AgentEnvError, CheckpointError, ConnectionLostError, LeaseLostError
+from agentenv.containers.transfer import download, download_layers, get_tar, put_tar, upload
+from agentenv.errors import AgentEnvError, CheckpointError, ConnectionLostError, InfraError, LeaseLostError
 from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
 from agentenv.sandbox.slot_paths import USUAL_PATHS
@@ -227,6 +227,16 @@ async def test_progress_ends_with_the_whole(monkeypatch: pytest.MonkeyPatch, tmp
     async with served(monkeypatch, lambda: Ended(0, BEGUN, rest)) as (lease, _):
         got = await download(lease, "f", tmp_path / "f", progress=lambda done, _: seen.append(done))
     assert (got.total_bytes, seen[-1], (tmp_path / "f").read_bytes()) == (4, 4, b"half")
+
+
+async def test_a_tar_is_fetched_whole_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = b"header" + bytes(1024)
+    async with served(monkeypatch, lambda: Ended(0, whole), image=True) as (lease, _):
+        await get_tar(lease, "/opt", tmp_path / "tar")
+    assert (tmp_path / "tar").read_bytes() == whole
+    async with served(monkeypatch, lambda: Ended(1, whole[:-1]), image=True) as (lease, _):
+        with pytest.raises(InfraError, match="/opt: its tar was cut short"):
+            await get_tar(lease, "/opt", tmp_path / "tar")
 
 
 async def test_layers_are_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
