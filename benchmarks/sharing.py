@@ -1,6 +1,6 @@
 """``python -m benchmarks.sharing``: the fair queue under made-up runs, in simulated time.
 
-The real FairLine divides up to 10,000 slots; runs, leases and time are simulated. Writes the plot and the tables of
+The real FairShare divides up to 10,000 slots; runs, leases and time are simulated. Writes the plot and the tables of
 docs/farm.md.
 """
 
@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentenv.slots.line import Ask
-from agentenv.slots.sharing import FairLine, Share
+from agentenv.slots.queue_policy import Ask
+from agentenv.slots.sharing import FairShare, Share
 from benchmarks.farmsim.sharing import Run, Shared, SharedFarm, SharedStory
 from benchmarks.measure import percentile
 from benchmarks.svg import Line, Panel, page
@@ -96,7 +96,7 @@ def stays(story: SharedStory, name: str) -> float:
 def costs(times: int, runs: int = 100, waiting: int = 10_000) -> dict[str, list[float]]:
     """Own CPU time (s) of each move of the line, and of a look at what comes next, with so many runs and asks."""
     chance = random.Random(0)
-    line = FairLine(runs={f"r{number}": Share(chance.choice([1.0, 2.0, 4.0])) for number in range(runs)})
+    line = FairShare(runs={f"r{number}": Share(chance.choice([1.0, 2.0, 4.0])) for number in range(runs)})
     for ticket in range(waiting):
         line.push(Ask(ticket, chance.choice([1, 1, 8, 16]), f"r{ticket % runs}", chance.choice(["train", "eval"])))
     took: dict[str, list[float]] = {}

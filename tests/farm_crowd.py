@@ -21,8 +21,8 @@ def crowd(farm: Farm, containers: int, slots: int, runs: Sequence[str]) -> list[
     for index in range(100, 100 + containers):
         ids.append(f"crowd-{index}")
         holders = {slot: _holder(next(names), index, slot) for slot in range(slots - 2)}
-        farm.yard.ledger.started(ids[-1], index)
-        farm.yard.ledger.inventory(ids[-1], states, farm.clock(), holders)
+        farm.manager.ledger.started(ids[-1], index)
+        farm.manager.ledger.inventory(ids[-1], states, farm.clock(), holders)
     return ids
 
 

@@ -65,7 +65,7 @@ class WatchingPool(FarmPool):
     farm: Farm
 
     def statistics(self) -> PoolStatistics:
-        whole = self.farm.yard.statistics()
+        whole = self.farm.manager.statistics()
         mine = super().statistics()
         starts = {name: count for name, count in whole.faults.items() if name == "start_failed"}
         return dataclasses.replace(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.slots.eta import FreedRate, eta_s
-from agentenv.slots.line import Ask
-from agentenv.slots.sharing import FairLine, Share
+from agentenv.slots.queue_policy import Ask
+from agentenv.slots.sharing import FairShare, Share
 
 SIGMA = 0.8
 """Of the lognormal stays: one in twenty lasts four times the median."""
@@ -111,7 +111,7 @@ class SharedFarm:
         self.story = SharedStory(shared, samples={name: [] for name in shared.watched})
         self._shared = shared
         self._chance = random.Random(seed)
-        self._line = FairLine(runs={run.name: run.share for run in shared.runs})
+        self._line = FairShare(runs={run.name: run.share for run in shared.runs})
         self._free = shared.slots
         self._now = self._counted_to = 0.0
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

@@ -40,7 +40,7 @@ class Shown:
         asks = tuple(
             wire.Ask(request_id=f"ask-{number}-of-the-tests", trajectories=(f"w-{number}",)) for number in range(count)
         )
-        await self.farm.farm.desk.ask(wire.AsksRequest(asks=asks), run)
+        await self.farm.farm.queue.ask(wire.AsksRequest(asks=asks), run)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_what_changes_is_drawn_while_it_happens(shown: Shown) -> None:
     async with opened() as page:
         await page.goto(shown.url())
         await page.until(f"map.cells.length === {CONTAINERS * SLOTS + 1}")
-        ledger = shown.farm.farm.yard.ledger
+        ledger = shown.farm.farm.manager.ledger
         for slot in range(5):
             lease = ledger.lease_on("crowd-150", slot)
             assert lease is not None

@@ -24,9 +24,9 @@ from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.base import ContainerBackend, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.container_manager import ContainerManager
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.slots.yard import Yard
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, Tags
 from agentenv.wire.roots import RootSpec
@@ -132,12 +132,12 @@ class Maker:
         return await self.stack.enter_async_context(over(backend, bounds, shared=self.shared)), backend
 
 
-def yard_of(pool: AnyPool) -> Yard:
+def yard_of(pool: AnyPool) -> ContainerManager:
     """What keeps the pool's containers."""
     if isinstance(pool, SlotPool):
-        return pool._yard
+        return pool._manager
     assert isinstance(pool, WatchingPool)
-    return pool.farm.yard
+    return pool.farm.manager
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

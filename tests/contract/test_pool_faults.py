@@ -197,6 +197,6 @@ async def test_cancelling_the_close_does_not_stop_it(make: Maker) -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert repr(pool) == f"<{type(pool).__name__} closed>"
-    session = pool._session if isinstance(pool, FarmPool) else pool._yard._session
+    session = pool._session if isinstance(pool, FarmPool) else pool._manager._session
     assert session is not None
     assert session.closed, "the cancelled close returned before everything was closed"

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from agentenv.api.farm_server import desk
+from agentenv.api.farm_server import request_queue
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError, TooManyRequestsError
 from agentenv.farm_client.access import FarmAccess
@@ -58,7 +58,7 @@ async def _work(pool: FarmPool) -> None:
 
 
 async def _all_free(farm: Served) -> None:
-    await until(lambda: farm.farm.yard.ledger.slot_counts() == {SlotState.free: SLOTS})
+    await until(lambda: farm.farm.manager.ledger.slot_counts() == {SlotState.free: SLOTS})
 
 
 @pytest.mark.parametrize(("direction", "step", "most"), [("down", 173, 6_000), ("up", 41, 1_200)])
@@ -74,7 +74,7 @@ async def test_a_cut_after_any_byte_costs_no_lease(
         await _all_free(farm)
         assert pool.statistics().leases_lost == 0
         assert pool.statistics().leases_granted == pool.statistics().leases_released
-    assert farm.farm.yard.ledger.waiting == 0
+    assert farm.farm.manager.ledger.waiting == 0
 
 
 async def test_a_client_that_leaves_while_it_is_cut_off_leaks_nothing(farm: Served, proxy: Proxy) -> None:
@@ -82,13 +82,13 @@ async def test_a_client_that_leaves_while_it_is_cut_off_leaks_nothing(farm: Serv
     async with FarmPool(access, settings=PATIENT) as pool:
         held = [await pool.lease(f"h-{number}") for number in range(SLOTS)]
         waiting = asyncio.create_task(pool.lease("waits"))
-        await until(lambda: farm.farm.yard.ledger.waiting == 1)
+        await until(lambda: farm.farm.manager.ledger.waiting == 1)
         proxy.refusing = True
         proxy.cut()
         waiting.cancel()
         for lease in held:  # at the container: the farm is not needed for it
             await lease.release()
-        await until(lambda: farm.farm.yard.ledger.waiting == 0)  # it was granted to a client that has left
+        await until(lambda: farm.farm.manager.ledger.waiting == 0)  # it was granted to a client that has left
         proxy.refusing = False
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -147,8 +147,8 @@ async def test_an_ask_that_arrives_after_its_cancellation_is_granted_nothing(far
 
 async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is slowed down, and others are not; everything is granted in the end."""
-    monkeypatch.setattr(desk, "MAX_WAITING_SLOTS", 3)
-    monkeypatch.setattr(desk, "_FULL_RETRY_S", 0.1)
+    monkeypatch.setattr(request_queue, "MAX_WAITING_SLOTS", 3)
+    monkeypatch.setattr(request_queue, "_FULL_RETRY_S", 0.1)
     async with (
         FarmPool(FarmAccess((farm.url,), token("big"), "big"), settings=PATIENT) as pool,
         FarmClient(farm.url, token("big"), run="big") as client,
@@ -158,9 +158,9 @@ async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypat
         waiting: list[asyncio.Task[SlotLease]] = []
         for number in range(6):
             waiting.append(asyncio.create_task(pool.lease(f"w-{number}")))
-            await until(lambda: farm.farm.yard.ledger.waiting >= min(len(waiting), 3))
+            await until(lambda: farm.farm.manager.ledger.waiting >= min(len(waiting), 3))
         waits = asyncio.create_task(other.lease("small"))
-        await until(lambda: farm.farm.desk.line.waiting("small") == 1)
+        await until(lambda: farm.farm.queue.queue_policy.waiting("small") == 1)
         asks = [wire.Ask(request_id=f"one-too-many-{n:03}", trajectories=(f"m-{n}",)) for n in range(4)]
         with pytest.raises(TooManyRequestsError, match="at most 3 may be waited for"):
             await client.ask(asks)
@@ -168,7 +168,7 @@ async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypat
             await lease.release()
         for task in (waits, *waiting):
             async with await asyncio.wait_for(task, START_S):
-                assert farm.farm.desk.line.waiting("big") <= 3
+                assert farm.farm.queue.queue_policy.waiting("big") <= 3
     await _all_free(farm)
 
 
@@ -182,4 +182,4 @@ async def test_leaving_at_any_step_frees_the_slot_at_once(farm: Served) -> None:
             [lease] = await asyncio.gather(asked, return_exceptions=True)
             if isinstance(lease, SlotLease):
                 await lease.release()
-    await until(lambda: farm.farm.yard.ledger.slot_counts() == {SlotState.free: SLOTS}, PATIENT.lease_ttl_s / 2)
+    await until(lambda: farm.farm.manager.ledger.slot_counts() == {SlotState.free: SLOTS}, PATIENT.lease_ttl_s / 2)

@@ -14,7 +14,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from agentenv.sandbox.control_protocol import Request, Seal
-from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import static_bash
@@ -100,7 +100,7 @@ class StubSupervisor(StandIn):
         self.server.wait()
         await self.start_server()
 
-    async def kill_agent(self, slot: int, loss: Loss = Loss.ended) -> None:
+    async def kill_agent(self, slot: int, loss: LossReason = LossReason.ended) -> None:
         """As if PID 1 of the slot had died; the supervisor says how it was lost, and resets the slot by itself."""
         await self.lose(slot, loss, "the agent was killed")
 

@@ -77,7 +77,7 @@ async def _farm_of(stores: Stores, backend: ContainerBackend | None = None, **op
     keepers = Keepers(TOKEN, lambda handle: stores.urls[handle.node])
     backend = backend or FakeBackend(TWO_SLOTS, nodes=NODES)
     async with served(backend, ALL, containers=TWO_SLOTS, keepers=keepers, **options) as opened:
-        await until(lambda: len(list(opened.farm.yard.ledger.placement.nodes())) == len(NODES))
+        await until(lambda: len(list(opened.farm.manager.ledger.placement.nodes())) == len(NODES))
         yield opened
 
 
@@ -117,7 +117,7 @@ async def test_images_are_prefetched_and_the_farm_tells_where_they_are(
     pool.images.prefetch([f"oci:{stores.layout.directory}"] * 3)
     await until(lambda: all(keeper.stored for keeper in stores.keepers.values()))
     (digest,) = stores.keepers["a"].stored
-    await until(lambda: all(stored for _, stored, _ in farm.farm.yard.ledger.placement.nodes()))
+    await until(lambda: all(stored for _, stored, _ in farm.farm.manager.ledger.placement.nodes()))
     found = await pool._client.image_map()
     assert found == wire.ImageMap(
         nodes=tuple(wire.NodeImages(node=node, stored=(digest,), fetching=()) for node in NODES)
@@ -232,7 +232,7 @@ async def test_a_farm_that_was_restarted_has_an_image_fetched_again_that_no_node
         farm.farm._keepers._sources.clear()  # type: ignore[union-attr]  # as a farm process that has just begun
         for keeper in stores.keepers.values():
             keeper.store.gc(budget_bytes=0, keep_s=0)
-        await until(lambda: not any(stored for _, stored, _ in farm.farm.yard.ledger.placement.nodes()))
+        await until(lambda: not any(stored for _, stored, _ in farm.farm.manager.ledger.placement.nodes()))
         async with await pool.lease("t", root=RootSpec(image.digest)):
             assert stores.having(image.digest)
 
@@ -248,7 +248,7 @@ async def test_a_call_over_plain_http_names_what_its_slot_is_made_from(farm: Ser
     async with plain_http(farm.url, token()) as http:
         first = await http.bash("t", "true", image=reference, root=ROOT)
         assert first.status == 200, first.body
-        ((_, opened),) = farm.farm.desk._asks.items()
+        ((_, opened),) = farm.farm.queue._asks.items()
         digest = next(digest for node in NODES for digest in stores.keepers[node].stored)
         assert opened.ask.root == RootSpec.parse({**ROOT, "image": digest})
         assert _node_of(first.body["lease"]) in stores.having(digest)

@@ -19,7 +19,7 @@ import pytest
 
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.audit import FarmAudit
-from agentenv.api.farm_server.front import MAX_REQUEST_BYTES
+from agentenv.api.farm_server.request_gate import MAX_REQUEST_BYTES
 from agentenv.api.farm_server.settings import AskLimits, PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import LeaseLostError
@@ -72,7 +72,7 @@ async def test_calls_of_a_trajectory_go_to_one_slot_and_a_failing_command_is_dat
         wrong = await http.post("/execute", trajectory_id="t1", tool={"name": "bsh", "uniq_id": "u-1"})
         assert (wrong.status, wrong.body["success"], wrong.body["uniq_id"]) == (200, False, "u-1")
         assert (wrong.body["metadata"]["fault"], wrong.body["metadata"]["error"]) == ("model", "unknown_tool")
-        (lease,) = farm.farm.farm.desk.leases(lambda _: True)
+        (lease,) = farm.farm.farm.queue.leases(lambda _: True)
         assert lease.tags == Tags(
             run="tests", environment="plain", kind="train", item=lease.tags.item, tokens=lease.tags.tokens
         )
@@ -134,7 +134,7 @@ async def test_a_slot_that_is_granted_between_two_calls_is_the_next_ones() -> No
             return await http.held() == {"t2": "held"}
 
         await eventually(granted)
-        (lease,) = farm.farm.farm.desk.leases(lambda _: True)
+        (lease,) = farm.farm.farm.queue.leases(lambda _: True)
         assert (await http.bash("t2", "true")).body["lease"] == lease.name
 
 
@@ -149,9 +149,9 @@ async def test_a_slot_that_ends_before_anything_was_called_in_it_is_not_the_traj
             return await http.held() == {"t2": "held"}
 
         await eventually(granted)
-        desk = farm.farm.farm.desk
-        (lease,) = desk.leases(lambda _: True)
-        desk.end(lease.id, LeaseLostError("it was not renewed"))
+        queue = farm.farm.farm.queue
+        (lease,) = queue.leases(lambda _: True)
+        queue.end(lease.id, LeaseLostError("it was not renewed"))
 
         async def another() -> bool:
             called = await http.bash("t2", "true")
@@ -414,7 +414,7 @@ async def test_a_farm_that_ends_answers_and_leaves_the_leases() -> None:
         await eventually(runs)
         farm.farm.farm.leave()
         assert (await running).refusal == (503, "closed")
-        assert [lease.trajectory for lease in farm.farm.farm.desk.leases(lambda _: True)] == ["t1"]
+        assert [lease.trajectory for lease in farm.farm.farm.queue.leases(lambda _: True)] == ["t1"]
 
 
 async def test_the_document_describes_the_routes() -> None:

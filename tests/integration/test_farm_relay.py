@@ -52,14 +52,14 @@ async def farm() -> AsyncIterator[Served]:
     """A farm of one container."""
     backend = FakeBackend(ContainerSettings(slots_per_container=4))
     async with served(backend, PoolSettings(min_containers=1, max_containers=1)) as one:
-        await until(lambda: one.farm.yard.links)
+        await until(lambda: one.farm.manager.links)
         yield one
 
 
 @pytest.fixture
 def container(farm: Served) -> ContainerHandle:
     """The container, to be reached directly."""
-    (link,) = farm.farm.yard.links.values()
+    (link,) = farm.farm.manager.links.values()
     return link.handle
 
 

@@ -110,12 +110,12 @@ async def test_a_script_uses_it_by_name(farm: FarmProcess) -> None:
 
 async def test_the_command_line_uses_it(farm: FarmProcess) -> None:
     command = Command({"AGENTENV_STATE_DIR": farm.environment["AGENTENV_STATE_DIR"]})
-    code, stdout, stderr = await asyncio.to_thread(run_alone, command, "exec", "--farm", "echo hello")
+    code, stdout, stderr = await asyncio.to_thread(run_single, command, "exec", "--farm", "echo hello")
     assert (code, stdout) == (0, "hello\n"), stderr
-    code, stdout, stderr = await asyncio.to_thread(run_alone, command, "farm", "runs", "--json")
+    code, stdout, stderr = await asyncio.to_thread(run_single, command, "farm", "runs", "--json")
     assert (code, json.loads(stdout)) == (0, {"runs": []}), stderr
     refused = ("farm", "runs", "--token", "file:/nowhere", "--url", farm.url)
-    code, stdout, stderr = await asyncio.to_thread(run_alone, command, *refused)
+    code, stdout, stderr = await asyncio.to_thread(run_single, command, *refused)
     assert code == 2
     assert "cannot be read" in stderr
 
@@ -124,7 +124,7 @@ async def test_an_operator_ends_leases_and_drains_containers(farm: FarmProcess) 
     command = Command({"AGENTENV_STATE_DIR": farm.environment["AGENTENV_STATE_DIR"]})
 
     async def said(*words: str) -> Any:
-        code, stdout, stderr = await asyncio.to_thread(run_alone, command, "farm", *words, "--json")
+        code, stdout, stderr = await asyncio.to_thread(run_single, command, "farm", *words, "--json")
         assert code == 0, stderr
         return json.loads(stdout)
 
@@ -147,14 +147,14 @@ async def test_an_operator_ends_leases_and_drains_containers(farm: FarmProcess) 
             await eventually(replaced, START_S)
         async with await pool.lease("elsewhere", timeout_s=START_S) as other:
             assert other.container.id != container
-    code, _, stderr = await asyncio.to_thread(run_alone, command, "farm", "drain", "nowhere")
+    code, _, stderr = await asyncio.to_thread(run_single, command, "farm", "drain", "nowhere")
     assert (code, "there is no container 'nowhere'" in stderr) == (125, True)
 
 
 NAMES: dict[str, RunKind] = {"is-ended": "eval", "stays": "train"}
 
 
-def run_alone(command: Command, *arguments: str) -> tuple[int, str, str]:
+def run_single(command: Command, *arguments: str) -> tuple[int, str, str]:
     """The command as a process of its own."""
     with command.started(*arguments) as process:
         stdout, stderr = process.communicate(timeout=START_S)

@@ -12,7 +12,7 @@ import pytest
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.watch import watch
 from agentenv.errors import ConnectionLostError, InfraError
-from agentenv.sandbox.culprits import WAYS, Loss
+from agentenv.sandbox.slot_loss import WAYS, LossReason
 from agentenv.wire.leases import LeaseKey, Tags
 from agentenv.wire.watch import GENERATION_HEADER, WatchBeat, WatchList
 from tests.integration.server_client import DEADLINE_S, Client, sealing
@@ -117,7 +117,7 @@ async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("loss", [loss for loss, error in WAYS.items() if issubclass(error, InfraError)])
-async def test_a_slot_lost_to_something_above_it_is_nobody_s_in_it(loss: Loss) -> None:
+async def test_a_slot_lost_to_something_above_it_is_nobody_s_in_it(loss: LossReason) -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
         running = client.call(key, command="sleep 1000")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.supervisor import limits
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import Container, assert_nothing_left, cgroups_of, living, processes_with
@@ -140,7 +140,7 @@ def test_a_slot_that_dies_comes_back(container: Container) -> None:
     assert len(agents) == 2
     os.kill(max(agents), signal.SIGKILL)
     lost = container.packet("slot_lost")
-    assert lost["loss"] == Loss.ended
+    assert lost["loss"] == LossReason.ended
     container.packet("slot_ready", slot=lost["slot"], kept=False)
     assert container.bash(lost["slot"], "echo back") == "back\n"
 

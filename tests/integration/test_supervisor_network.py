@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.slot_loss import LossReason
 from tests.integration.supervisor_harness import Container, assert_nothing_left, cgroups_of, living, members
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="making an outside to reach takes root")
@@ -137,12 +137,12 @@ def stacks(supervisor: int) -> list[int]:
 @pytest.mark.parametrize(
     ("number", "loss"),
     [
-        (signal.SIGSEGV, Loss.offline),  # as a packet of the slot's own may bring about
-        (signal.SIGKILL, Loss.memory_above),  # as the kernel does; nothing in a slot can
+        (signal.SIGSEGV, LossReason.offline),  # as a packet of the slot's own may bring about
+        (signal.SIGKILL, LossReason.memory_above),  # as the kernel does; nothing in a slot can
     ],
 )
 def test_a_slot_whose_network_ended_is_lost_and_comes_back_with_one(
-    tmp_path: Path, number: signal.Signals, loss: Loss
+    tmp_path: Path, number: signal.Signals, loss: LossReason
 ) -> None:
     with Container(tmp_path, allow_network=True, slots=1) as container:
         supervisor = container.ready()["pid"]

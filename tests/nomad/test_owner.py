@@ -23,7 +23,7 @@ from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
 from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
-from agentenv.slots.backends.nomad.holder import Holder
+from agentenv.slots.backends.nomad.lock_owner import LockOwner
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState
 from tests.contract.conftest import Client
@@ -133,7 +133,7 @@ async def test_a_silent_holder_of_another_machine_is_waited_out(
     cluster: Cluster, job_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with OperatorApi.opened(cluster.settings(job_id=job_id)) as api:
-        elsewhere = Holder(run="far", host="elsewhere", pid="1", process="boot:pid:[1]:1:1", since="yesterday")
+        elsewhere = LockOwner(run="far", host="elsewhere", pid="1", process="boot:pid:[1]:1:1", since="yesterday")
         taken = await api.take_lock(elsewhere.items(), None)
         assert taken is not None
         speaking = asyncio.create_task(_speak(api, elsewhere, taken.id))
@@ -146,7 +146,7 @@ async def test_a_silent_holder_of_another_machine_is_waited_out(
     assert "is silent" in caplog.text
 
 
-async def _speak(api: OperatorApi, holder: Holder, held: str) -> None:
+async def _speak(api: OperatorApi, holder: LockOwner, held: str) -> None:
     for number in range(1_000):
         await api.take_lock({**holder.items(), "beats": str(number)}, held)
         await asyncio.sleep(3)

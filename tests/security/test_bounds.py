@@ -129,7 +129,7 @@ async def beside(request: pytest.FixtureRequest, images: Images, tmp_path_factor
         running = asyncio.create_task(neighbour.call("bash", {"command": "sleep 3600"}, timeout_s=3600))
         controlled = neighbour.lease.container  # of a farm it is a pass, which shows no slots
         if farm is not None:
-            controlled = next(iter(farm.farm.yard.links.values())).handle
+            controlled = next(iter(farm.farm.manager.links.values())).handle
         yield Beside(executor, images, usual, neighbour, controlled, running, neighbour.lease.key.epoch)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

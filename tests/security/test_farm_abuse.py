@@ -17,14 +17,14 @@ import aiohttp
 import pytest
 
 from agentenv.api.farm_server import access as accesses
-from agentenv.api.farm_server import desk as desks
+from agentenv.api.farm_server import request_queue
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.settings import AskLimits, LeaseLimits
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import QuotaError
 from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.sharing import FairLine
+from agentenv.slots.sharing import FairShare
 from agentenv.wire import farm as wire
 from tests.farm_service import KEYS, Served, served, token
 from tests.waiting import DEADLINE_S
@@ -98,7 +98,7 @@ async def _unknown_cancelled(farm: Served, attacker: aiohttp.ClientSession) -> N
             statuses[reply.status] += 1
     assert statuses[429] > 0
     assert set(statuses) == {200, 429}
-    assert sum(map(len, farm.farm.desk._cancelled.values())) <= statuses[200]
+    assert sum(map(len, farm.farm.queue._cancelled.values())) <= statuses[200]
 
 
 async def _long_names(farm: Served, attacker: aiohttp.ClientSession) -> None:
@@ -106,7 +106,7 @@ async def _long_names(farm: Served, attacker: aiohttp.ClientSession) -> None:
         for name in ("x" * 101, "x" * 30_000, "x" * 15, "x%20y" * 5):
             async with attacker.request(method, f"/v1/asks/{name}") as reply:
                 assert (reply.status, (await reply.json())["error"]) == (400, "protocol")
-    assert not farm.farm.desk._cancelled
+    assert not farm.farm.queue._cancelled
 
 
 async def _cancelled_of_its_own(farm: Served, attacker: aiohttp.ClientSession) -> None:
@@ -115,7 +115,7 @@ async def _cancelled_of_its_own(farm: Served, attacker: aiohttp.ClientSession) -
         assert (await post(attacker, "/v1/asks", {"asks": [asked]}))[0] == 200
         async with attacker.delete(f"/v1/asks/{asked['request_id']}") as reply:
             assert (await reply.json())["cancelled"] is True
-    assert len(farm.farm.desk._cancelled["attacker"]) <= RATE // 2
+    assert len(farm.farm.queue._cancelled["attacker"]) <= RATE // 2
 
 
 async def _endless_leases(_: Served, attacker: aiohttp.ClientSession) -> None:
@@ -169,15 +169,15 @@ async def test_an_attempt_costs_whoever_makes_it(farm: Served, attacker: aiohttp
 async def test_places_are_computed_once_for_all_who_ask_within_a_moment(
     farm: Served, attacker: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desks, "_OUTLOOK_S", 3600.0)
+    monkeypatch.setattr(request_queue, "_OUTLOOK_S", 3600.0)
     computed: list[int] = []
-    upcoming = FairLine.upcoming
+    upcoming = FairShare.upcoming
 
-    def counted(line: FairLine, limit: int = 1000) -> dict[int, int]:
+    def counted(line: FairShare, limit: int = 1000) -> dict[int, int]:
         computed.append(limit)
         return upcoming(line, limit)
 
-    monkeypatch.setattr(FairLine, "upcoming", counted)
+    monkeypatch.setattr(FairShare, "upcoming", counted)
     asks = [ask() for _ in range(RATE // 2)]
     await post(attacker, "/v1/asks", {"asks": asks})
     for one in asks:
@@ -192,7 +192,7 @@ async def test_answers_held_back_until_the_same_moment_let_others_in_between(
     farm: Served, attacker: aiohttp.ClientSession
 ) -> None:
     """Each is made in a round of the event loop of its own."""
-    desk, loop = farm.farm.desk, asyncio.get_running_loop()
+    queue, loop = farm.farm.queue, asyncio.get_running_loop()
     await post(attacker, "/v1/asks", {"asks": [ask(SLOTS), ask(SLOTS)]})  # the farm is full
     rounds = 0
 
@@ -202,7 +202,7 @@ async def test_answers_held_back_until_the_same_moment_let_others_in_between(
         loop.call_soon(count)
 
     polls = [
-        asyncio.create_task(desk.ask(wire.AsksRequest(asks=(wire.Ask(**ask()),), wait_s=0.2), f"run-{i}"))
+        asyncio.create_task(queue.ask(wire.AsksRequest(asks=(wire.Ask(**ask()),), wait_s=0.2), f"run-{i}"))
         for i in range(40)
     ]
     ended: list[int] = []
@@ -214,7 +214,7 @@ async def test_answers_held_back_until_the_same_moment_let_others_in_between(
 
 
 async def test_a_pool_whose_leases_last_too_long_is_told_which_setting_to_change(farm: Served) -> None:
-    farm.farm.desk.limits = LeaseLimits(max_ttl_s=20)
+    farm.farm.queue.limits = LeaseLimits(max_ttl_s=20)
     settings = PoolSettings(lease_ttl_s=25)
     async with FarmPool(farm.access("trainer"), settings=settings) as pool:
         with pytest.raises(QuotaError, match="lease_ttl_s"):

@@ -103,7 +103,7 @@ class Hosted:
 
     @property
     def container(self) -> str:
-        return next(iter(self.farm.yard.links), "none")
+        return next(iter(self.farm.manager.links), "none")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class Hosted:
         serving = asyncio.run_coroutine_threadsafe(self._serve(ended), loop)
         try:
             wait_for(
-                lambda: (self.url and any(link.listed for link in self.farm.yard.links.values())) or serving.done()
+                lambda: (self.url and any(link.listed for link in self.farm.manager.links.values())) or serving.done()
             )
             yield
         finally:
@@ -179,7 +179,7 @@ def test_whatever_is_asked_is_answered_as_documented(hosted: Hosted, http: reque
 def _aim(case: Case[Any], hosted: Hosted, number: int) -> None:
     """At what is there, which is hardly ever met at random: runs, asks, leases and containers."""
     request_id = f"an-ask-that-is-known-{number}"
-    leases = [f"{lease.container}/{lease.slot}/{lease.epoch}" for lease in hosted.farm.desk.leases(lambda _: True)]
+    leases = [f"{lease.container}/{lease.slot}/{lease.epoch}" for lease in hosted.farm.queue.leases(lambda _: True)]
     container, slot, epoch = (leases[number % len(leases)] if leases else f"{hosted.container}/0/1").split("/")
     known = {"run": RUN, "request_id": request_id, "container": container, "slot": slot, "epoch": epoch}
     for named in (case.path_parameters, case.query):
@@ -199,7 +199,7 @@ def _do_not_wait(case: Case[Any]) -> None:
 def _check_secrets(hosted: Hosted, sender: str, content: bytes) -> None:
     if content.startswith(b"{"):
         GRANTED.update(_secrets_in(json.loads(content.partition(b"\n")[0])))
-    never = {KEY, *(link.handle.token for link in hosted.farm.yard.links.values())}
+    never = {KEY, *(link.handle.token for link in hosted.farm.manager.links.values())}
     hidden = never | GRANTED if sender in ("nobody", "read") else never
     assert not [secret for secret in hidden if secret.encode() in content]
 

@@ -52,7 +52,7 @@ class Neighbours:
     @property
     def controlled(self) -> ContainerHandle:
         """The container with its control token."""
-        (link,) = self.farm.farm.yard.links.values()
+        (link,) = self.farm.farm.manager.links.values()
         return link.handle
 
 

@@ -54,7 +54,7 @@ class Site:
 
     def opened(self, name: str) -> OpenAsk:
         """An ask of RUN."""
-        found = self.farm.farm.desk.find(name, RUN)
+        found = self.farm.farm.queue.find(name, RUN)
         assert found is not None
         return found
 
@@ -196,17 +196,17 @@ async def test_no_attempt_holds_more_than_the_cap(attempt: str) -> None:
     async with site() as farm:
         for bearer, run, slots, asks in CAPS[attempt]:
             await farm.wants(bearer, *[slots] * asks, run=run, wait_s=0)
-        desk = farm.farm.farm.desk
+        queue = farm.farm.farm.queue
         most = max(slots for _, _, slots, _ in CAPS[attempt])
 
         def held() -> int:
-            return sum(1 for _ in desk.leases(lambda _: True))
+            return sum(1 for _ in queue.leases(lambda _: True))
 
         await until(lambda: held() > CAP - most)
         mine = await farm.wants(token("free"), 1, run="free")
-        await until(lambda: desk.find(mine[0], "free").granted)  # type: ignore[union-attr]
+        await until(lambda: queue.find(mine[0], "free").granted)  # type: ignore[union-attr]
         assert held() <= CAP + 1, "the other run's is not of the team"
-        assert all(desk.place(one, desk.outlook()).why == "cap" for one in desk.waiting())
+        assert all(queue.place(one, queue.forecast()).why == "cap" for one in queue.waiting())
 
 
 async def test_an_ask_over_the_cap_says_so_and_goes_on_when_slots_come_back() -> None:
@@ -217,7 +217,7 @@ async def test_an_ask_over_the_cap_says_so_and_goes_on_when_slots_come_back() ->
         place = waiting["place"]
         assert (place["why"], place["run_cap"], place["run_held"]) == ("cap", 2, 2)
         assert "holds 2 slots of at most 2" in place["detail"]
-        assert farm.farm.farm.yard.ledger.load(0.0).waiting == 0, "nothing is started for it"
+        assert farm.farm.farm.manager.ledger.load(0.0).waiting == 0, "nothing is started for it"
         other = await farm.wants(token(RUN), 1)
         status, granted = await farm.ask("GET", f"/v1/asks/{other[0]}", bearer)
         assert (status, granted["state"]) == (200, "granted"), "it holds up no other token of its run"
@@ -241,15 +241,15 @@ async def test_a_farm_that_was_restarted_counts_what_its_tokens_hold(tmp_path: P
     backend = LocalBackend(settings, detached=True, state_dir=tmp_path)
     async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
         await Site(farm, Access(KEYS), http).wants(bearer, 1, 1)
-        await until(lambda: farm.farm.line.held(RUN) == 2 and farm.farm.load().waiting == 0, START_S)
-        await until(lambda: len([*farm.farm.desk.leases(lambda _: True)]) == 2)
+        await until(lambda: farm.farm.queue_policy.held(RUN) == 2 and farm.farm.load().waiting == 0, START_S)
+        await until(lambda: len([*farm.farm.queue.leases(lambda _: True)]) == 2)
     again = LocalBackend(settings, detached=True, state_dir=tmp_path)
     async with served(again, pool) as farm, aiohttp.ClientSession() as http:
-        await until(lambda: farm.farm.line.held(RUN) == 2, START_S)
+        await until(lambda: farm.farm.queue_policy.held(RUN) == 2, START_S)
         (name,) = await Site(farm, Access(KEYS), http).wants(bearer, 1)
-        opened = farm.farm.desk.find(name, RUN)
+        opened = farm.farm.queue.find(name, RUN)
         assert opened is not None
-        assert farm.farm.desk.place(opened, farm.farm.desk.outlook()).why == "cap"
+        assert farm.farm.queue.place(opened, farm.farm.queue.forecast()).why == "cap"
         await again.stop_all()
 
 
@@ -311,14 +311,14 @@ async def test_a_slot_that_ended_while_no_service_ran_is_told_by_the_next(lives:
 
 
 async def is_free_but_for(farm: Farm, name: str) -> None:
-    await until(lambda: [lease.trajectory for lease in farm.desk.leases(lambda _: True)] == [name])
+    await until(lambda: [lease.trajectory for lease in farm.queue.leases(lambda _: True)] == [name])
 
 
 async def test_a_slot_that_ends_in_a_life_that_has_not_called_it_is_told(lives: Lives) -> None:
     async with lives.life() as (_, http):
         await http.bash("t1", "echo work > f")
     async with lives.life() as (farm, http):
-        assert [lease.trajectory for lease in farm.desk.leases(lambda _: True)] == ["t1"]
+        assert [lease.trajectory for lease in farm.queue.leases(lambda _: True)] == ["t1"]
         await is_free(farm)
         assert (await http.bash("t1", "cat f")).refusal == (502, "stale_lease")
 
@@ -326,8 +326,8 @@ async def test_a_slot_that_ends_in_a_life_that_has_not_called_it_is_told(lives: 
 async def test_a_slot_that_was_taken_is_told_by_the_next_service(lives: Lives) -> None:
     async with lives.life(idle_s=600) as (farm, http):
         await http.bash("t1", "echo work > f")
-        (lease,) = farm.desk.leases(lambda _: True)
-        farm.desk.end(lease.id, LeaseReclaimedError("reclaimed"))
+        (lease,) = farm.queue.leases(lambda _: True)
+        farm.queue.end(lease.id, LeaseReclaimedError("reclaimed"))
         await is_free(farm)
     async with lives.life(idle_s=600) as (_, http):
         assert (await http.bash("t1", "cat f")).refusal == (502, "lease_reclaimed")
@@ -337,7 +337,7 @@ async def test_a_call_of_a_new_life_is_sent_when_the_lease_lasts(lives: Lives) -
     """However short each life is: what a call has done is there as long as the trajectory is not idle."""
     async with lives.life(idle_s=600) as (farm, http):
         await http.bash("t1", "echo 1 >> log")
-        (link,) = farm.yard.links.values()
+        (link,) = farm.manager.links.values()
         (left_s,) = [slot.expires_in_s for slot in (await link.control.slots()).slots if slot.expires_in_s is not None]
         assert left_s > 500
 
@@ -390,9 +390,9 @@ async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: 
     async with site(slots=2) as farm:
         bearer = dying(4.0 if end == "expired" else 600.0)
         names = await farm.wants(bearer, 1, 1, 1)
-        desk = farm.farm.farm.desk
-        await until(lambda: len([*desk.leases(lambda _: True)]) == 2)
-        mine = [*desk.leases(lambda _: True)]
+        queue = farm.farm.farm.queue
+        await until(lambda: len([*queue.leases(lambda _: True)]) == 2)
+        mine = [*queue.leases(lambda _: True)]
         headers = {"Authorization": f"Bearer {bearer}"}
         streams = [
             await farm.http.get(farm.farm.url + path.format(lease=mine[0].name), headers=headers) for path in STREAMS
@@ -403,35 +403,35 @@ async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: 
                 "POST", "/v1/asks", bearer, {"wait_s": 25, "asks": [{"request_id": "r" * 16, "trajectories": ["w"]}]}
             )
         )
-        await until(lambda: desk.find("r" * 16, RUN) is not None)
+        await until(lambda: queue.find("r" * 16, RUN) is not None)
         await ENDS[end](farm, bearer)
         async with asyncio.timeout(START_S):
             for stream in streams:
                 await stream.read()  # to its end
             assert (await waits)[0] == 401
         assert (await farm.ask("GET", "/v1/farm", bearer))[0] == 401
-        assert not list(desk.waiting()), "nothing is granted any more"
-        desk.end(mine[0].id, LeaseReclaimedError("its slot becomes free"))
+        assert not list(queue.waiting()), "nothing is granted any more"
+        queue.end(mine[0].id, LeaseReclaimedError("its slot becomes free"))
         free = await farm.wants(token("free"), 1, run="free", wait_s=20)
-        assert desk.find(free[0], "free").granted  # type: ignore[union-attr]
-        assert desk.find(names[2], RUN) is None
+        assert queue.find(free[0], "free").granted  # type: ignore[union-attr]
+        assert queue.find(names[2], RUN) is None
 
 
 async def test_leases_of_a_revoked_token_are_not_renewed() -> None:
     async with site() as farm:
         bearer, other = dying(600.0), token(RUN)
         (name,), (kept,) = await farm.wants(bearer, 1, wait_s=20), await farm.wants(other, 1, wait_s=20)
-        grants = [farm.farm.farm.desk.state_of(opened).leases[0] for opened in map(farm.opened, (name, kept))]
+        grants = [farm.farm.farm.queue.state_of(opened).leases[0] for opened in map(farm.opened, (name, kept))]
         assert await farm.renewed(*grants) == [True, True]
         answer = await revoked(farm, bearer)
         assert (answer["leases"], answer["ended"]) == (1, False)
-        assert len([*farm.farm.farm.desk.leases(lambda _: True)]) == 2, "it lasts until it would be renewed"
+        assert len([*farm.farm.farm.queue.leases(lambda _: True)]) == 2, "it lasts until it would be renewed"
 
         async def refused() -> bool:
             return await farm.renewed(*grants) == [False, True]
 
         await eventually(refused)
-        await until(lambda: len([*farm.farm.farm.desk.leases(lambda _: True)]) == 1)
+        await until(lambda: len([*farm.farm.farm.queue.leases(lambda _: True)]) == 1)
 
 
 async def test_leases_of_a_revoked_token_end_at_once_when_that_is_wanted() -> None:
@@ -439,10 +439,10 @@ async def test_leases_of_a_revoked_token_end_at_once_when_that_is_wanted() -> No
         bearer = dying(600.0)
         await farm.wants(bearer, 1, 1, wait_s=20)
         await farm.wants(token(RUN), 1, wait_s=20)
-        await until(lambda: len([*farm.farm.farm.desk.leases(lambda _: True)]) == 3)
+        await until(lambda: len([*farm.farm.farm.queue.leases(lambda _: True)]) == 3)
         answer = await revoked(farm, bearer, end_leases="true")
         assert (answer["leases"], answer["ended"]) == (2, True)
-        assert len([*farm.farm.farm.desk.leases(lambda _: True)]) == 1
+        assert len([*farm.farm.farm.queue.leases(lambda _: True)]) == 1
 
 
 def test_a_revocation_is_known_to_the_next_service(tmp_path: Path) -> None:
@@ -489,10 +489,10 @@ async def test_who_asks_beside_a_container_that_keeps_its_leases_gets_a_slot_of_
     async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
         asked = Site(farm, Access(KEYS), http)
         await asked.wants(token(RUN), 1, wait_s=20)
-        (lease,) = farm.farm.desk.leases(lambda _: True)
+        (lease,) = farm.farm.queue.leases(lambda _: True)
         farm.farm.drain(lease.container, "operator")
         (name,) = await asked.wants(token(RUN), 1, wait_s=0)
         await until(lambda: asked.opened(name).granted, START_S)
         (other,) = asked.opened(name).held.values()
         assert not other.lease.startswith(lease.container), "the lease of the drained one goes on"
-        assert farm.farm.load().max_containers == 2 >= len(farm.farm.yard.links)
+        assert farm.farm.load().max_containers == 2 >= len(farm.farm.manager.links)

@@ -17,7 +17,7 @@ from agentenv.api.farm_server import news
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.front import MAX_REQUEST_BYTES, Front
+from agentenv.api.farm_server.request_gate import MAX_REQUEST_BYTES, RequestGate
 from agentenv.api.farm_server.settings import AskLimits
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import TooManyRequestsError
@@ -110,7 +110,7 @@ async def test_without_a_token_no_body_is_waited_for(farm: Served) -> None:
 async def test_a_body_has_to_come_in_time() -> None:
     farm = Farm(backend())
     farm.leads = True
-    app = Front(farm_app(farm, Access(KEYS)), farm, body_s=0.2)
+    app = RequestGate(farm_app(farm, Access(KEYS)), farm, body_s=0.2)
     async with serving.served(app, "farm", host="127.0.0.1", port=0) as url:
         status, headers, error = await spoken(url, head(Content_Length="100", **BEARER), b"{")
     assert (status, headers["connection"]) == (408, "close")

@@ -173,7 +173,7 @@ async def site() -> AsyncIterator[Site]:
     access = Access(KEYS, denied={KEYS.verify(DENIED).jti})
     settings = PoolSettings(min_containers=2, max_containers=2)
     async with served(backend, settings, access=access) as farm, aiohttp.ClientSession() as http:
-        await until(lambda: len(farm.farm.yard.links) == 2)
+        await until(lambda: len(farm.farm.manager.links) == 2)
         yield Site(farm, http)
 
 
@@ -203,7 +203,7 @@ async def test_each_token_may_do_what_the_table_says(site: Site, route: str) -> 
 @pytest.mark.parametrize("sender", ["other", "other-admin"])
 async def test_leases_of_others_are_as_if_they_were_not_there(site: Site, sender: str) -> None:
     mine, bearer = await site.lease(RUN), TOKENS[sender]
-    leases = site.farm.farm.desk.leases
+    leases = site.farm.farm.queue.leases
 
     async def answer(route: str, path: str = "", body: Any = None) -> Any:
         method = route.split()[0]
@@ -273,17 +273,17 @@ async def test_a_token_is_minted_by_no_lesser_one(
 
 
 async def test_a_drained_container_keeps_its_leases_gets_no_new_ones_and_is_replaced(site: Site) -> None:
-    yard = site.farm.farm.yard
+    manager = site.farm.farm.manager
     container = (await site.lease(RUN)).split("/")[0]
     route, path = "POST /v1/containers/{container}/drain", f"/v1/containers/{container}/drain"
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     for _ in range(2):  # it may be repeated
         async with site.http.post(site.farm.url + path, headers=headers) as reply:
             assert (reply.status, await reply.json()) == (200, {"container": container, "leases": 1}), route
-    assert container in yard.links
+    assert container in manager.links
     assert (await site.lease(RUN)).split("/")[0] != container
     await site.ask("DELETE /v1/runs/{run:path}", TOKENS["operator"])
-    await until(lambda: container not in yard.links and len(yard.links) == 2)
+    await until(lambda: container not in manager.links and len(manager.links) == 2)
 
 
 async def test_pages_that_the_settings_open_need_no_token() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 SHORT_LINES = 80
 APART: Final[Mapping[str, str]] = {
-    "agentenv.agent.alone": "environment.py, which uses it, has 600 lines",
+    "agentenv.agent.single_run": "environment.py, which uses it, has 600 lines",
     "agentenv.agent.context_budget": "pure, and tested without a loop",
     "agentenv.agent.parsers.hermes": "each format of tool calls is a module",
     "agentenv.agent.shutdown": "environment.py, which uses it, has 600 lines",

@@ -25,7 +25,6 @@ from atroposlib.envs.server_handling.server_baseline import APIServer, APIServer
 from pydantic import Field, ValidationError
 from typing_extensions import TypeVar
 
-from agentenv.agent.alone import run_alone
 from agentenv.agent.datasets import load_items
 from agentenv.agent.failure_log import FailureLog, authors_traceback
 from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
@@ -47,6 +46,7 @@ from agentenv.agent.rollout import Rollout, RolloutServices
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
+from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
 from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
@@ -222,7 +222,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         Raises: InfraError, SlotDestroyedError (never in a hook); ConfigError when the first prompt does not fit the
         model, or in a hook without ``hook_slots``.
         """
-        return await run_alone(self._opened(), settings or self.config.agent_settings(), task, trajectory_id)
+        return await run_single(self._opened(), settings or self.config.agent_settings(), task, trajectory_id)
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Roll out ``eval_items`` items once each; return the mean score, logged the way atropos logs evaluations."""

@@ -51,7 +51,7 @@ def keeper_at(port: int) -> Callable[[ContainerHandle], str]:
 
 
 class Keepers:
-    """See the module. Implements :class:`agentenv.slots.yard.ImageStores`. An async context manager."""
+    """See the module. Implements :class:`agentenv.slots.container_manager.ImageStores`. An async context manager."""
 
     def __init__(self, token: str, url_of: Callable[[ContainerHandle], str]) -> None:
         self._token = token
@@ -77,7 +77,7 @@ class Keepers:
             await self._session.close()
 
     async def follow(self, handle: ContainerHandle, images: Callable[[str, Iterable[str]], None]) -> None:
-        """See :class:`agentenv.slots.yard.ImageStores`."""
+        """See :class:`agentenv.slots.container_manager.ImageStores`."""
         self._urls[handle.node] = self._url_of(handle)
         self._known.set()
         async with self._turns[handle.node]:  # one of a node's containers is enough; another takes over
@@ -96,8 +96,8 @@ class Keepers:
                     images(handle.node, listed.digests)
 
     async def fetch(self, node: str, image: str) -> None:
-        """See :class:`agentenv.slots.yard.ImageStores`. Raises ImageUnavailableError also when the keeper does not
-        answer for a while."""
+        """See :class:`agentenv.slots.container_manager.ImageStores`. Raises ImageUnavailableError also when the keeper
+        does not answer for a while."""
         try:
             await self._fetch(node, image)
         finally:
@@ -129,7 +129,7 @@ class Keepers:
             self._problems[node, image] = state.problem
 
     def problem(self, image: str) -> str:
-        """See :class:`agentenv.slots.yard.ImageStores`."""
+        """See :class:`agentenv.slots.container_manager.ImageStores`."""
         found = (f"node {node}: {told}" for (node, its), told in self._problems.items() if its == image and told)
         return next(found, "")
 

@@ -18,9 +18,9 @@ from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError, ProtocolError
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -154,7 +154,7 @@ class SlotLost:
     """The slot ended by itself; a SlotReady of the next epoch will follow."""
 
     slot: int
-    loss: Loss
+    loss: LossReason
     reason: str
 
 

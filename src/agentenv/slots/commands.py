@@ -1,4 +1,4 @@
-"""What the ledger tells its yard to do."""
+"""What the ledger tells its manager to do."""
 
 from __future__ import annotations
 

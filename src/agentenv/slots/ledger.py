@@ -3,7 +3,7 @@
 Every method takes ``now`` (monotonic seconds) where time matters and returns the commands the pool
 must perform, in order. The rules it keeps for any order of events:
 
-- whose turn it is, the line decides (:mod:`agentenv.slots.line`); a waiter put back keeps its place;
+- the queue policy decides whose turn it is (:mod:`agentenv.slots.queue_policy`); a waiter put back keeps its place;
 - a group gets all of its slots together, or none; of those that lack slots when some are lost, only the first keeps
   what it has, or they would wait for each other's;
 - slots are leased packed low: lowest container index, then lowest slot;
@@ -25,7 +25,7 @@ from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, 
 from agentenv.image_placement.placement import DEFAULT_COPIES, Placement
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
-from agentenv.slots.line import FirstCome, Line, caps_of
+from agentenv.slots.queue_policy import FirstCome, QueuePolicy, caps_of
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import ImageWaits, Waiter, Waiters
 from agentenv.wire.leases import SlotRequest, Tags
@@ -35,14 +35,14 @@ from agentenv.wire.states import ContainerState, LeaseState, SlotState
 class Ledger:
     """Waiters, leases, slots and containers of one pool. See the module's rules."""
 
-    def __init__(self, line: Line | None = None, *, copies_per_image: int = DEFAULT_COPIES) -> None:
-        """``line`` decides whose turn it is: by default whoever came first. ``copies_per_image``: see
+    def __init__(self, queue_policy: QueuePolicy | None = None, *, copies_per_image: int = DEFAULT_COPIES) -> None:
+        """``queue_policy`` decides whose turn it is: by default whoever came first. ``copies_per_image``: see
         :class:`Placement`."""
         self._containers: dict[str, ContainerRecord] = {}
         self._ordered: list[ContainerRecord] = []
         self._open: list[tuple[int, str]] = []
-        self._line = line if line is not None else FirstCome()
-        self._waiters = Waiters(self._line)
+        self._queue_policy = queue_policy if queue_policy is not None else FirstCome()
+        self._waiters = Waiters(self._queue_policy)
         self.placement: Placement[ContainerRecord] = Placement(copies_per_image)
         """To be looked at."""
         self._images = ImageWaits(self._waiters, self.placement)
@@ -361,7 +361,7 @@ class Ledger:
         return ticket in self._waiters.aside
 
     def aside_slots(self, run: str) -> int:
-        """Slots for which the waiters of a run wait aside, and not in the line."""
+        """Slots for which the waiters of a run wait aside, and not in the queue."""
         return self._waiters.aside.slots_of(run)
 
     def lease(self, lease_id: int) -> LeaseRecord | None:
@@ -505,7 +505,7 @@ class Ledger:
                 if lease.state is LeaseState.granted:
                     commands += self._give_back(lease, LeaseState.released, now)
                 else:  # it is given back when the container answers; until then it counts beside its waiter
-                    self._line.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
+                    self._queue_policy.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
                     lease.ticket = None
         return commands
 
@@ -519,7 +519,7 @@ class Ledger:
         self._leases[lease.id] = lease
         self._adopted[lease.tags.without_tokens(), lease.trajectory] = lease
         self.adopted_total += 1
-        self._line.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
+        self._queue_policy.took(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
         """End the lease; its slot is used again only after the container has reset it."""
@@ -531,7 +531,7 @@ class Ledger:
         slot.lease = None
         if lease.ticket is None:
             slot.reset_for = lease.tags.run
-            self._line.resetting(lease.tags.run, 1)
+            self._queue_policy.resetting(lease.tags.run, 1)
         self._counts.move_slot(container, slot, SlotState.resetting, now)
         return [Reclaim(lease.container, lease.slot, lease.id, lease.epoch), *self._retire_if_stuck(container)]
 
@@ -557,11 +557,11 @@ class Ledger:
     def _line_gets_back(self, lease: LeaseRecord) -> None:
         """A waiter put back keeps counting its slot as taken: it has had its turn."""
         if lease.ticket is None:
-            self._line.gave(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
+            self._queue_policy.gave(lease.tags.run, lease.tags.kind, 1, caps_of(lease.tags))
 
     def _reset_is_over(self, slot: SlotRecord) -> None:
         if slot.reset_for is not None:
-            self._line.resetting(slot.reset_for, -1)
+            self._queue_policy.resetting(slot.reset_for, -1)
             slot.reset_for = None
 
     def _stop_leasing(self, container: ContainerRecord) -> None:

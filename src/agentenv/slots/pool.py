@@ -17,11 +17,11 @@ from agentenv.errors import AgentEnvError, PoolClosedError
 from agentenv.slots.backends.base import ContainerBackend, StartFailed
 from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
+from agentenv.slots.container_manager import ContainerManager
 from agentenv.slots.lease import LeaseBook, Leases, SlotLease
 from agentenv.slots.pool_errors import check_arguments, check_group, timeout_error, unavailable_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.statistics import PoolStatistics
-from agentenv.slots.yard import Yard
 from agentenv.wire.leases import SlotRequest
 
 _CLOSE_GRACE_S = scaled(5.0)
@@ -56,18 +56,18 @@ class SlotPool(Leases):
         self._settings = settings or PoolSettings()
         self._clock = clock
         link = functools.partial(ContainerLink, guest=True) if guest else ContainerLink
-        self._yard = Yard(backend, self._settings, self, clock=clock, link=link)
+        self._manager = ContainerManager(backend, self._settings, self, clock=clock, link=link)
         self._waiting: dict[int, _Waiting] = {}
-        self._leases = LeaseBook(self, self._yard.tally, self._settings.reset_timeout_s)
+        self._leases = LeaseBook(self, self._manager.tally, self._settings.reset_timeout_s)
         self._closing: asyncio.Task[None] | None = None
 
     # -- opening and closing ------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._yard.opened or self._closing is not None:
+        if self._manager.opened or self._closing is not None:
             raise PoolClosedError("a SlotPool can be opened only once", next_step="make a new one")
         try:
-            await self._yard.open()
+            await self._manager.open()
         except BaseException:
             await self.aclose()
             raise
@@ -88,16 +88,16 @@ class SlotPool(Leases):
         await finish(self._closing)
 
     async def _close(self) -> None:
-        self._yard.stop_events()
-        tickets, commands = self._yard.ledger.dismiss_waiters(self._clock())
+        self._manager.stop_events()
+        tickets, commands = self._manager.ledger.dismiss_waiters(self._clock())
         for ticket in tickets:
             self.fail(ticket, PoolClosedError("the pool was closed while waiting for a slot"))
-        self._yard.perform(commands)
+        self._manager.perform(commands)
         self._leases.close()
-        await self._yard.close(_CLOSE_GRACE_S)
+        await self._manager.close(_CLOSE_GRACE_S)
 
     def _check_open(self) -> None:
-        if not self._yard.opened or self._closing is not None:
+        if not self._manager.opened or self._closing is not None:
             raise PoolClosedError("the pool is not open", next_step="use it inside `async with SlotPool(...)`")
 
     # -- leasing ------------------------------------------------------------------------------
@@ -108,41 +108,41 @@ class SlotPool(Leases):
         self._check_open()
         for trajectory in trajectories:
             check_arguments(trajectory, timeout_s)
-        check_group(trajectories, self._settings.max_containers * self._yard.slots_per_container)
-        if (failed := self._yard.hopeless()) is not None:
+        check_group(trajectories, self._settings.max_containers * self._manager.slots_per_container)
+        if (failed := self._manager.hopeless()) is not None:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        ticket, commands = self._yard.ledger.enqueue(request, began, deadline)
+        ticket, commands = self._manager.ledger.enqueue(request, began, deadline)
         waiting = _Waiting(len(trajectories), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiting
-        self._yard.perform(commands)
-        self._yard.wake()
+        self._manager.perform(commands)
+        self._manager.wake()
         try:
             leases = await waiting.granted
         except asyncio.CancelledError:
             for lease in waiting.leases:  # handed over at the very moment of the cancellation
                 self._leases.give_back(lease)
-            self._yard.perform(self._yard.ledger.withdraw(ticket, self._clock()))
+            self._manager.perform(self._manager.ledger.withdraw(ticket, self._clock()))
             raise
         finally:
             self._waiting.pop(ticket, None)
-        self._yard.tally.waits.add(self._clock() - began)
+        self._manager.tally.waits.add(self._clock() - began)
         return leases
 
     def give_back(self, lease: SlotLease) -> asyncio.Task[None] | None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
-        self._yard.perform(self._yard.ledger.release(lease.id, self._clock()))
-        return self._yard.returning(lease.id)
+        self._manager.perform(self._manager.ledger.release(lease.id, self._clock()))
+        return self._manager.returning(lease.id)
 
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
-        self._yard.refused(lease.id, error)
+        self._manager.refused(lease.id, error)
 
-    # -- the yard's desk ----------------------------------------------------------------------
+    # -- the sink of grants ----------------------------------------------------------------------
 
     def hand_over(self, granted: HandOver, link: ContainerLink) -> None:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         lease = self._leases.hold(granted.lease, granted.trajectory, link.key(granted.lease), link)
         waiting = self._waiting.get(granted.ticket)
         if waiting is None or waiting.granted.done():
@@ -153,31 +153,31 @@ class SlotPool(Leases):
             waiting.granted.set_result(waiting.leases)
 
     def expire(self, expired: Sequence[Expire]) -> None:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         now = self.statistics()  # computed once: thousands may expire together
         for each in expired:
-            self.fail(each.ticket, timeout_error(each, now, self._yard.start_failed))
+            self.fail(each.ticket, timeout_error(each, now, self._manager.start_failed))
 
     def fail(self, ticket: int, error: AgentEnvError) -> None:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         waiting = self._waiting.get(ticket)
         if waiting is not None and not waiting.granted.done():
-            self._yard.count(error)
+            self._manager.count(error)
             waiting.granted.set_exception(error)
 
     def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         self._leases.lose(lease.id, error)
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         return unavailable_error(failed)
 
     # -- views --------------------------------------------------------------------------------
 
     def statistics(self) -> PoolStatistics:
         """A snapshot of the pool."""
-        return self._yard.statistics()
+        return self._manager.statistics()
 
     def __repr__(self) -> str:
         if self._closing is not None:

@@ -32,7 +32,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Literal
 
-from agentenv.slots.line import Ask, Caps, FirstCome
+from agentenv.slots.queue_policy import Ask, Caps, FirstCome
 from agentenv.wire.leases import RunKind
 
 KIND_WEIGHTS: Mapping[RunKind, float] = {"train": 3.0, "eval": 1.0, "interactive": 1.0}
@@ -138,7 +138,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Team:
-    """Runs that share. ``held``: slots of all, with those in reset; ``owed``: see :meth:`FairLine.withdraw`."""
+    """Runs that share. ``held``: slots of all, with those in reset; ``owed``: see :meth:`FairShare.withdraw`."""
 
     weight: float
     served: int
@@ -289,8 +289,8 @@ class _Run:
         )
 
 
-class FairLine:
-    """See the module. Implements :class:`agentenv.slots.line.Line`.
+class FairShare:
+    """See the module. Implements :class:`agentenv.slots.queue_policy.QueuePolicy`.
 
     A run exists while it holds or waits for slots, and is forgotten then; its share is kept with the settings.
     """
@@ -342,14 +342,14 @@ class FairLine:
     # -- the line -----------------------------------------------------------------------------
 
     def push(self, ask: Ask) -> None:
-        """See Line."""
+        """See QueuePolicy."""
         self._asks[ask.ticket] = ask
         run = self._run(ask.run)
         run.kind(ask.kind, self._picks).push(ask)
         self._changed(ask.run, run)
 
     def withdraw(self, ticket: int, *, aside: bool = False) -> None:
-        """See Line. If the ask was in turn, nobody else was served while it gathered: its team owes the slots that
+        """See QueuePolicy. If the ask was in turn, no other was served while it gathered: its team owes the slots that
         may have been idle for it, until so many were granted to others."""
         ask = self._asks.pop(ticket, None)
         if ask is not None:
@@ -362,7 +362,7 @@ class FairLine:
             self._changed(ask.run, run)
 
     def pick(self, free: int) -> Ask | None:
-        """See Line."""
+        """See QueuePolicy."""
         if not self._ready:
             return None
         run = min(self._ready.values(), key=_key)
@@ -382,14 +382,14 @@ class FairLine:
         return ask
 
     def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
-        """See Line. It may exceed the run's cap, and those of tokens."""
+        """See QueuePolicy. It may exceed the run's cap, and those of tokens."""
         found = self._run(run)
         found.hold(kind, slots, self._picks, caps)
         self._changed(run, found)
         self._tokens_changed(caps)
 
     def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
-        """See Line."""
+        """See QueuePolicy."""
         found = self._runs.get(run)
         held = found.kinds[kind].held if found is not None and kind in found.kinds else 0
         if found is None or slots > held:
@@ -399,21 +399,21 @@ class FairLine:
         self._tokens_changed(caps)
 
     def resetting(self, run: str, slots: int) -> None:
-        """See Line."""
+        """See QueuePolicy."""
         found = self._run(run)
         found.resetting += slots
         found.team.held += slots
         self._changed(run, found)
 
     def position(self, ticket: int) -> int:
-        """See Line: the place among the asks of the same run and kind. What is served before it of others is in
+        """See QueuePolicy: the place among the asks of the same run and kind. What is served before it of others is in
         :meth:`slots_ahead`."""
         ask = self._asks.get(ticket)
         return 0 if ask is None else self._runs[ask.run].kinds[ask.kind].position(ticket)
 
     @property
     def slots_wanted(self) -> int:
-        """See Line: without those of paused runs, and of others only what their caps and those of tokens allow."""
+        """See QueuePolicy: without those of paused runs; of others, what their caps and those of tokens allow."""
         left: dict[str, int] = {}
         return self._slots_wanted + sum(run.wanted(left) for run in self._capped.values())
 
@@ -525,7 +525,7 @@ class FairLine:
         return fair_shares(self.runs(), total_slots, self._team_weights)
 
     def __repr__(self) -> str:
-        return f"<FairLine {len(self)} waiting, {len(self._runs)} runs>"
+        return f"<FairShare {len(self)} waiting, {len(self._runs)} runs>"
 
     # -- upkeep -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Who waits for slots: requests in line, aside for their image, or whose turn it is, and their deadlines. Pure."""
+"""Who waits for slots: requests in the queue, aside for their image, or whose turn it is, and their deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from agentenv.errors import AgentEnvError
 from agentenv.image_placement.placement import Placement
 from agentenv.slots.commands import Fetch
-from agentenv.slots.line import Ask, Line, caps_of
+from agentenv.slots.queue_policy import Ask, QueuePolicy, caps_of
 from agentenv.slots.records import ContainerRecord
 from agentenv.wire.leases import RunKind, SlotRequest
 
@@ -49,8 +49,8 @@ Key = tuple[bool, str, RunKind]
 class Aside:
     """Tickets of requests that wait aside for their image while others go on, by image and by who is behind whom.
 
-    Each keeps the place of its ticket, and comes back to the line as soon as there may be a slot for it. Of each image,
-    run and kind only the oldest comes back: those behind it are served after it in any case.
+    Each keeps the place of its ticket, and returns to the queue as soon as there may be a slot for it. Of each image,
+    run and kind only the oldest returns: those behind it are served after it in any case.
     """
 
     def __init__(self) -> None:
@@ -125,15 +125,15 @@ Room = Callable[[str], int]
 
 
 class Waiters:
-    """The waiters of one ledger. Whose turn it is, its line decides; a waiter that a container refused is served before
-    everybody in line, because it has had its turn.
+    """The waiters of one ledger. Its queue policy decides whose turn it is; a waiter that a container refused is served
+    before all others, because it has had its turn.
 
-    A waiter that only one container can serve is in the line while that has room for it; otherwise it steps aside, so
+    A waiter that only one container can serve is in the queue while that has room for it; otherwise it steps aside, so
     that nobody waits behind it, and comes back to its old place. Who waits for its image does so too
     (:class:`Aside`)."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, queue_policy: QueuePolicy) -> None:
+        self.queue_policy = queue_policy
         self._by_ticket: dict[int, Waiter] = {}
         self._short: list[int] = []
         """Tickets of waiters whose turn it is and that miss a lease, in order."""
@@ -146,12 +146,12 @@ class Waiters:
         wait for each other's."""
         self._particular: dict[int, Waiter] = {}
         """Those that only one container can serve, and whose turn has not come."""
-        self._in_line: set[int] = set()
-        """Tickets of those of them that are in the line now."""
+        self._queued: set[int] = set()
+        """Tickets of those of them that are in the queue now."""
 
     def __len__(self) -> int:
         """How many wait for a free slot: not those whose slots are being requested."""
-        return len(self.line) + len(self._short) + len(self._particular) - len(self._in_line) + len(self.aside)
+        return len(self.queue_policy) + len(self._short) + len(self._particular) - len(self._queued) + len(self.aside)
 
     def all(self) -> Iterable[Waiter]:
         """Every waiter without an answer."""
@@ -161,17 +161,17 @@ class Waiters:
     def slots_wanted(self) -> int:
         """Slots they could use now, of whatever container: another would not help those that need a particular one."""
         short = (self._by_ticket[ticket] for ticket in self._short)
-        particular = sum(len(self._particular[ticket].leases) for ticket in self._in_line)
+        particular = sum(len(self._particular[ticket].leases) for ticket in self._queued)
         aside = sum(len(self._by_ticket[ticket].missing) for ticket in self.aside)
         short_of = sum(len(one.missing) for one in short if not one.request.container)
-        return self.line.slots_wanted - particular + short_of + aside
+        return self.queue_policy.slots_wanted - particular + short_of + aside
 
     def get(self, ticket: int) -> Waiter | None:
         """The waiter with this ticket, if it still waits."""
         return self._by_ticket.get(ticket)
 
     def add(self, waiter: Waiter) -> None:
-        """At the end of the line, for its run; or aside, until its container has room."""
+        """At the end of the queue, for its run; or aside, until its container has room."""
         waiter.leases = [None] * len(waiter.request.trajectories)
         self._by_ticket[waiter.ticket] = waiter
         if image := waiter.request.image:
@@ -181,7 +181,7 @@ class Waiters:
         elif image and self.aside.behind(image, _key(waiter)):
             self.aside.add(image, _key(waiter), waiter.ticket, len(waiter.leases))
         else:
-            self.line.push(_ask(waiter))
+            self.queue_policy.push(_ask(waiter))
         heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
 
     def next(self, room: Room) -> Waiter | None:
@@ -194,13 +194,13 @@ class Waiters:
             waiter = self._by_ticket[ticket]
             if room(waiter.request.container) > 0:
                 return waiter
-        ask = self.line.pick(free)
+        ask = self.queue_policy.pick(free)
         if ask is None:
             return None
         waiter = self._by_ticket[ask.ticket]
         waiter.served = True
         self._particular.pop(ask.ticket, None)
-        self._in_line.discard(ask.ticket)
+        self._queued.discard(ask.ticket)
         self._short.append(waiter.ticket)
         return waiter
 
@@ -222,17 +222,17 @@ class Waiters:
             if waiter.served:
                 insort(self._short, ticket)
             else:
-                self.line.push(_ask(waiter))
+                self.queue_policy.push(_ask(waiter))
 
     def _step_aside(self, room: Room) -> None:
         for ticket, waiter in self._particular.items():
             fits = room(waiter.request.container) >= len(waiter.leases)
-            if fits and ticket not in self._in_line:
-                self._in_line.add(ticket)
-                self.line.push(_ask(waiter))
-            elif not fits and ticket in self._in_line:
-                self._in_line.remove(ticket)
-                self.line.withdraw(ticket, aside=True)
+            if fits and ticket not in self._queued:
+                self._queued.add(ticket)
+                self.queue_policy.push(_ask(waiter))
+            elif not fits and ticket in self._queued:
+                self._queued.remove(ticket)
+                self.queue_policy.withdraw(ticket, aside=True)
 
     @property
     def particular(self) -> Iterable[Waiter]:
@@ -275,9 +275,9 @@ class Waiters:
         if aside:
             self.aside.remove(ticket)
         if not waiter.served:
-            self.line.withdraw(ticket)
+            self.queue_policy.withdraw(ticket)
             self._particular.pop(ticket, None)
-            self._in_line.discard(ticket)
+            self._queued.discard(ticket)
         elif missing := waiter.missing:
             if not aside:
                 del self._short[bisect_left(self._short, ticket)]
@@ -286,14 +286,14 @@ class Waiters:
 
     def _gave(self, waiter: Waiter, slots: int) -> None:
         tags = waiter.request.tags
-        self.line.gave(tags.run, tags.kind, slots, caps_of(tags))
+        self.queue_policy.gave(tags.run, tags.kind, slots, caps_of(tags))
 
     def position(self, waiter: Waiter) -> int:
         """1: next in the queue; 0: its slots are being requested."""
         if waiter.ticket in self.aside:
             return self.aside.position(waiter.ticket) + 1
         if not waiter.served:
-            return len(self._short) + max(1, self.line.position(waiter.ticket))
+            return len(self._short) + max(1, self.queue_policy.position(waiter.ticket))
         return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
 
     def next_deadline(self) -> float | None:
@@ -310,7 +310,7 @@ class Waiters:
 
 class ImageWaits:
     """Those of a ledger's waiters that need an image: where their slots are, and whether they step aside for a fetch.
-    The ledger serves the line after each call.
+    The ledger serves the queue after each call.
 
     The rules it keeps for any order of events:
 
@@ -367,7 +367,7 @@ class ImageWaits:
             self._waiters.recall(image)
 
     def free(self, container: ContainerRecord, now: float) -> None:
-        """A container has a free slot: whoever may use it, now or after a fetch, comes back to the line."""
+        """A container has a free slot: whoever may use it, now or after a fetch, comes back to the queue."""
         for image in self._waiters.aside.images():
             if self._placement.useful(container, image, self._waiters.aside.slots(image), now):
                 self._waiters.recall(image)

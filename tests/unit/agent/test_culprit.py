@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from agentenv import errors
-from agentenv.agent.alone import run_alone
 from agentenv.agent.culprit import DOUBTFUL, worth_another
 from agentenv.agent.models.openai import ServedModel, request_completion
 from agentenv.agent.protocols import Completion, ContextOverflow
 from agentenv.agent.rollout import MOST_RECLAIMS, Rollout
 from agentenv.agent.settings import AgentSettings
+from agentenv.agent.single_run import run_single
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.agent.transcript import Transcript
 from agentenv.containers import transfer
@@ -42,7 +42,7 @@ from agentenv.errors import (
     StaleLeaseError,
     TaskError,
 )
-from agentenv.sandbox.culprits import WAYS
+from agentenv.sandbox.slot_loss import WAYS
 from agentenv.sdk import slot_tools
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
@@ -293,7 +293,7 @@ class Judging(StubHooks):
     """Asks an agent, whose own commands destroy its slot."""
 
     async def verify_and_score_trajectory(self, *_: Any, **__: Any) -> Any:
-        judged = await run_alone(farm(failing(DESTROYED)(), calls), AgentSettings(), "was it right?")
+        judged = await run_single(farm(failing(DESTROYED)(), calls), AgentSettings(), "was it right?")
         return float(judged.final_response == "yes"), {}
 
 

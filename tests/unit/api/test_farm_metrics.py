@@ -30,7 +30,7 @@ def scraped(farm: Farm) -> Samples:
 
 def test_every_metric_of_the_catalog_is_there_with_its_labels() -> None:
     farm = farm_of("a")
-    farm.desk.grants.add("a", 2)
+    farm.queue.grants.add("a", 2)
     samples = scraped(farm)
     for metric in FARM_METRICS:
         name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
@@ -44,8 +44,8 @@ def test_every_metric_of_the_catalog_is_there_with_its_labels() -> None:
 
 def test_values_are_those_of_the_farm() -> None:
     farm = farm_of("a", "b")
-    farm.yard.tally.waits.add(0.2)
-    farm.yard.tally.faults["lease_reclaimed"] = 3
+    farm.manager.tally.waits.add(0.2)
+    farm.manager.tally.faults["lease_reclaimed"] = 3
     samples = scraped(farm)
     assert samples.one("agentenv_farm_leader") == 1
     assert samples.one("agentenv_farm_adopted_total") == 12

@@ -181,7 +181,7 @@ async def test_tails_are_bounded_and_one_that_ends_makes_room(farm: Farm, monkey
 
     link: Any = object.__new__(WatchedLink)
     monkeypatch.setattr(WatchedLink, "tail", lines)
-    farm.yard.links["crowd-100"] = link
+    farm.manager.links["crowd-100"] = link
     async with client(farm) as http:
         path = "/v1/leases/crowd-100/0/3/tail"
         first = asyncio.create_task(http.get(path, headers=bearer()))

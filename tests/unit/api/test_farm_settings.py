@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.api.farm_server.settings import FarmSettings, SettingsFile, ShareTable, merged
 from agentenv.errors import ConfigError
-from agentenv.slots.sharing import KIND_WEIGHTS, FairLine, Share
+from agentenv.slots.sharing import KIND_WEIGHTS, FairShare, Share
 from agentenv.wire.farm import RunShare
 
 WHOLE = """
@@ -161,7 +161,7 @@ def test_the_table_is_what_the_queue_takes(tmp_path: Path) -> None:
     assert table.of("exp7") == Share(weight=2, guaranteed=16, cap=40)
     assert table.of("team/exp8") == Share(cap=100, paused=True)
     assert table.kinds == {**KIND_WEIGHTS, "eval": 2}
-    line = FairLine()
+    line = FairShare()
     line.set_shares(table.default, table.runs, table.kinds)
     line.set_shares(*vars(table).values())
 

@@ -42,8 +42,8 @@ async def ask(farm: Farm, run: str, *slots: int, kind: Any = "train") -> None:
         )
         for number, count in enumerate(slots)
     )
-    farm.yard._scaler.slots_per_container = 6
-    await farm.desk.ask(farm_wire.AsksRequest(asks=asks), run)
+    farm.manager._scaler.slots_per_container = 6
+    await farm.queue.ask(farm_wire.AsksRequest(asks=asks), run)
 
 
 async def seen(farm: Farm, right: Right = ALL) -> wire.Sight:
@@ -102,7 +102,7 @@ async def test_of_other_runs_only_that_they_hold_and_wait() -> None:
 
 async def test_the_queue_says_who_waits_for_how_many_and_why() -> None:
     farm = farm_of("a", "b")
-    farm.line.set_shares(Share(), {"b": Share(cap=3), "c": Share(paused=True)})
+    farm.queue_policy.set_shares(Share(), {"b": Share(cap=3), "c": Share(paused=True)})
     await ask(farm, "a", 1, 2)
     await ask(farm, "a", 1, kind="eval")
     await ask(farm, "b", 1)
@@ -123,19 +123,19 @@ async def test_a_viewer_gets_the_whole_and_then_only_what_changes() -> None:
         assert first["type"] == "sight"
         assert first["containers"] == []
         assert sum(len(container.slots) for container in (await line(lines)).containers) == 18
-        lease = farm.yard.ledger.lease_on("crowd-101", 2)
+        lease = farm.manager.ledger.lease_on("crowd-101", 2)
         assert lease is not None
-        farm.yard.ledger.stale(lease.id, farm.clock())
+        farm.manager.ledger.stale(lease.id, farm.clock())
         changed = await line(lines)
         assert [(one.id, [slot.slot for slot in one.slots]) for one in changed.containers] == [("crowd-101", [2])]
         assert changed.containers[0].slots[0].state is SlotState.resetting
         assert changed.containers[0].slots[0].run == ""
-        farm.yard.ledger.suspect("crowd-100")
+        farm.manager.ledger.suspect("crowd-100")
         changed = await line(lines)
         assert [(one.id, one.state, one.slots) for one in changed.containers] == [
             ("crowd-100", ContainerState.suspect, ())
         ]
-        farm.yard.ledger.lose("crowd-102", "of the test", farm.clock())
+        farm.manager.ledger.lose("crowd-102", "of the test", farm.clock())
         assert (await line(lines)).gone == ("crowd-102",)
 
 
@@ -146,9 +146,9 @@ async def test_a_slow_viewer_gets_one_line_for_all_it_missed() -> None:
         for lines in (slow, slow, fast, fast):
             await anext(lines)
         for slot in range(4):
-            lease = farm.yard.ledger.lease_on("crowd-100", slot)
+            lease = farm.manager.ledger.lease_on("crowd-100", slot)
             assert lease is not None
-            farm.yard.ledger.stale(lease.id, farm.clock())
+            farm.manager.ledger.stale(lease.id, farm.clock())
             assert [one.slot for one in (await line(fast)).containers[0].slots] == [slot]
         assert [one.slot for one in (await line(slow)).containers[0].slots] == [0, 1, 2, 3]
 
@@ -158,9 +158,9 @@ async def test_a_container_that_gets_its_slots_later_is_told_with_them() -> None
     async with aclosing(Sights(farm).changes(ALL)) as lines:
         await anext(lines)
         await line(lines)
-        farm.yard.ledger.started("late", 200)
+        farm.manager.ledger.started("late", 200)
         assert [(one.id, one.slots) for one in (await line(lines)).containers] == [("late", ())]
-        farm.yard.ledger.inventory("late", [SlotState.free] * 2, farm.clock())
+        farm.manager.ledger.inventory("late", [SlotState.free] * 2, farm.clock())
         assert [len(one.slots) for one in (await line(lines)).containers] == [2]
 
 
@@ -181,7 +181,7 @@ async def test_numbers_are_told_by_beats_and_no_more_often(monkeypatch: pytest.M
     async with aclosing(Sights(farm).changes(ALL)) as lines:
         await anext(lines)
         await line(lines)
-        farm.yard.ledger.suspect("crowd-100")
+        farm.manager.ledger.suspect("crowd-100")
         assert (await line(lines)).farm is None
         monkeypatch.setattr(wire, "SIGHT_BEAT_S", 0.0)
         told = await line(lines)

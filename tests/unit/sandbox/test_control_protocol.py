@@ -36,9 +36,9 @@ from agentenv.sandbox.control_protocol import (
     parse_request,
     parse_supervisor_packet,
 )
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slot_paths import SlotPaths
 
 HELLO = {
@@ -50,7 +50,7 @@ READY = {
     "limits": {"version": 2, "memory": "/x", "pids": None},
     "paths": {"workspace": "/w", "files": "/f", "tmux_socket": "/t"},
 }  # fmt: skip
-LOST = {"op": "slot_lost", "slot": 0, "loss": Loss.memory_above, "reason": "r"}
+LOST = {"op": "slot_lost", "slot": 0, "loss": LossReason.memory_above, "reason": "r"}
 
 
 def text_of(said: SupervisorPacket | Request) -> bytes:
@@ -74,7 +74,7 @@ def packet(**fields: Any) -> bytes:
         SlotReady(0, 0, None, kept=False, limits=LimitFiles()),
         SlotReady(0, 0, None, kept=False, limits=LimitFiles(), paths=SlotPaths("/w", "/f", "/t")),
         SlotFailed(0, 3, "r"),
-        *(SlotLost(0, loss, "r") for loss in Loss),
+        *(SlotLost(0, loss, "r") for loss in LossReason),
         Pong(Stalls(3, 0.5, 1, "stack")),
     ],
 )
@@ -223,6 +223,10 @@ def test_what_is_too_large_is_refused_where_it_is_made(said: SupervisorPacket | 
 
 def test_texts_that_explain_are_cut_to_what_a_packet_holds() -> None:
     long = "x" * MAX_PACKET_BYTES
-    for said in (SlotFailed(0, 0, long), SlotLost(0, Loss.ended, long), Pong(Stalls(1, 1.0, 1.0, f"{long}the end"))):
+    for said in (
+        SlotFailed(0, 0, long),
+        SlotLost(0, LossReason.ended, long),
+        Pong(Stalls(1, 1.0, 1.0, f"{long}the end")),
+    ):
         assert len(encode(said)) == 1
     assert encode(Pong(Stalls(1, 1.0, 1.0, f"{long}the end")))[0].endswith(b'the end"}}')

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.culprits import WAYS, Loss, error_of, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, TERMINALS_ABOVE, LimitFiles, LimitWatch
+from agentenv.sandbox.slot_loss import WAYS, LossReason, error_of, loss_of_end, loss_of_network
 
 GIB = 2**30
 
@@ -233,23 +233,30 @@ def test_without_cgroups_nothing_is_known_and_nothing_is_said() -> None:
 
 
 def test_every_way_to_lose_a_slot_has_a_culprit() -> None:
-    assert set(WAYS) == set(Loss)
-    for loss in Loss:
+    assert set(WAYS) == set(LossReason)
+    for loss in LossReason:
         error = error_of(loss, 3, "why")
         assert "slot 3" in str(error)
         assert "why" in str(error)
-    assert {error_of(loss, 0, "").fault for loss in (Loss.ended, Loss.silent, Loss.broken, Loss.deaf)} == {"policy"}
-    assert {error_of(loss, 0, "").fault for loss in (Loss.memory_above, Loss.quarantined, Loss.reset)} == {"infra"}
+    assert {
+        error_of(loss, 0, "").fault
+        for loss in (LossReason.ended, LossReason.silent, LossReason.broken, LossReason.deaf)
+    } == {"policy"}
+    assert {
+        error_of(loss, 0, "").fault for loss in (LossReason.memory_above, LossReason.quarantined, LossReason.reset)
+    } == {"infra"}
 
 
 def test_how_the_first_process_ended() -> None:
-    assert loss_of_end(137, killed_for_memory_above=False) is Loss.ended
-    assert loss_of_end(None, killed_for_memory_above=False) is Loss.ended
-    assert loss_of_end(137, killed_for_memory_above=True) is Loss.memory_above
-    assert loss_of_end(65, killed_for_memory_above=False) is Loss.agent_failed
+    assert loss_of_end(137, killed_for_memory_above=False) is LossReason.ended
+    assert loss_of_end(None, killed_for_memory_above=False) is LossReason.ended
+    assert loss_of_end(137, killed_for_memory_above=True) is LossReason.memory_above
+    assert loss_of_end(65, killed_for_memory_above=False) is LossReason.agent_failed
 
 
-@pytest.mark.parametrize(("status", "loss"), [(9, Loss.memory_above), (11, Loss.offline), (1 << 8, Loss.offline)])
-def test_how_the_process_behind_the_network_ended(status: int, loss: Loss) -> None:
+@pytest.mark.parametrize(
+    ("status", "loss"), [(9, LossReason.memory_above), (11, LossReason.offline), (1 << 8, LossReason.offline)]
+)
+def test_how_the_process_behind_the_network_ended(status: int, loss: LossReason) -> None:
     assert loss_of_network(status, killed_for_memory_above=False) is loss
-    assert loss_of_network(status, killed_for_memory_above=True) is Loss.memory_above
+    assert loss_of_network(status, killed_for_memory_above=True) is LossReason.memory_above

@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import CheckpointError, ContainerLostError, StaleLeaseError
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.line import FirstCome
+from agentenv.slots.queue_policy import FirstCome
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.states import (

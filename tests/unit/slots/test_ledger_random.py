@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import LONGEST_FREEING_S
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.line import Ask, Caps, FirstCome
+from agentenv.slots.queue_policy import Ask, Caps, FirstCome
 from agentenv.slots.records import Holder
 from agentenv.slots.waiters import Waiter
 from agentenv.wire.leases import RunKind, SlotRequest, Tags

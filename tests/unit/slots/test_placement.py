@@ -6,7 +6,7 @@ from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image_placement.placement import rendezvous
 from agentenv.slots.commands import Command, Fail, Fetch, Grant
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.sharing import FairLine
+from agentenv.slots.sharing import FairShare
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
@@ -15,7 +15,7 @@ ONE, TWO = (f"sha256:{digit * 64}" for digit in "12")
 UNAVAILABLE = ImageUnavailableError("no answer")
 
 
-def _farm(*nodes: str, slots: int = 1, line: FairLine | None = None) -> Ledger:
+def _farm(*nodes: str, slots: int = 1, line: FairShare | None = None) -> Ledger:
     """A container on each node: ``c0`` on the first."""
     ledger = Ledger(line)
     for index, node in enumerate(nodes):
@@ -136,7 +136,7 @@ def test_slots_on_the_own_machine_have_every_image() -> None:
 
 
 def test_who_is_aside_holds_nothing_of_its_runs_share() -> None:
-    line = FairLine()
+    line = FairShare()
     ledger = _farm("a", slots=2, line=line)
     _ask(ledger, ONE, "x", run="r")
     assert line.held("r") == 0

@@ -25,7 +25,7 @@ UNAVAILABLE, BAD = ImageUnavailableError("no answer"), BadImageError("broken")
 
 
 class FarmMachine(RuleBasedStateMachine):
-    """Plays yard, containers and keepers; keeps its own account of which node has which image."""
+    """Plays manager, containers and keepers; keeps its own account of which node has which image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.slots.line import Ask, Line
-from agentenv.slots.sharing import FairLine, RunView, Share, fair_shares
+from agentenv.slots.queue_policy import Ask, QueuePolicy
+from agentenv.slots.sharing import FairShare, RunView, Share, fair_shares
 from agentenv.wire.leases import RunKind
 
 KINDS: tuple[RunKind, ...] = ("train", "eval", "interactive")
@@ -23,7 +23,7 @@ class Farm:
     """A line with asks numbered as they come."""
 
     def __init__(self, default: Share | None = None, **shares: Share) -> None:
-        self.line = FairLine(default, shares)
+        self.line = FairShare(default, shares)
         self._tickets = count(1)
 
     def ask(self, run: str, slots: int = 1, kind: RunKind = "train", times: int = 1) -> list[int]:
@@ -39,7 +39,7 @@ class Farm:
 
 
 def test_it_is_a_line() -> None:
-    made: Line = FairLine()
+    made: QueuePolicy = FairShare()
     assert (made.pick(10), len(made), list(made), made.slots_wanted, made.position(1)) == (None, 0, [], 0, 0)
 
 
@@ -314,7 +314,7 @@ def test_shares_are_checked(bad: dict[str, float]) -> None:
 def test_every_kind_has_a_positive_weight() -> None:
     for bad in ({"train": 1.0}, {"train": 1.0, "eval": 0.0, "interactive": 1.0}):
         with pytest.raises(ValueError, match="positive weight"):
-            FairLine().set_shares(Share(), {}, bad)  # type: ignore[arg-type]
+            FairShare().set_shares(Share(), {}, bad)  # type: ignore[arg-type]
 
 
 # -- accounts ---------------------------------------------------------------------------------
@@ -603,7 +603,7 @@ def test_what_a_withdrawn_group_owes_is_forgotten_when_others_had_it() -> None:
     farm.ask("b", times=3)
     farm.served(3)
     assert set(farm.line.runs()) == {"b"}
-    assert repr(farm.line) == "<FairLine 0 waiting, 1 runs>"
+    assert repr(farm.line) == "<FairShare 0 waiting, 1 runs>"
 
 
 def test_slots_in_reset_are_charged_to_the_run_that_had_them() -> None:

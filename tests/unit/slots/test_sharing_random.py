@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentenv.slots.line import Ask, Caps
-from agentenv.slots.sharing import KIND_WEIGHTS, FairLine, Share
+from agentenv.slots.queue_policy import Ask, Caps
+from agentenv.slots.sharing import KIND_WEIGHTS, FairShare, Share
 from agentenv.wire.leases import RunKind
 
 RUNS = st.sampled_from(["a", "b", "c", "d"])
@@ -35,7 +35,7 @@ class SharingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.default, self.shares = Share(), dict[str, Share]()
-        self.line = FairLine(self.default, self.shares)
+        self.line = FairShare(self.default, self.shares)
         self.tickets = 0
         self.waiting: dict[int, Ask] = {}
         self.leases: list[Ask] = []

@@ -50,12 +50,12 @@ from agentenv.sandbox.control_protocol import (
     parse_request,
     parse_supervisor_packet,
 )  # fmt: skip
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.tools.bash import encode_script
 from agentenv.sandbox.slot_env import proxy_env
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slotagent.protocol import spawn_text
 from agentenv.sessions import shell_protocol
 from agentenv.wire.base import MAX_ARGUMENTS, MAX_CALL_VARIABLES, MAX_COMMAND_BYTES, MAX_COUNT, WireModel
@@ -146,7 +146,7 @@ REASONS: Final[dict[str, str]] = {
 """Fields of what is received by a server of ours that have no bound of their own."""
 _ANSWERS: Final = re.compile(
     r".*(Reply|List|State|Sight|Seen|View|Status|Info|Load|Map)|Accepted|Artifact(Archive|Entry|File|Read)|Call(Result|Times)"
-    r"|Draining|EndedLeases|Failure|FileEntry|Grant|Health|InputTaken|Lease(Grant|Loss)|LiveOutput|LostLease|MintedToken"
+    r"|Draining|EndedLeases|Failure|FileEntry|Grant|Health|InputTaken|Lease(Grant|LossReason)|LiveOutput|LostLease|MintedToken"
     r"|News\w+|NodeImages|PatchedFile|Place|Program(Ended|Lost|Refused|Started)|Proof|ReleasedLeases|Revoked|SearchMatch"
     r"|SightChanges|SlotReport|Tail\w+|ToolDescription|Watch\w+|PlainTrajectory"
 )
@@ -206,7 +206,7 @@ PACKETS: Final[tuple[SupervisorPacket | Request, ...]] = (
     NotFrozen(0, MAX_COUNT, LONG, ended=True),
     Connected(0, MAX_COUNT, proxy_env(65535), LONG),
     Exported("0" * 32, 0, 100, LONG),
-    SlotLost(0, Loss.ended, LONG),
+    SlotLost(0, LossReason.ended, LONG),
     Pong(Stalls(MAX_COUNT, 1e300, 1e300, LONG)),
     Serving(),
     Ping(),

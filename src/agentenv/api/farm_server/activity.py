@@ -96,7 +96,7 @@ class Activity:
         self._call_total_s += max(0.0, now.call_total_s - before.call_total_s)
 
     def sample(self, now: float, granted: int, faults: Mapping[str, int]) -> None:
-        """Note the rates, if the last time was SAMPLE_S ago. ``granted``: leases so far; ``faults``: of the yard, by
+        """Note the rates, if the last time was SAMPLE_S ago. ``granted``: leases so far; ``faults``: of the manager, by
         code."""
         last = self._marks[-1] if self._marks else None
         if last is not None and now - last.at_s < SAMPLE_S:

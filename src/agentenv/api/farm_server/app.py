@@ -14,11 +14,11 @@ from agentenv._version import __version__
 from agentenv.api.farm_server.access import ROUTES, Access, MyRight, checking
 from agentenv.api.farm_server.ask_routes import AskRoutes
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.front import Front, elsewhere
 from agentenv.api.farm_server.openapi import document
 from agentenv.api.farm_server.page_routes import page_routes
 from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
+from agentenv.api.farm_server.request_gate import RequestGate, elsewhere
 from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
@@ -46,7 +46,7 @@ def farm_app(farm: Farm, access: Access, revocations: Revocations | None = None)
     )
     app.router.route_class = checking(access)
     asks = AskRoutes(farm, access)
-    app.add_middleware(Front, farm=farm, asks=asks)
+    app.add_middleware(RequestGate, farm=farm, asks=asks)
     handle_errors(app)
     _health_routes(app, farm)
     asks.declare(app)
@@ -91,16 +91,16 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
     @app.get("/v1/leases")
     async def leases(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.LeaseList:  # noqa: B006
         """Leases of the runs that the token covers."""
-        return wire.LeaseList(leases=tuple(map(_view, farm.desk.leases(_chosen(right, run, tag)))))
+        return wire.LeaseList(leases=tuple(map(_view, farm.queue.leases(_chosen(right, run, tag)))))
 
     @app.post("/v1/leases/release")
     async def release(request: wire.ReleaseLeases, right: MyRight) -> wire.ReleasedLeases:
         """Release leases; their slots are reset."""
         states: dict[str, SlotState | None] = {}
         wanted = set(request.leases)
-        for lease in farm.desk.leases(lambda one: right.covers(one.tags.run) and one.name in wanted):
+        for lease in farm.queue.leases(lambda one: right.covers(one.tags.run) and one.name in wanted):
             states[lease.name] = SlotState.resetting
-            farm.desk.end(lease.id, None, right.jti)
+            farm.queue.end(lease.id, None, right.jti)
         return wire.ReleasedLeases(states={name: states.get(name) for name in request.leases})
 
     @app.delete("/v1/leases/{container}/{slot}/{epoch}")
@@ -128,7 +128,7 @@ def _run_routes(app: FastAPI, farm: Farm) -> None:
         """End every lease of a run and withdraw its asks."""
         if not right.covers(run):
             raise ForbiddenError("farm_token", f"the token is not for run {run!r}")
-        farm.desk.withdraw_run(run)
+        farm.queue.withdraw_run(run)
         return _end(farm, right, lambda one: one.tags.run == run)
 
     @app.post("/v1/containers/{container}/drain")
@@ -214,4 +214,6 @@ def _tag(given: str) -> tuple[str, str]:
 
 def _end(farm: Farm, right: Right, chosen: Callable[[LeaseRecord], bool]) -> wire.EndedLeases:
     error = LeaseLostError(f"the lease was ended at the farm, by the token {right.jti}")
-    return wire.EndedLeases(ended=sum(farm.desk.end(lease.id, error, right.jti) for lease in farm.desk.leases(chosen)))
+    return wire.EndedLeases(
+        ended=sum(farm.queue.end(lease.id, error, right.jti) for lease in farm.queue.leases(chosen))
+    )

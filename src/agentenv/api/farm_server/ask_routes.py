@@ -50,22 +50,22 @@ class AskRoutes:
         """Ask for slots."""
         run = self._access.run_of(right, request.run)
         self._access.limit(right, len(request.asks))
-        self._farm.desk.check_ttl(max(ask.ttl_s for ask in request.asks))
-        return await self._farm.desk.ask(request, run, right.tokens, right.ends_unix_s)
+        self._farm.queue.check_ttl(max(ask.ttl_s for ask in request.asks))
+        return await self._farm.queue.ask(request, run, right.tokens, right.ends_unix_s)
 
     async def ask_state(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.AskState:
         """What has become of an ask; reading it keeps it alive."""
-        opened = self._farm.desk.find(request_id, self._access.run_of(right, run))
+        opened = self._farm.queue.find(request_id, self._access.run_of(right, run))
         if opened is None:
             raise HTTPException(404, f"this run has no request {request_id!r} (any more)")
-        return self._farm.desk.state_of(opened)
+        return self._farm.queue.state_of(opened)
 
     async def cancel(self, request_id: wire.RequestId, right: MyRight, run: wire.RunName = "") -> wire.Cancelled:
         """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
         run = self._access.run_of(right, run)
-        if not self._farm.desk.knows(request_id, run):  # it is remembered all the same
+        if not self._farm.queue.knows(request_id, run):  # it is remembered all the same
             self._access.limit(right, 1)
-        return wire.Cancelled(cancelled=self._farm.desk.cancel(request_id, run))
+        return wire.Cancelled(cancelled=self._farm.queue.cancel(request_id, run))
 
     async def news(self, right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
         """What becomes of the client's asks, one JSON object per line."""

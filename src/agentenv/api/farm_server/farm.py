@@ -1,4 +1,4 @@
-"""The farm: the yard that keeps its containers, the desk that grants their slots, and their upkeep."""
+"""The farm: the manager of its containers, the queue of requests for their slots, and their upkeep."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Self
 from agentenv._version import __version__
 from agentenv.api.farm_server.activity import Activity
 from agentenv.api.farm_server.audit import FarmAudit
-from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.images import FarmImages
-from agentenv.api.farm_server.news import Newsroom
+from agentenv.api.farm_server.images import ImageService
+from agentenv.api.farm_server.news import NewsHub
 from agentenv.api.farm_server.plain_sessions import PlainSessions
+from agentenv.api.farm_server.request_queue import RequestQueue
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.background import report_failure
 from agentenv.config import ContainerSettings, PoolSettings
@@ -28,9 +28,9 @@ from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
 from agentenv.image_placement.keepers import Keepers
 from agentenv.image_placement.placement import DEFAULT_COPIES
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.sharing import FairLine, RunView, Share
+from agentenv.slots.container_manager import ContainerManager
+from agentenv.slots.sharing import FairShare, RunView, Share
 from agentenv.slots.watched_link import WatchedLink
-from agentenv.slots.yard import Yard
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import RunKind
 
@@ -67,7 +67,7 @@ class Farm:
     ) -> None:
         self.name = name
         self.boot = secrets.token_hex(8)
-        self.line = FairLine()
+        self.queue_policy = FairShare()
         self.reclaim_after_s: float | None = None
         """When a run has waited this long within its guarantee, others' leases above theirs are ended for it."""
         self.audit = audit or FarmAudit(None)
@@ -79,9 +79,9 @@ class Farm:
         self.ended = asyncio.Event()
         self.containers = containers or ContainerSettings()
         self.relay_url = relay_url
-        self.news = Newsroom(wire.NewsHello(boot=self.boot, generation=0))
-        self.desk = Desk(
-            self.line,
+        self.news = NewsHub(wire.NewsHello(boot=self.boot, generation=0))
+        self.queue = RequestQueue(
+            self.queue_policy,
             self.news,
             self.audit,
             clock,
@@ -89,20 +89,20 @@ class Farm:
             relay_url=relay_url,
             comes_from=None if keepers is None else keepers.remember,
         )
-        self.yard = Yard(
+        self.manager = ContainerManager(
             backend,
             pool or PoolSettings(),
-            self.desk,
+            self.queue,
             clock=clock,
-            line=self.line,
+            queue_policy=self.queue_policy,
             link=functools.partial(WatchedLink, fenced=self._lost),
             stores=keepers,
             copies_per_image=copies_per_image,
         )
-        self.images = FarmImages(self.yard, keepers)
+        self.images = ImageService(self.manager, keepers)
         self._keepers = keepers
-        self.desk.yard = self.yard
-        self.plain = PlainSessions(self.desk, self.images, plain or PlainSettings(), clock)
+        self.queue.manager = self.manager
+        self.plain = PlainSessions(self.queue, self.images, plain or PlainSettings(), clock)
         self.activity = Activity()
         """What happens in the containers."""
         self.clock = clock
@@ -120,12 +120,12 @@ class Farm:
         return self._backend.name
 
     async def __aenter__(self) -> Self:
-        if self.yard.opened:
+        if self.manager.opened:
             raise PoolClosedError("a Farm can be opened only once", next_step="make a new one")
         try:
             if self._keepers is not None:
                 await self._keepers.__aenter__()
-            await self.yard.open()
+            await self.manager.open()
             self.news.hello = wire.NewsHello(boot=self.boot, generation=self.generation)
             await self._settle()
         except BaseException:
@@ -147,7 +147,7 @@ class Farm:
 
     async def _close(self, grace_s: float) -> None:
         try:
-            await self.yard.close(grace_s)
+            await self.manager.close(grace_s)
         finally:
             if self._keepers is not None:
                 await self._keepers.__aexit__(None, None, None)
@@ -155,7 +155,7 @@ class Farm:
     def leave(self) -> None:
         """Take no more asks, and tell the clients that a successor will. May be repeated."""
         self.leads = False
-        self.desk.close()
+        self.queue.close()
         self.news.close()
         self.plain.leave()
 
@@ -165,7 +165,7 @@ class Farm:
             await asyncio.sleep(0.01)
 
     def _listed(self) -> int:
-        return sum(link.listed for link in self.yard.links.values())
+        return sum(link.listed for link in self.manager.links.values())
 
     def stand_by(self, leader_url: str, description: str) -> None:
         """Another farm has the containers. One that had them before itself ends."""
@@ -184,7 +184,7 @@ class Farm:
     async def _keep_up(self) -> None:
         while True:
             try:
-                self.desk.tick(self.reclaim_after_s)
+                self.queue.tick(self.reclaim_after_s)
                 self.plain.tick()
                 self._note_activity()
             except Exception:  # asks would be kept for ever
@@ -194,35 +194,35 @@ class Farm:
     def drain(self, container: str, by: str) -> int | None:
         """No new leases on a container, for the token ``by``; it is replaced when it has no leases any more. How many
         it has; None if there is no such container."""
-        if container not in self.yard.links:
+        if container not in self.manager.links:
             return None
-        leases = sum(lease.container == container for lease in self.yard.ledger.leases())
+        leases = sum(lease.container == container for lease in self.manager.ledger.leases())
         self.audit.container_drained(by, container, leases)
-        self.yard.retire(container, "it was drained by an operator")
+        self.manager.retire(container, "it was drained by an operator")
         return leases
 
     def _note_activity(self) -> None:
-        self.activity.read(self.yard.links)
-        self.activity.sample(self.clock(), self.yard.tally.granted, self.yard.tally.faults)
-        self.desk.grants.forget(self.line.runs(), self.clock())
+        self.activity.read(self.manager.links)
+        self.activity.sample(self.clock(), self.manager.tally.granted, self.manager.tally.faults)
+        self.queue.grants.forget(self.queue_policy.runs(), self.clock())
 
     # -- views -----------------------------------------------------------------------------------
 
     def load(self) -> wire.FarmLoad:
         """Slots and containers by state."""
-        ledger = self.yard.ledger
+        ledger = self.manager.ledger
         return wire.FarmLoad(
             slots={state.value: count for state, count in ledger.slot_counts().items()},
             containers={state.value: count for state, count in ledger.container_counts().items()},
             waiting=ledger.waiting,
-            goal_containers=self.yard.goal,
-            max_containers=self.yard.settings.max_containers,
+            goal_containers=self.manager.goal,
+            max_containers=self.manager.settings.max_containers,
         )
 
     def info(self, run: str = "") -> wire.FarmInfo:
         """See :class:`agentenv.wire.farm.FarmInfo`."""
         asked = self.containers
-        failed = self.yard.start_failed
+        failed = self.manager.start_failed
         return wire.FarmInfo(
             farm=self.name,
             version=__version__,
@@ -230,7 +230,7 @@ class Farm:
             generation=self.generation,
             state="leader" if self.leads else "standby",
             slots_per_container=asked.slots_per_container,
-            max_slots=self.yard.settings.max_containers * asked.slots_per_container,
+            max_slots=self.manager.settings.max_containers * asked.slots_per_container,
             isolation=asked.isolation,
             require_sandbox=asked.require_sandbox,
             allow_network=asked.allow_network,
@@ -245,8 +245,8 @@ class Farm:
     def containers_seen(self) -> tuple[wire.ContainerSeen, ...]:
         """Every container, by index."""
         found = []
-        for container in self.yard.ledger.containers():
-            if (link := self.yard.links.get(container.id)) is not None:
+        for container in self.manager.ledger.containers():
+            if (link := self.manager.links.get(container.id)) is not None:
                 found.append(
                     wire.ContainerSeen(
                         id=container.id,
@@ -265,13 +265,13 @@ class Farm:
 
     def runs(self) -> tuple[wire.RunStatus, ...]:
         """Every run that holds or waits for slots, by name."""
-        total = sum(self.yard.ledger.slot_counts().values())
-        fair = self.line.fair_shares(total)
-        return tuple(self._status(name, view, fair) for name, view in sorted(self.line.runs().items()))
+        total = sum(self.manager.ledger.slot_counts().values())
+        fair = self.queue_policy.fair_shares(total)
+        return tuple(self._status(name, view, fair) for name, view in sorted(self.queue_policy.runs().items()))
 
     def _status(self, name: str, view: RunView | None, fair: dict[str, float]) -> wire.RunStatus:
-        share = view.share if view is not None else self.line.share_of(name)
-        oldest = self.desk.since(view.oldest) if view is not None and view.oldest is not None else None
+        share = view.share if view is not None else self.queue_policy.share_of(name)
+        oldest = self.queue.since(view.oldest) if view is not None and view.oldest is not None else None
         return wire.RunStatus(
             run=name,
             share=share_on_the_wire(share),
@@ -279,7 +279,7 @@ class Farm:
             waiting=view.slots_waiting if view is not None else 0,
             oldest_wait_s=self.clock() - oldest if oldest is not None else None,
             fair_share=fair.get(name, 0.0),
-            granted=self.desk.granted_to.get(name, 0),
+            granted=self.queue.granted_to.get(name, 0),
         )
 
 

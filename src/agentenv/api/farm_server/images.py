@@ -6,18 +6,18 @@ import asyncio
 
 from agentenv.errors import AgentEnvError, CheckpointError, ConfigError
 from agentenv.image_placement.keepers import Keepers
+from agentenv.slots.container_manager import ContainerManager
 from agentenv.slots.pool_errors import unavailable_error
-from agentenv.slots.yard import Yard
 from agentenv.wire import images as wire
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 
 
-class FarmImages:
+class ImageService:
     """See the module. ``keepers`` is None in a farm whose clients see to images themselves."""
 
-    def __init__(self, yard: Yard, keepers: Keepers | None) -> None:
-        self._yard = yard
+    def __init__(self, manager: ContainerManager, keepers: Keepers | None) -> None:
+        self._manager = manager
         self._keepers = keepers
 
     async def want_images(self, request: wire.ImagesRequest) -> wire.ImagesReply:
@@ -31,14 +31,14 @@ class FarmImages:
         )
         for image in request.images:
             keepers.remember(image.digest, image.reference)
-        self._yard.prefetch(image.digest for image in request.images)
+        self._manager.prefetch(image.digest for image in request.images)
         return wire.ImagesReply(images=(*states, *map(self._ahead, request.images)))
 
     async def commit_image(self, request: wire.CommitRequest) -> wire.ImageState:
         """An image of a checkpoint of its run, made by the keeper of its container's node. Raises ConfigError without
         keepers."""
         keepers = self._required()
-        link = self._yard.links.get(request.container)
+        link = self._manager.links.get(request.container)
         try:
             if link is None:
                 raise CheckpointError(f"the checkpoint is in container {request.container}, which has ended")
@@ -46,7 +46,7 @@ class FarmImages:
         except AgentEnvError as error:
             return wire.ImageState(wanted=request.checkpoint, state="failed", error=ErrorReply.of(error))
         if state.image is not None:
-            self._yard.stored(link.handle.node, state.image.digest)
+            self._manager.stored(link.handle.node, state.image.digest)
         return state
 
     def _required(self) -> Keepers:
@@ -62,7 +62,7 @@ class FarmImages:
         try:
             if not await self._has_node(keepers, wait_s):
                 return wire.ImageState(wanted=reference, state="fetching", step="wait for a node")
-            return await keepers.resolve(reference, wait_s, self._yard.stored)
+            return await keepers.resolve(reference, wait_s, self._manager.stored)
         except AgentEnvError as error:
             return wire.ImageState(wanted=reference, state="failed", error=ErrorReply.of(error))
 
@@ -71,22 +71,22 @@ class FarmImages:
         Raises SandboxUnavailableError when it can have none."""
         if await keepers.known(0):
             return True
-        self._yard.want_node()
+        self._manager.want_node()
         if await keepers.known(wait_s):
             return True
-        if (failed := self._yard.hopeless()) is not None:
+        if (failed := self._manager.hopeless()) is not None:
             raise unavailable_error(failed)
         return False
 
     def _ahead(self, image: wire.ImageRef) -> wire.ImageState:
-        there = any(image.digest in stored for _, stored, _ in self._yard.ledger.placement.nodes())
+        there = any(image.digest in stored for _, stored, _ in self._manager.ledger.placement.nodes())
         return wire.ImageState(
             wanted=image.digest, state="ready" if there else "fetching", image=image if there else None
         )
 
     def map(self) -> wire.ImageMap:
         """Which images are where."""
-        nodes = self._yard.ledger.placement.nodes()
+        nodes = self._manager.ledger.placement.nodes()
         return wire.ImageMap(
             nodes=tuple(
                 wire.NodeImages(node=node, stored=tuple(sorted(stored)), fetching=tuple(sorted(fetching)))

@@ -63,7 +63,7 @@ class Listener:
             yield line
 
 
-class Newsroom:
+class NewsHub:
     """Who listens. A client is named by its run and its own choice; its latest connection counts."""
 
     def __init__(self, hello: wire.NewsHello) -> None:

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from agentenv.api.farm_server.access import ROUTES, Needs
-from agentenv.api.farm_server.front import BODY_S, MAX_REQUEST_BYTES, OF_EACH_PROCESS, REQUEST_ID
+from agentenv.api.farm_server.request_gate import BODY_S, MAX_REQUEST_BYTES, OF_EACH_PROCESS, REQUEST_ID
 from agentenv.errors import ForbiddenError, QuotaError, TooManyRequestsError, UnauthorizedError
 from agentenv.wire import farm as wire
 from agentenv.wire.base import WireModel

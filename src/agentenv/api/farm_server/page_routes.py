@@ -180,7 +180,7 @@ def _tail_route(app: FastAPI, farm: Farm) -> None:
 
 
 def _link_of(farm: Farm, right: Right, container: str, slot: int, epoch: int) -> WatchedLink:
-    lease, link = farm.yard.ledger.lease_on(container, slot), farm.yard.links.get(container)
+    lease, link = farm.manager.ledger.lease_on(container, slot), farm.manager.links.get(container)
     found = lease is not None and lease.epoch == epoch and right.covers(lease.tags.run)
     if not found or not isinstance(link, WatchedLink):
         raise HTTPException(404, f"there is no lease {container}/{slot}/{epoch} of the token's runs (any more)")
@@ -194,7 +194,7 @@ _ENDED = {name: name.removeprefix("calls_") for name in COUNTERS if name.startsw
 
 def of_farm(farm: Farm, right: Right | None = None) -> Iterator[Reading]:
     """Every metric of a farm service; those of runs as far as the token covers them (None: of all)."""
-    pool = farm.yard.statistics()
+    pool = farm.manager.statistics()
     return chain(
         readings.build(farm.backend_name),
         readings.of_pool(pool),
@@ -205,32 +205,32 @@ def of_farm(farm: Farm, right: Right | None = None) -> Iterator[Reading]:
 
 
 def _of_service(farm: Farm, waits: Buckets) -> Iterator[Reading]:
-    reclaims = farm.yard.tally.faults[LeaseReclaimedError.code]
+    reclaims = farm.manager.tally.faults[LeaseReclaimedError.code]
     yield Reading(catalog.FARM_LEADER, {(): int(farm.leads)})
     yield Reading(catalog.FARM_GENERATION, {(): farm.generation if farm.leads else 0})
     yield Reading(catalog.FARM_CLIENTS, {(): len(farm.news)})
     yield Reading(catalog.FARM_WAIT, {(): waits})
     yield Reading(catalog.FARM_RECLAIMS, {(): reclaims})
-    yield Reading(catalog.FARM_ADOPTED, {(): farm.yard.ledger.adopted_total})
+    yield Reading(catalog.FARM_ADOPTED, {(): farm.manager.ledger.adopted_total})
 
 
 def _of_runs(farm: Farm, right: Right | None) -> Iterator[Reading]:
     def covered(name: str) -> bool:
         return right is None or right.run == "*" or (right.covers(name) and name != OTHER)
 
-    label = farm.desk.grants.label
+    label = farm.queue.grants.label
     held: Counter[tuple[str, ...]] = Counter()
     waiting: Counter[tuple[str, ...]] = Counter()
     fair: dict[str, float] = {}
-    fair_shares = farm.line.fair_shares(sum(farm.yard.ledger.slot_counts().values()))
-    for run, view in sorted(farm.line.runs().items()):
+    fair_shares = farm.queue_policy.fair_shares(sum(farm.manager.ledger.slot_counts().values()))
+    for run, view in sorted(farm.queue_policy.runs().items()):
         if not covered(run):
             continue
         name = label(run)
         fair[name] = fair.get(name, 0.0) + fair_shares.get(run, 0.0)
         for kind in _KINDS:
             held[name, kind] += view.held.get(kind, 0)
-    for opened in filter(lambda one: covered(one.run), farm.desk.waiting()):
+    for opened in filter(lambda one: covered(one.run), farm.queue.waiting()):
         waiting[label(opened.run), opened.ask.tags.kind] += 1
     shares: dict[tuple[str, ...], float] = {
         (name,): sum(held[name, kind] for kind in _KINDS) / most for name, most in fair.items() if most > 0
@@ -238,7 +238,7 @@ def _of_runs(farm: Farm, right: Right | None) -> Iterator[Reading]:
     yield Reading(catalog.FARM_WAITING, {**dict.fromkeys(held, 0), **waiting})
     yield Reading(catalog.FARM_HELD, dict(held))
     yield Reading(catalog.FARM_SHARE, shares)
-    grants = farm.desk.grants.counts.items()
+    grants = farm.queue.grants.counts.items()
     yield Reading(catalog.FARM_GRANTS, {(name,): count for name, count in grants if covered(name)})
 
 

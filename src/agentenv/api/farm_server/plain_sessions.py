@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.images import FarmImages as ImageService
+from agentenv.api.farm_server.images import ImageService
 from agentenv.api.farm_server.plain_leases import PlainLeases
 from agentenv.api.farm_server.plain_trajectory import PlainRun, Trajectory
+from agentenv.api.farm_server.request_queue import RequestQueue
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.background import TaskSet, finish
@@ -36,9 +36,11 @@ _LARGE_READ_BYTES: Final = 1024 * 1024
 class PlainSessions:
     """Every run's trajectories."""
 
-    def __init__(self, desk: Desk, images: ImageService, settings: PlainSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, queue: RequestQueue, images: ImageService, settings: PlainSettings, clock: Callable[[], float]
+    ) -> None:
         self._images = images
-        self._leases = PlainLeases(desk, settings, clock)
+        self._leases = PlainLeases(queue, settings, clock)
         self._catalog = ToolCatalog.builtin()
         self._runs: dict[str, PlainRun] = {}
         self._calls_now: Counter[str] = Counter()
@@ -119,7 +121,7 @@ class PlainSessions:
 
     def leave(self) -> None:
         """End the calls that are waited for; those that run in slots continue, and the leases last for the process that
-        opens the farm next. The desk is closed before. May be repeated."""
+        opens the farm next. The queue is closed before. May be repeated."""
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave(), name="end of the plain sessions")
 

@@ -59,4 +59,4 @@ class Revocations:
     def _apply(self, end_of: str = "") -> tuple[int, int]:
         denied = self._by_settings | self._revoked
         self._access.deny(denied)
-        return self._farm.desk.deny(denied, end_of=end_of)
+        return self._farm.queue.deny(denied, end_of=end_of)

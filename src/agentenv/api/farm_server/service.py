@@ -243,8 +243,8 @@ async def _following(
 
 def _apply(settings: FarmSettings, farm: Farm, access: Access, revocations: Revocations) -> None:
     table = settings.share_table
-    farm.line.set_shares(table.default, table.runs, table.kinds, table.teams)
-    farm.desk.limits = settings.leases
+    farm.queue_policy.set_shares(table.default, table.runs, table.kinds, table.teams)
+    farm.queue.limits = settings.leases
     farm.reclaim_after_s = settings.reclaim_after_s
     revocations.set_denied(settings.tokens.denied)
     access.limiter.set_limits(settings.limits)

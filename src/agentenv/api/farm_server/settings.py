@@ -236,7 +236,7 @@ def share_of(share: RunShare) -> Share:
 
 @dataclass(frozen=True)
 class ShareTable:
-    """Who is entitled to what: the arguments of :meth:`FairLine.set_shares`, in its order."""
+    """Who is entitled to what: the arguments of :meth:`FairShare.set_shares`, in its order."""
 
     default: Share
     """Of runs that are not in ``runs``."""

@@ -102,7 +102,7 @@ class Sights:
 
     async def _all_containers(self, right: Right) -> AsyncGenerator[tuple[wire.ContainerSight, ...], None]:
         """Some at a time: ten thousand slots take a tenth of a second, in which none would be granted."""
-        containers = tuple(self._farm.yard.ledger.containers())
+        containers = tuple(self._farm.manager.ledger.containers())
         for at in range(0, len(containers), _AT_ONCE):
             yield tuple(self._container(container, right, 0) for container in containers[at : at + _AT_ONCE])
             await asyncio.sleep(0)
@@ -116,7 +116,7 @@ class Sights:
             return
         self._looked_at_s = now
         self._look += 1
-        ledger, before, self._seen = self._farm.yard.ledger, self._seen, {}
+        ledger, before, self._seen = self._farm.manager.ledger, self._seen, {}
         lease_of = ledger.lease
         for container in ledger.containers():
             cells: list[_Cell] = []
@@ -139,7 +139,7 @@ class Sights:
     # -- lines -----------------------------------------------------------------------------------
 
     def _since(self, look: int, known: set[str], right: Right) -> wire.SightChanges:
-        changed = (one for one in self._farm.yard.ledger.containers() if self._changed(one.id, look))
+        changed = (one for one in self._farm.manager.ledger.containers() if self._changed(one.id, look))
         return wire.SightChanges(
             type="changes",
             clock_s=self._farm.clock(),
@@ -164,7 +164,7 @@ class Sights:
 
     def _container(self, container: ContainerRecord, right: Right, look: int) -> wire.ContainerSight:
         """With the slots that changed after that look; 0: all."""
-        link = self._farm.yard.links.get(container.id)
+        link = self._farm.manager.links.get(container.id)
         seen = self._seen.get(container.id)
         at = seen.cells_at if seen is not None and look else ()
         slots = (slot for slot in container.slots if not look or (slot.index < len(at) and at[slot.index] > look))
@@ -179,7 +179,7 @@ class Sights:
     def _slot(self, slot: SlotRecord, right: Right) -> wire.SlotSight:
         # Ten thousand of them are made for each viewer: nothing here needs to be validated again.
         fields: dict[str, Any] = {"slot": slot.index, "state": slot.state, "since_s": round(slot.since, 1)}
-        lease = None if slot.lease is None else self._farm.yard.ledger.lease(slot.lease)
+        lease = None if slot.lease is None else self._farm.manager.ledger.lease(slot.lease)
         if lease is not None and right.covers(lease.tags.run):
             tags = lease.tags
             fields |= {"epoch": lease.epoch, "run": tags.run, "kind": tags.kind, "environment": tags.environment}
@@ -195,13 +195,13 @@ class Sights:
 
     def _queue_now(self, now: float) -> Iterator[wire.QueueSight]:
         waiting: dict[tuple[str, RunKind], list[OpenAsk]] = {}
-        for opened in self._farm.desk.waiting():
+        for opened in self._farm.queue.waiting():
             waiting.setdefault((opened.run, opened.ask.tags.kind), []).append(opened)
-        outlook = self._farm.desk.outlook() if waiting else None
+        forecast = self._farm.queue.forecast() if waiting else None
         for (run, kind), asks in sorted(waiting.items()):
-            assert outlook is not None
+            assert forecast is not None
             oldest = min(asks, key=lambda one: one.since)
-            place = self._farm.desk.place(oldest, outlook)
+            place = self._farm.queue.place(oldest, forecast)
             yield wire.QueueSight(
                 run=run,
                 kind=kind,

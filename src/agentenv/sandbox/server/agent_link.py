@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agentenv.errors import ProtocolError
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.server.poller import Lane
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slotagent.protocol import (
     MAX_PAYLOAD_BYTES,
     SCRIPT_PIPE,
@@ -95,7 +95,7 @@ class _Run:
 class AgentLink:
     """One agent's socket, from the supervisor's hand-over to :meth:`close`. Owns the socket.
 
-    ``on_lost(loss, reason)`` is called once when the agent becomes unusable: with ``Loss.ended`` when its end is
+    ``on_lost(loss, reason)`` is called once when the agent becomes unusable: with ``LossReason.ended`` when its end is
     closed, with another loss when it may still be alive.
     """
 
@@ -104,7 +104,7 @@ class AgentLink:
         sock: socket.socket,
         lane: Lane,
         era: int,
-        on_lost: Callable[[Loss, str], None],
+        on_lost: Callable[[LossReason, str], None],
         *,
         max_descriptors: int = MOST_PER_SLOT,
     ) -> None:
@@ -198,7 +198,7 @@ class AgentLink:
             return
         if self._unsent or not self._sent(packet, fds):
             if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
-                self._defer_loss(Loss.deaf, "the slot agent does not read")
+                self._defer_loss(LossReason.deaf, "the slot agent does not read")
                 return
             if not self._unsent:
                 self._lane.loop.add_writer(self._sock.fileno(), self._writable)
@@ -212,7 +212,7 @@ class AgentLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._defer_loss(Loss.ended, f"the slot agent is gone ({error})")
+            self._defer_loss(LossReason.ended, f"the slot agent is gone ({error})")
         return True
 
     def _writable(self) -> None:
@@ -235,10 +235,10 @@ class AgentLink:
         for run in runs.values():
             run.events.on_lost()
 
-    def _defer_loss(self, loss: Loss, reason: str) -> None:
+    def _defer_loss(self, loss: LossReason, reason: str) -> None:
         self._lane.defer(lambda: self._lose(loss, reason))
 
-    def _lose(self, loss: Loss, reason: str) -> None:
+    def _lose(self, loss: LossReason, reason: str) -> None:
         if not self.closed:
             self.close()
             self._on_lost(loss, reason)
@@ -250,18 +250,18 @@ class AgentLink:
             return
         except ProtocolError as error:
             # The kernel drops descriptors that we have no room for: then it is not the agent's fault.
-            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
+            self._lose(LossReason.broken if _room_for_descriptors() else LossReason.no_descriptors, str(error))
             return
         except OSError as error:
-            self._lose(Loss.ended, f"the slot agent is gone ({error})")
+            self._lose(LossReason.ended, f"the slot agent is gone ({error})")
             return
         if message is None:
-            self._lose(Loss.ended, "the slot agent ended")
+            self._lose(LossReason.ended, "the slot agent ended")
             return
         try:
             self._take(message)
         except ProtocolError as error:
-            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
+            self._lose(LossReason.broken if _room_for_descriptors() else LossReason.no_descriptors, str(error))
 
     def _take(self, message: Message) -> None:
         kind = message.kind

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.call_log import CallLog
 from agentenv.sandbox.server.calls import (
     NO_CONTENT,
@@ -32,6 +31,7 @@ from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.runner import Runner
 from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost
 from agentenv.sandbox.server.uploads import UploadBuffer, close_all
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.wire.calls import Call
 
 MAX_QUEUED_CALLS = 2_000
@@ -57,7 +57,7 @@ class CallQueue:
         self,
         index: int,
         context: ServerContext,
-        on_lost: Callable[[Loss, str], None],
+        on_lost: Callable[[LossReason, str], None],
         usable: Callable[[], bool],
     ) -> None:
         self.cache: ResultCache | None = None
@@ -236,7 +236,7 @@ class CallQueue:
         call.stop = why
         if call.timer is not None:
             call.timer.cancel()
-        call.timer = self._loop.call_later(KILL_GRACE_S, self._on_lost, Loss.silent, "a killed call did not end")
+        call.timer = self._loop.call_later(KILL_GRACE_S, self._on_lost, LossReason.silent, "a killed call did not end")
         if call.process is not None:
             call.process.kill()
 

@@ -13,7 +13,6 @@ from pydantic_core import to_json
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, TooManyRunsError
 from agentenv.sandbox.server.calls import NO_CONTENT, Content, Fields, SlotCall, refusal, result_fields
@@ -25,6 +24,7 @@ from agentenv.sandbox.server.tools.bash import ShellPool, binary_output, result_
 from agentenv.sandbox.server.tools.files import FileOutcome, Finished, run_file_tool
 from agentenv.sandbox.server.uploads import Upload
 from agentenv.sandbox.slot_env import SEALED_ENV, image_env
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.base import WireModel
 from agentenv.wire.tools import BashArguments
@@ -50,7 +50,7 @@ class Runner:
         agent: socket.socket,
         lane: Lane,
         ended: Callable[[SlotCall, Fields, Content], None],
-        on_lost: Callable[[Loss, str], None],
+        on_lost: Callable[[LossReason, str], None],
         *,
         era: int,
         sealed: bool,

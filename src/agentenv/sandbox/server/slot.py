@@ -25,7 +25,6 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE
 from agentenv.sandbox.server.call_queue import CallQueue
 from agentenv.sandbox.server.calls import ResultCache
@@ -34,6 +33,7 @@ from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.slot_sessions import SlotHost
 from agentenv.sandbox.server.slot_states import REPORTED, USABLE, Event, Move, Refusal, State, decide, may
+from agentenv.sandbox.slot_loss import WAYS, LossReason, error_of
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -173,7 +173,7 @@ class Slot:
 
     async def wait_rerooted(self, lease: Lease) -> None:
         """Wait until the slot has the root that this lease was granted with. Raises what the lease has ended with."""
-        await self._wait_recreated(lease, State.rerooting, "made", REROOT_S, Loss.refused)
+        await self._wait_recreated(lease, State.rerooting, "made", REROOT_S, LossReason.refused)
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
@@ -304,7 +304,7 @@ class Slot:
                 reason = await waiter
         except TimeoutError:
             if self.lease is lease:
-                self._revoke(self._error_of(Loss.unchanged, f"its network was not changed within {SEAL_S:g} s"))
+                self._revoke(self._error_of(LossReason.unchanged, f"its network was not changed within {SEAL_S:g} s"))
         if self.lease is not lease:
             raise self._lost_error(key)
         if reason:
@@ -317,7 +317,7 @@ class Slot:
         return self.lease
 
     async def _wait_recreated(
-        self, lease: Lease, state: State, what: str, within_s: float, loss: Loss = Loss.not_renewed
+        self, lease: Lease, state: State, what: str, within_s: float, loss: LossReason = LossReason.not_renewed
     ) -> None:
         """Wait until the slot has left this state, in which it is being ``what``. Raises the error with which the lease
         has ended by then; when it takes longer than ``within_s``, the lease ends with ``loss``."""
@@ -350,7 +350,7 @@ class Slot:
     def refused(self, epoch: int, code: str, reason: str) -> None:
         """The slot cannot have the root of its lease; it is being reset."""
         if epoch == self.epoch and may(self.state, Event.refused):
-            self._lose(from_wire(code, reason) if code in _ROOT_ERRORS else self._error_of(Loss.refused, reason))
+            self._lose(from_wire(code, reason) if code in _ROOT_ERRORS else self._error_of(LossReason.refused, reason))
             self._leave(Event.refused)
 
     def not_frozen(self, epoch: int, reason: str, *, ended: bool) -> None:
@@ -370,17 +370,17 @@ class Slot:
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""
-        self._lose(self._error_of(Loss.quarantined, f"the slot is quarantined: {reason}"))
+        self._lose(self._error_of(LossReason.quarantined, f"the slot is quarantined: {reason}"))
         self.epoch = epoch
         self.reason = reason
         self._leave(Event.failed)
 
-    def lost(self, loss: Loss, reason: str, event: Event = Event.lost) -> None:
+    def lost(self, loss: LossReason, reason: str, event: Event = Event.lost) -> None:
         """The slot's agent is no longer usable. Repeatable until the slot is ready again."""
         if not may(self.state, event):
             return
         if self.calls.take_above() == MEMORY_ABOVE:
-            loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
+            loss, reason = LossReason.memory_above, f"{MEMORY_ABOVE} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
         self._context.statistics.slots_lost += 1
         self._lose(self._error_of(loss, reason))
@@ -424,10 +424,10 @@ class Slot:
     def _stale(self) -> StaleLeaseError:
         return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
 
-    def _error_of(self, loss: Loss, reason: str) -> AgentEnvError:
+    def _error_of(self, loss: LossReason, reason: str) -> AgentEnvError:
         """The error of a lease that its holder did not end."""
         unused = WAYS[loss] is SlotDestroyedError and not self.calls.any_ran
-        return error_of(Loss.unused if unused else loss, self.index, reason)
+        return error_of(LossReason.unused if unused else loss, self.index, reason)
 
     def _adopt(self, lease: Lease) -> None:
         self.lease = lease
@@ -445,7 +445,7 @@ class Slot:
         if not may(self.state, Event.made):
             agent.close()
             raise ProtocolError(f"the supervisor reported slot {self.index} as ready while it is {self.state}")
-        self._lose(self._error_of(Loss.reset, "the slot was reset"))
+        self._lose(self._error_of(LossReason.reset, "the slot was reset"))
         self.calls.close()
         self.epoch = packet.epoch
         self.reason = ""
@@ -471,8 +471,8 @@ class Slot:
         if self.lease is not None:
             self.calls.prepare()
 
-    def _agent_lost(self, loss: Loss, reason: str) -> None:
-        if loss is not Loss.ended:
+    def _agent_lost(self, loss: LossReason, reason: str) -> None:
+        if loss is not LossReason.ended:
             self.lost(loss, reason, Event.unusable)
         elif self.lease is None:
             self.lost(loss, reason)
@@ -481,7 +481,7 @@ class Slot:
             if self.calls.io is not None:
                 self.calls.io.limits.look()
             silent = f"{reason}, and the supervisor did not say why within {_EXPLAIN_S:g} s"
-            self._explain_timer = self._loop.call_later(_EXPLAIN_S, self.lost, Loss.reset, silent, Event.unusable)
+            self._explain_timer = self._loop.call_later(_EXPLAIN_S, self.lost, LossReason.reset, silent, Event.unusable)
 
     def _revoke(self, why: AgentEnvError) -> None:
         """End the lease by the server's own decision."""
@@ -526,7 +526,9 @@ class Slot:
         assert self.lease is not None  # the timer ends with the lease
         log.warning("lease of slot %d (%s) expired", self.index, self.lease.trajectory)
         self._context.statistics.leases_expired += 1
-        self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {self.lease.ttl_s:g} s"))
+        self._end_lease(
+            error_of(LossReason.expired, self.index, f"the lease had no heartbeat for {self.lease.ttl_s:g} s")
+        )
         self._leave(Event.give_back)
 
 

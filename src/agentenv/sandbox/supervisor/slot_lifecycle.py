@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from agentenv.backoff import Backoff
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, CheckpointError, SandboxUnavailableError
-from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
+from agentenv.sandbox.slot_loss import LossReason, loss_of_end, loss_of_network
 from agentenv.sandbox.supervisor import cgroups, limits, network
 from agentenv.sandbox.supervisor.checkpoints import unmount
 from agentenv.sandbox.supervisor.image_slot import ImageSlot
@@ -65,7 +65,7 @@ class SlotReports(Protocol):
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """The slot cannot have the requested root; it is being reset."""
 
-    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: LossReason, reason: str) -> None:
         """The slot ended by itself; it is being reset, or is quarantined."""
 
 
@@ -365,7 +365,7 @@ class SlotLifecycle:
     def _give_up_seal(self, error: SandboxUnavailableError) -> None:
         """The workspace cannot be moved to new namespaces: its lease ends, and the slot is completely recreated."""
         filled = self._limits is not None and self._limits.killed_by_own_limit()
-        loss = Loss.filled if filled else Loss.not_renewed
+        loss = LossReason.filled if filled else LossReason.not_renewed
         self._reset_after, self._checkpoint = False, ""
         self._services.reports.lost(self, loss, f"sealing it failed: {error.message}")
         self._turn(SlotPhase.resetting)
@@ -468,7 +468,7 @@ class SlotLifecycle:
     def _killed_above(self) -> bool:
         return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE
 
-    def _lose(self, loss: Loss, reason: str) -> None:
+    def _lose(self, loss: LossReason, reason: str) -> None:
         self._services.reports.lost(self, loss, reason)
         if self._losses.crashed(time.monotonic()):
             self._quarantine(f"{reason}, {_LOSSES} times within {_LOSSES_WITHIN_S:.0f} s")

@@ -45,9 +45,9 @@ from agentenv.sandbox.control_protocol import (
     SlotView,
     Unattended,
 )
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.supervisor import (
     child,
     events,
@@ -182,7 +182,7 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(SlotRefused(slot.number, slot.epoch, error.code, error.message))
 
-    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: LossReason, reason: str) -> None:
         """Report to the server that the slot ended by itself."""
         log.warning("slot %d: %s", slot.number, reason)
         if self._greeted and self._server is not None:

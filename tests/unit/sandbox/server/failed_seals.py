@@ -10,13 +10,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server import slot
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.slot_states import State
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices
 from agentenv.wire.leases import LeaseRequest
@@ -44,7 +44,7 @@ class _Told:
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         raise AssertionError(f"{slot} was asked for no root: {error}")
 
-    def lost(self, _: SlotLifecycle, loss: Loss, reason: str) -> None:
+    def lost(self, _: SlotLifecycle, loss: LossReason, reason: str) -> None:
         self._slot.lost(loss, reason)
 
 

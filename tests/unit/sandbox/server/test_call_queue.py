@@ -14,7 +14,6 @@ import pytest
 
 from agentenv.errors import LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server import call_queue, process
 from agentenv.sandbox.server.call_queue import CallQueue
@@ -22,6 +21,7 @@ from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slotagent.protocol import Kind, Message, receive
 from agentenv.wire.calls import Call, CallResult, Result, server_message
 from agentenv.wire.leases import LeaseKey
@@ -35,7 +35,7 @@ class Box:
     def __init__(self) -> None:
         self.poller = Poller(asyncio.get_running_loop())
         self.context = ServerContext(self.poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
-        self.lost: list[tuple[Loss, str]] = []
+        self.lost: list[tuple[LossReason, str]] = []
         self.usable = True
         self.queue = CallQueue(0, self.context, lambda *loss: self.lost.append(loss), lambda: self.usable)
         self.queue.begin_lease()
@@ -136,7 +136,7 @@ async def test_a_killed_call_that_does_not_end_costs_the_slot(monkeypatch: pytes
     call = box.submit("a", command="1")
     box.queue.cancel(call)
     await until(lambda: bool(box.lost))
-    assert box.lost == [(Loss.silent, "a killed call did not end")]
+    assert box.lost == [(LossReason.silent, "a killed call did not end")]
     assert call.message is None, "who lost the slot answers its calls"
     box.queue.end_lease(LeaseLostError("it was lost"))
     assert _result(call).error == LeaseLostError.code

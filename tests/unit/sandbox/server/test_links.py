@@ -16,11 +16,11 @@ import pytest
 from agentenv.errors import ProtocolError
 from agentenv.sandbox import control_protocol, descriptors
 from agentenv.sandbox.control_protocol import Hello, SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server.agent_link import RUN_IDS, AgentLink, TooManyRunsError
 from agentenv.sandbox.server.poller import Lane, Poller
 from agentenv.sandbox.server.supervisor_link import SlotHandedOver, SupervisorLink
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
     STDIN,
@@ -70,7 +70,7 @@ class Linked:
         ours, self.agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.agent.settimeout(10)
         self.poller = Poller(asyncio.get_running_loop())
-        self.lost: list[tuple[Loss, str]] = []
+        self.lost: list[tuple[LossReason, str]] = []
         self.link = AgentLink(
             ours, Lane(self.poller), era, lambda loss, reason: self.lost.append((loss, reason)), **more
         )
@@ -173,7 +173,7 @@ async def test_a_breach_loses_the_slot_and_leaks_nothing(breach: Breach, sockets
         breach(it, run, sockets)
         await until(lambda: it.lost)
         assert events.heard[-1] == "lost"
-        assert [loss for loss, _ in it.lost] == [Loss.broken]
+        assert [loss for loss, _ in it.lost] == [LossReason.broken]
         assert it.link.closed
     assert open_fds() == before
 
@@ -184,7 +184,7 @@ async def test_an_agent_that_dies_is_told_from_one_that_misbehaves() -> None:
         it.link.spawn(PAYLOAD, 0, (), events)
         it.agent.close()
         await until(lambda: it.lost)
-        assert it.lost[0][0] is Loss.ended
+        assert it.lost[0][0] is LossReason.ended
         assert events.heard == ["lost"]
 
 
@@ -204,7 +204,7 @@ async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() -> 
         for each in events:
             it.link.spawn(payload, 0, (), each)
         await until(lambda: it.lost)
-        assert it.lost == [(Loss.deaf, "the slot agent does not read")]
+        assert it.lost == [(LossReason.deaf, "the slot agent does not read")]
         assert all(each.heard == ["lost"] for each in events)
 
 

@@ -10,10 +10,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from agentenv.errors import AgentEnvError, LeaseLostError
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.container import Container, Requester
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot_states import State
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.wire.leases import ActionRequest, LeaseKey, LeaseRequest, RenewRequest, SealSlot, Tags
 
 
@@ -50,7 +50,7 @@ async def test_checkpoints_of_runs_that_are_gone_make_room(renewing: str | None,
 
 async def test_why_a_lease_was_lost_is_for_its_own_run() -> None:
     container, key = _leased("a")
-    container.slot(0).lost(Loss.ended, "its agent ended")
+    container.slot(0).lost(LossReason.ended, "its agent ended")
     wanted = RenewRequest(keys=(key,), ttl_s=60)
     assert [loss.error for loss in Requester(container, "a").renew(wanted).lost] == [LeaseLostError.code]
     assert Requester(container, None).renew(wanted).lost == Requester(container, "a").renew(wanted).lost
@@ -82,7 +82,7 @@ async def test_another_runs_key_is_answered_as_one_with_a_wrong_secret(
     monkeypatch.setattr("agentenv.sandbox.server.slot.RELEASE_S", 0.01)
     container, key = _leased("a")
     if lost:
-        container.slot(0).lost(Loss.ended, "its agent ended")
+        container.slot(0).lost(LossReason.ended, "its agent ended")
     forged = key.model_copy(update={"secret": "x" * 32})
     assert await _outcome(USES[use](Requester(container, "b"), key)) == await _outcome(
         USES[use](Requester(container, "a"), forged)

@@ -12,11 +12,11 @@ from agentenv.agent.culprit import worth_another
 from agentenv.deadlines import KILL_DEADLINE_S, SEAL_S
 from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFiles
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.slot_states import State
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S
 from agentenv.wire.leases import LeaseRequest
@@ -67,6 +67,6 @@ async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, err
     runner = MagicMock()
     runner.io.limits.take_above.return_value = above
     slot.calls._runner, slot.calls.any_ran = runner, True
-    slot.lost(Loss.silent, "a killed call did not end")
+    slot.lost(LossReason.silent, "a killed call did not end")
     assert type(slot.why_lost(key)) is error
     slot.close()

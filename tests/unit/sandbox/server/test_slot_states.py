@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from agentenv.errors import AgentEnvError, LeaseLostError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server import call_queue
 from agentenv.sandbox.server.context import ServerContext
@@ -27,6 +26,7 @@ from agentenv.sandbox.server.slot_states import (
     State,
     decide,
 )
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.roots import RootSpec
@@ -189,7 +189,7 @@ class Supervisor:
     def lose(self) -> None:
         """The slot has ended by itself."""
         if not self.work:
-            self.slot.lost(Loss.ended, "it ended")
+            self.slot.lost(LossReason.ended, "it ended")
             self._turn()
 
     def answer(self, *, well: bool = True) -> None:
@@ -204,7 +204,7 @@ class Supervisor:
         elif work == "freeze" and not well:
             self.slot.not_frozen(self.epoch, "no room", ended=False)
         elif work == "seal" and not well:
-            self.slot.lost(Loss.not_renewed, "sealing it failed")
+            self.slot.lost(LossReason.not_renewed, "sealing it failed")
             self._turn()
         elif work:
             kept = work in ("seal", "freeze")
@@ -253,11 +253,11 @@ class Play:
                 self.supervisor.lose()
             case "agent ends":
                 if self.slot.state in USABLE or self.slot.state is State.free:
-                    self.slot._agent_lost(Loss.ended, "its agent ended")
+                    self.slot._agent_lost(LossReason.ended, "its agent ended")
                     self.supervisor.lose()
             case "agent is silent":
                 if self.slot.state in USABLE or self.slot.state is State.free:
-                    self.slot._agent_lost(Loss.silent, "a killed call did not end")
+                    self.slot._agent_lost(LossReason.silent, "a killed call did not end")
             case "expire":
                 if self.slot.lease is not None:
                     self.slot._expired()
@@ -410,7 +410,7 @@ async def test_a_seal_after_the_agents_end_is_not_cut_short(monkeypatch: pytest.
     """The supervisor may seal a slot whose end it has not seen yet: then it will not report that any more."""
     monkeypatch.setattr("agentenv.sandbox.server.slot._EXPLAIN_S", 0.01)
     one = await _leased()
-    one.slot._agent_lost(Loss.ended, "its agent ended")
+    one.slot._agent_lost(LossReason.ended, "its agent ended")
     one.do("seal")
     await asyncio.sleep(0)
     one.supervisor.answer()
@@ -425,7 +425,7 @@ async def test_an_end_that_nobody_explains_ends_the_lease(monkeypatch: pytest.Mo
     one = await _leased()
     assert one.slot.lease is not None
     key = one.slot.lease.key
-    one.slot._agent_lost(Loss.ended, "its agent ended")
+    one.slot._agent_lost(LossReason.ended, "its agent ended")
     async with asyncio.timeout(10):
         lost = await one.slot.wait_why_lost(key)
     assert lost is not None

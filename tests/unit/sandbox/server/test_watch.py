@@ -12,7 +12,6 @@ from aiohttp import web
 
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import SlotReady
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.server import bodies, watch
 from agentenv.sandbox.server.container import Container
@@ -20,6 +19,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.slot_states import State
 from agentenv.sandbox.server.watch import Watcher, Watchers, WatchRoute
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.wire.leases import LeaseRequest, Tags
 from agentenv.wire.states import SlotState
 from agentenv.wire.watch import WatchBeat, WatchChange, WatchList, watch_line
@@ -86,7 +86,7 @@ async def test_each_change_of_a_slot_is_a_line_in_order() -> None:
         change = response.lines[-1]
         assert isinstance(change, WatchChange)
         assert (change.slot.trajectory, change.slot.tags) == ("t", Tags(run="exp7"))
-        container.slot(1).lost(Loss.ended, "its agent ended")
+        container.slot(1).lost(LossReason.ended, "its agent ended")
         await until(lambda: len(response.changes()) == 2)
         _lease(container, 2)
         container.slot(0).failed(3, "its cleanup could not be verified")
@@ -108,9 +108,9 @@ async def test_changes_that_were_not_sent_yet_are_one_line_per_slot() -> None:
         await asyncio.sleep(0)
         for epoch in range(1, 4):
             _lease(container, 1)
-            container.slot(1).lost(Loss.ended, "its agent ended")
+            container.slot(1).lost(LossReason.ended, "its agent ended")
             container.slot(1).epoch, container.slot(1).state = epoch, State.free
-        container.slot(0).lost(Loss.ended, "its agent ended")
+        container.slot(0).lost(LossReason.ended, "its agent ended")
         response.reads.set()
         await until(lambda: (0, "resetting", 0) in response.changes())
         # The lease that came and went in slot 1 is seen by its epoch.
@@ -154,7 +154,7 @@ async def test_what_is_no_change_sends_nothing() -> None:
     with watchers.watching() as watcher:
         assert slot.renew(slot.lease.key, 30.0)
         assert watcher.take() == []
-        slot.lost(Loss.ended, "its agent ended")
+        slot.lost(LossReason.ended, "its agent ended")
         assert watcher.take() == [0]
         assert watcher.take() == []
     slot.state = State.free

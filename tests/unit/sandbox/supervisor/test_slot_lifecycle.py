@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
-from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.supervisor import network, slot_lifecycle
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper
@@ -42,7 +42,7 @@ class Reports:
     def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         self.heard.append(f"refused: {error.message}")
 
-    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: LossReason, reason: str) -> None:
         self.heard.append(f"lost: {loss}")
 
 

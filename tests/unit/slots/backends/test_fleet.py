@@ -32,7 +32,7 @@ class Thing:
         self.stopped = True
 
 
-class Yard:
+class ContainerManager:
     """Starts things; counts how many starts are under way."""
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Yard:
 
 
 @pytest.fixture
-async def yard() -> Yard:
-    return Yard()
+async def manager() -> ContainerManager:
+    return ContainerManager()
 
 
 @pytest.fixture
-async def ships(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+async def ships(manager: ContainerManager, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(fleet, "RETRY_MIN_S", 0.01)
-    ships = Fleet(yard.start, starts_at_once=2)
+    ships = Fleet(manager.start, starts_at_once=2)
     yield ships
-    for thing in yard.things:
+    for thing in manager.things:
         thing.may_stop.set()
     await ships.aclose()
 
@@ -76,36 +76,38 @@ async def _events(ships: Fleet, count: int) -> list[ContainerEvent]:
     return [await asyncio.wait_for(anext(stream), 5) for _ in range(count)]
 
 
-async def test_no_more_than_so_many_starts_at_once(ships: Fleet, yard: Yard) -> None:
+async def test_no_more_than_so_many_starts_at_once(ships: Fleet, manager: ContainerManager) -> None:
     ships.scale(9)
     events = await _events(ships, 9)
     started = [event.handle.index for event in events if isinstance(event, ContainerStarted)]
     assert sorted(started) == list(range(9))
-    assert yard.most_starting == 2
+    assert manager.most_starting == 2
 
 
-async def test_scaling_down_takes_the_highest_and_stops_it_before_it_is_gone(ships: Fleet, yard: Yard) -> None:
+async def test_scaling_down_takes_the_highest_and_stops_it_before_it_is_gone(
+    ships: Fleet, manager: ContainerManager
+) -> None:
     ships.scale(2)
     await _events(ships, 2)
-    top = next(thing for thing in yard.things if thing.handle.index == 1)
+    top = next(thing for thing in manager.things if thing.handle.index == 1)
     ships.scale(1)
     draining, gone = await _events(ships, 2)
     assert draining == ContainerDraining(top.handle.id, "scaled down")
     assert gone == ContainerGone(top.handle.id, "scaled down")
-    assert [thing.stopped for thing in yard.things] == [thing is top for thing in yard.things]
+    assert [thing.stopped for thing in manager.things] == [thing is top for thing in manager.things]
 
 
-async def test_the_dead_are_replaced_at_their_index(ships: Fleet, yard: Yard) -> None:
+async def test_the_dead_are_replaced_at_their_index(ships: Fleet, manager: ContainerManager) -> None:
     ships.scale(1)
     await _events(ships, 1)
-    yard.things[0].death.set_result("out of memory")
+    manager.things[0].death.set_result("out of memory")
     gone, started = await _events(ships, 2)
     assert gone == ContainerGone("thing-0", "out of memory")
     assert isinstance(started, ContainerStarted)
     assert (started.handle.id, started.handle.index) == ("thing-1", 0)
 
 
-async def test_replace_stops_the_old_one_first_and_only_once(ships: Fleet, yard: Yard) -> None:
+async def test_replace_stops_the_old_one_first_and_only_once(ships: Fleet, manager: ContainerManager) -> None:
     ships.scale(1)
     await _events(ships, 1)
     ships.replace("thing-0", "broken")
@@ -113,14 +115,16 @@ async def test_replace_stops_the_old_one_first_and_only_once(ships: Fleet, yard:
     draining, gone, started = await _events(ships, 3)
     assert (draining, gone) == (ContainerDraining("thing-0", "broken"), ContainerGone("thing-0", "broken"))
     assert isinstance(started, ContainerStarted)
-    assert yard.things[0].stopped
+    assert manager.things[0].stopped
     ships.replace("thing-0", "long gone")
-    assert not yard.things[1].stopped
+    assert not manager.things[1].stopped
 
 
 @pytest.mark.parametrize("failure", [StartFailed("busy"), OSError("no space left on device")])
-async def test_a_failed_start_is_told_and_tried_again(ships: Fleet, yard: Yard, failure: StartFailed) -> None:
-    yard.failures.append(failure)
+async def test_a_failed_start_is_told_and_tried_again(
+    ships: Fleet, manager: ContainerManager, failure: StartFailed
+) -> None:
+    manager.failures.append(failure)
     ships.scale(1)
     failed, started = await _events(ships, 2)
     assert isinstance(failed, StartFailed)
@@ -128,28 +132,28 @@ async def test_a_failed_start_is_told_and_tried_again(ships: Fleet, yard: Yard, 
     assert isinstance(started, ContainerStarted)
 
 
-async def test_after_a_permanent_failure_it_does_not_hammer(ships: Fleet, yard: Yard) -> None:
-    yard.failures += [StartFailed("no bwrap", permanent=True)] * 50
+async def test_after_a_permanent_failure_it_does_not_hammer(ships: Fleet, manager: ContainerManager) -> None:
+    manager.failures += [StartFailed("no bwrap", permanent=True)] * 50
     ships.scale(1)
     await _events(ships, 1)
     await asyncio.sleep(0.1)
-    assert len(yard.failures) == 49
+    assert len(manager.failures) == 49
 
 
-async def test_a_container_being_stopped_is_stopped_to_the_end(ships: Fleet, yard: Yard) -> None:
+async def test_a_container_being_stopped_is_stopped_to_the_end(ships: Fleet, manager: ContainerManager) -> None:
     ships.scale(1)
     await _events(ships, 1)
-    yard.things[0].may_stop.clear()
+    manager.things[0].may_stop.clear()
     ships.scale(0)
     closing = asyncio.create_task(ships.aclose())
     for _ in range(5):
         await asyncio.sleep(0)
         closing.cancel()
     assert not closing.done()
-    yard.things[0].may_stop.set()
+    manager.things[0].may_stop.set()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert yard.things[0].stopped
+    assert manager.things[0].stopped
 
 
 async def test_closing_ends_the_events(ships: Fleet) -> None:
@@ -182,11 +186,11 @@ async def test_finish_waits_through_cancellation_and_then_tells() -> None:
 
 
 async def test_a_start_that_fails_in_no_known_way_is_a_permanent_failure(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    manager: ContainerManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fleet, "PERMANENT_RETRY_S", 0.01)
-    yard.failures = [ValueError("nobody expects this")]
-    made = Fleet(yard.start, starts_at_once=1)
+    manager.failures = [ValueError("nobody expects this")]
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
     async with asyncio.timeout(20):
@@ -199,13 +203,13 @@ async def test_a_start_that_fails_in_no_known_way_is_a_permanent_failure(
     await made.aclose()
 
 
-async def test_a_container_whose_end_cannot_be_told_is_replaced(yard: Yard) -> None:
-    made = Fleet(yard.start, starts_at_once=1)
+async def test_a_container_whose_end_cannot_be_told_is_replaced(manager: ContainerManager) -> None:
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
     async with asyncio.timeout(20):
         assert isinstance(await anext(events), ContainerStarted)
-        yard.things[0].death.set_exception(ValueError("40 is not a valid Signals"))
+        manager.things[0].death.set_exception(ValueError("40 is not a valid Signals"))
         gone = await anext(events)
         assert isinstance(gone, ContainerGone)
         assert "40 is not a valid Signals" in gone.reason
@@ -214,10 +218,10 @@ async def test_a_container_whose_end_cannot_be_told_is_replaced(yard: Yard) -> N
 
 
 async def test_a_keeper_that_fails_says_so_and_another_takes_its_place(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    manager: ContainerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "RETRY_MAX_S", 0.01)
-    made = Fleet(yard.start, starts_at_once=1)
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     watched = made._watch
     broken = [True]
@@ -238,8 +242,8 @@ async def test_a_keeper_that_fails_says_so_and_another_takes_its_place(
     await made.aclose()
 
 
-async def test_leaving_stops_nothing_and_ends_the_events(yard: Yard) -> None:
-    made = Fleet(yard.start, starts_at_once=1)
+async def test_leaving_stops_nothing_and_ends_the_events(manager: ContainerManager) -> None:
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(2)
     async with asyncio.timeout(20):
@@ -247,42 +251,42 @@ async def test_leaving_stops_nothing_and_ends_the_events(yard: Yard) -> None:
         await made.leave()
         await made.leave()
         assert [event async for event in events] == []
-    assert not any(thing.stopped for thing in yard.things)
+    assert not any(thing.stopped for thing in manager.things)
     made.scale(3)
-    assert len(yard.things) == 2
+    assert len(manager.things) == 2
 
 
-async def test_a_stop_that_has_begun_is_completed_by_leaving(yard: Yard) -> None:
-    made = Fleet(yard.start, starts_at_once=1)
+async def test_a_stop_that_has_begun_is_completed_by_leaving(manager: ContainerManager) -> None:
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(2)
     async with asyncio.timeout(20):
         top = [event.handle.id for event in [await anext(events), await anext(events)]][1]  # type: ignore[union-attr]
-        yard.things[1].may_stop.clear()
+        manager.things[1].may_stop.clear()
         made.scale(1)
         assert await anext(events) == ContainerDraining(top, "scaled down")
         leaving = asyncio.create_task(made.leave())
         await asyncio.sleep(0)
         assert not leaving.done()
-        yard.things[1].may_stop.set()
+        manager.things[1].may_stop.set()
         await leaving
         assert [event async for event in events] == [ContainerGone(top, "scaled down")]
-    assert [thing.stopped for thing in yard.things] == [False, True]
+    assert [thing.stopped for thing in manager.things] == [False, True]
 
 
-async def test_what_was_replaced_is_stopped_although_the_fleet_is_left(yard: Yard) -> None:
-    made = Fleet(yard.start, starts_at_once=1)
+async def test_what_was_replaced_is_stopped_although_the_fleet_is_left(manager: ContainerManager) -> None:
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
     async with asyncio.timeout(20):
         assert isinstance(await anext(events), ContainerStarted)
         made.replace("thing-0", "broken")
         await made.leave()
-    assert yard.things[0].stopped
+    assert manager.things[0].stopped
 
 
-async def test_adopted_indices_are_kept_until_the_first_goal(yard: Yard) -> None:
-    made = Fleet(yard.start, starts_at_once=1)
+async def test_adopted_indices_are_kept_until_the_first_goal(manager: ContainerManager) -> None:
+    made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.adopt([0, 3])
     async with asyncio.timeout(20):

@@ -23,10 +23,10 @@ from agentenv.background import TaskSet, finish
 from agentenv.config import ContainerSettings, cache_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.server.app import Handler
 from agentenv.sandbox.server.server import BACKLOG, Server
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slotagent.build import Binaries, ensure_built
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fake.stand_in import Scratch, StandIn, environment
@@ -110,7 +110,9 @@ class FakeBackend(FleetBackend):
 
     async def destroy_slot(self, container_id: str, slot: int) -> None:
         """Lose a slot as if its commands had killed its first process: its lease ends with a policy fault."""
-        await self._containers[container_id].stand_in.lose(slot, Loss.ended, "destroyed by FakeBackend.destroy_slot")
+        await self._containers[container_id].stand_in.lose(
+            slot, LossReason.ended, "destroyed by FakeBackend.destroy_slot"
+        )
 
     def quarantine_next_reset(self, container_id: str) -> None:
         """Make the next reset of one of the container's slots fail, which quarantines the slot."""

@@ -49,10 +49,10 @@ from agentenv.sandbox.control_protocol import (
     SupervisorPacket,
     Unattended,
 )
-from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slot_env import GITCONFIG, PATH
+from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import Binaries
@@ -381,7 +381,7 @@ class StandIn:
         await asyncio.gather(*(slot.end() for slot in self.slots))
         await asyncio.gather(*(slot.discard() for slot in self.slots))
 
-    async def lose(self, number: int, loss: Loss, reason: str) -> None:
+    async def lose(self, number: int, loss: LossReason, reason: str) -> None:
         """Report the slot as lost, and reset it."""
         slot = self.slots[number]
         self._notify(SlotLost(number, loss, reason))
@@ -484,7 +484,7 @@ class StandIn:
     # ----------------------------------------------------------------------------------------------
 
     def _lost(self, slot: StandInSlot, reason: str) -> None:
-        self._tasks.start(f"slot {slot.number}", self.lose(slot.number, Loss.ended, reason), "loss")
+        self._tasks.start(f"slot {slot.number}", self.lose(slot.number, LossReason.ended, reason), "loss")
 
     def _broken(self, reason: str) -> None:
         log.info("the server: %s", reason)

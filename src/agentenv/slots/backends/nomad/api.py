@@ -25,7 +25,7 @@ from agentenv.errors import ConfigError
 from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.client import NomadClient, Reply
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.holder import Holder
+from agentenv.slots.backends.nomad.lock_owner import LockOwner
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Lock:
 
     id: str
     index: int
-    holder: Holder
+    holder: LockOwner
 
 
 class NomadApi:
@@ -238,7 +238,7 @@ class NomadApi:
         if taken == lock_id:
             # A write alone leaves the holder one TTL, a renewal two.
             await self._lock_request("lock-renew", {"Lock": {"ID": taken}})
-        return Lock(taken, int(reply["ModifyIndex"]), Holder.of(items))
+        return Lock(taken, int(reply["ModifyIndex"]), LockOwner.of(items))
 
     async def renew_lock(self, lock_id: str) -> bool:
         """Whether Nomad has not freed the lock since it was taken; then it is kept."""
@@ -261,7 +261,7 @@ class NomadApi:
         held = (found or {}).get("Lock")
         if not held:
             return None
-        return Lock(held["ID"], int(found["ModifyIndex"]), Holder.of(found.get("Items") or {}))
+        return Lock(held["ID"], int(found["ModifyIndex"]), LockOwner.of(found.get("Items") or {}))
 
     async def forget_owner(self) -> None:
         """Remove the last owner's items, unless there is another owner."""

@@ -30,8 +30,8 @@ from agentenv.slots.backends.nomad.count import CountKeeper
 from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error
 from agentenv.slots.backends.nomad.follow import Follower, Following
-from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.backends.nomad.job import JobShape, check_shape, check_standing, job_text, job_variables
+from agentenv.slots.backends.nomad.lock_owner import LockOwner
 from agentenv.slots.backends.nomad.owner import JobOwner
 from agentenv.slots.backends.nomad.view import (
     AwaitEmpty,
@@ -184,10 +184,10 @@ class NomadBackend:
         self._resources.push_async_callback(opened.stop)
         return opened
 
-    def _report_owner(self, owner: Holder) -> None:
+    def _report_owner(self, owner: LockOwner) -> None:
         self._on_standby(owner.url, str(owner))
 
-    def _report_loss(self, owner: Holder) -> None:
+    def _report_loss(self, owner: LockOwner) -> None:
         if (error := self.lost) is not None:
             self._emit(StartFailed(error.message, error.next_step))
         self._report_owner(owner)

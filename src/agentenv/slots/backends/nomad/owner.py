@@ -23,7 +23,7 @@ from agentenv.background import finish
 from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.nomad.api import Lock, NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.holder import Holder
+from agentenv.slots.backends.nomad.lock_owner import LockOwner
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class JobOwner:
         run: str,
         *,
         url: str = "",
-        on_lost: Callable[[Holder], None] = lambda _: None,
+        on_lost: Callable[[LockOwner], None] = lambda _: None,
         on_back: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
     ) -> None:
@@ -62,8 +62,8 @@ class JobOwner:
         self._on_lost = on_lost
         self._on_back = on_back
         self._clock = clock
-        self._ourselves = Holder.ourselves(run, url)
-        self._successor: Holder | None = None
+        self._ourselves = LockOwner.ourselves(run, url)
+        self._successor: LockOwner | None = None
         self._id: str | None = None
         self._sure_until = 0.0
         self._beats = 0
@@ -114,14 +114,14 @@ class JobOwner:
             await asyncio.sleep(LOOK_S)
         self._start_keeping()
 
-    async def stand_by(self, on_standby: Callable[[Holder], None] = lambda _: None) -> None:
+    async def stand_by(self, on_standby: Callable[[LockOwner], None] = lambda _: None) -> None:
         """Become the owner, however long others own the job and Nomad does not answer. ``on_standby`` is called with
         each that does.
 
         Raises ConfigError for a token without permission; SandboxUnavailableError for a Nomad without locks;
         NomadError for a token that may not read the lock.
         """
-        seen: Holder | None = None
+        seen: LockOwner | None = None
         while True:
             try:
                 found = await self._api.lock()
@@ -238,7 +238,7 @@ class JobOwner:
             next_step="give its policy list, read, write, destroy on the variables nomad/jobs/* (docs/operations.md)",
         )
 
-    def _refusal(self, holder: Holder) -> JobOwnedError:
+    def _refusal(self, holder: LockOwner) -> JobOwnedError:
         farm = f"lease from that farm (farm_url={holder.url!r}), or " if holder.url else ""
         return JobOwnedError(
             f"Nomad job {self._api.settings.job_id!r} is owned by {holder}",

@@ -17,11 +17,11 @@ from agentenv.process_marks import process_mark
 from agentenv.slots.backends.nomad import owner
 from agentenv.slots.backends.nomad.api import Lock
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.holder import Holder
+from agentenv.slots.backends.nomad.lock_owner import LockOwner
 from agentenv.slots.backends.nomad.owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
 from tests.waiting import until
 
-THEIRS = Holder(
+THEIRS = LockOwner(
     run="exp7", user="ann", host="gpu3", pid="17", process="boot:pid:[1]:17:5", agentenv="0.1", since="then"
 )
 
@@ -40,7 +40,7 @@ class Variable:
         self.looks = 0
         self.numbers = iter(range(1, 1_000))
 
-    def give(self, holder: Holder) -> None:
+    def give(self, holder: LockOwner) -> None:
         self.held = Lock(f"id{next(self.numbers)}", next(self.numbers), holder)
 
     async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> Lock | None:
@@ -53,7 +53,7 @@ class Variable:
             raise NomadError(409, "conflict")
         self.items = dict(items)
         name = f"id{next(self.numbers)}" if self.held is None else self.held.id
-        self.held = Lock(name, next(self.numbers), Holder.of(items))
+        self.held = Lock(name, next(self.numbers), LockOwner.of(items))
         return self.held
 
     async def renew_lock(self, lock_id: str) -> bool:
@@ -113,7 +113,7 @@ def test_another_rival_has_its_own_time_and_the_dead_none() -> None:
 
 
 def test_a_process_of_this_machine_is_known_to_have_ended() -> None:
-    ours = Holder.ourselves("")
+    ours = LockOwner.ourselves("")
     assert not ours.is_dead()
     assert not THEIRS.is_dead(), "of another machine nothing is known"
     child = subprocess.Popen(["sleep", "1000"])
@@ -128,8 +128,8 @@ def test_a_process_of_this_machine_is_known_to_have_ended() -> None:
         child.kill()
         child.wait()
     assert theirs.is_dead()
-    assert Holder.of(ours.items()) == ours
-    assert Holder.of({"beats": "7"}) == Holder()
+    assert LockOwner.of(ours.items()) == ours
+    assert LockOwner.of({"beats": "7"}) == LockOwner()
 
 
 async def test_the_refusal_names_the_holder_and_the_way_out() -> None:
@@ -179,7 +179,7 @@ async def test_what_nomad_does_not_confirm_is_not_ours_to_change() -> None:
 
 
 async def test_one_that_lost_it_says_to_whom_and_has_it_back_when_it_is_free() -> None:
-    variable, lost, back = Variable(), list[Holder](), list[int]()
+    variable, lost, back = Variable(), list[LockOwner](), list[int]()
     made: list[JobOwner] = []
     owner = _owner(variable, on_lost=lost.append, on_back=lambda: back.append(made[0].generation))
     made.append(owner)
@@ -264,7 +264,7 @@ async def test_after_a_cut_the_generation_is_another_if_nomad_has_freed_the_lock
 
 
 async def test_a_lock_that_nomad_neither_renews_nor_frees_is_nobody_elses() -> None:
-    variable, clock, lost = Variable(), Clock(), list[Holder]()
+    variable, clock, lost = Variable(), Clock(), list[LockOwner]()
     owner = _owner(variable, clock=clock, on_lost=lost.append)
     await owner.acquire()
     variable.renews = False
@@ -281,8 +281,8 @@ async def test_a_lock_that_nomad_neither_renews_nor_frees_is_nobody_elses() -> N
 def test_an_earlier_run_of_this_nomad_task_is_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOMAD_ALLOC_ID", "a1")
     monkeypatch.setenv("NOMAD_TASK_NAME", "farm")
-    ours = Holder.ourselves("farm", "http://farm:8700")
-    assert Holder.of(ours.items()) == ours
+    ours = LockOwner.ourselves("farm", "http://farm:8700")
+    assert LockOwner.of(ours.items()) == ours
     assert str(ours).startswith("'farm' at http://farm:8700 (")
     before = dataclasses.replace(THEIRS, task="a1/farm")
     assert before.is_dead()
@@ -311,7 +311,7 @@ async def test_a_farm_that_nomad_restarts_in_place_is_its_own_successor(monkeypa
 
 
 async def test_a_standby_waits_for_each_owner_in_turn_and_survives_nomads_absence() -> None:
-    variable, seen = Variable(), list[Holder]()
+    variable, seen = Variable(), list[LockOwner]()
     variable.give(THEIRS)
     owner = _owner(variable)
     waiting = asyncio.create_task(owner.stand_by(seen.append))

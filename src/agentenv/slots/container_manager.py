@@ -1,7 +1,7 @@
 """Keeps the containers of a pool or a farm: carries out the decisions of the ledger and of the scale policy.
 
-Whoever hands the slots on to trajectories is the yard's *desk*: a :class:`agentenv.slots.pool.SlotPool` to futures of
-its own process, a farm service to its clients.
+Its *sink* hands the slots to trajectories: a :class:`agentenv.slots.pool.SlotPool` to futures of its own process, a
+farm service to its clients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentenv.slots.backends.base import (
 from agentenv.slots.commands import Command, EndLease, Expire, Fail, Fetch, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.line import Line
+from agentenv.slots.queue_policy import QueuePolicy
 from agentenv.slots.records import Holder, LeaseRecord, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -63,7 +63,7 @@ _MOST_REFUSALS = 4
 """How often a request may be granted a slot whose node turns out not to have its image."""
 
 
-class Desk(Protocol):
+class GrantSink(Protocol):
     """Hands slots on to those who asked for them. Nothing here waits or raises."""
 
     def hand_over(self, granted: HandOver, link: ContainerLink) -> None:
@@ -98,17 +98,17 @@ class ImageStores(Protocol):
         """What failed last in a fetch of the image that goes on; empty: nothing."""
 
 
-class Yard:
+class ContainerManager:
     """The containers, and the ledger of their slots. One event loop."""
 
     def __init__(
         self,
         backend: ContainerBackend,
         settings: PoolSettings,
-        desk: Desk,
+        sink: GrantSink,
         *,
         clock: Callable[[], float],
-        line: Line | None = None,
+        queue_policy: QueuePolicy | None = None,
         link: Callable[..., ContainerLink] = ContainerLink,
         stores: ImageStores | None = None,
         copies_per_image: int = DEFAULT_COPIES,
@@ -117,14 +117,14 @@ class Yard:
         ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there.
         ``copies_per_image``: see :class:`agentenv.image_placement.placement.Placement`."""
         self.settings = settings
-        self.ledger = Ledger(line, copies_per_image=copies_per_image)
+        self.ledger = Ledger(queue_policy, copies_per_image=copies_per_image)
         self._stores = stores
         self.tally = Tally()
         self.links: dict[str, ContainerLink] = {}
         self.start_failed: StartFailed | None = None
         """Why the last container did not start; None once another has started."""
         self._backend = backend
-        self._desk = desk
+        self._sink = sink
         self._clock = clock
         self._make_link = link
         self._scaler = Scaler(backend, settings, clock())
@@ -203,14 +203,14 @@ class Yard:
                 case Grant():
                     self._tasks.start(command.container, self._request_lease(command), "lease")
                 case HandOver():
-                    self._desk.hand_over(command, self.links[command.container])
+                    self._sink.hand_over(command, self.links[command.container])
                 case Expire():
                     expired.append(command)
                 case Fail():
                     self.count(command.error)
-                    self._desk.fail(command.ticket, command.error)
+                    self._sink.fail(command.ticket, command.error)
                 case EndLease():
-                    self._desk.lease_ended(command.record, command.error)
+                    self._sink.lease_ended(command.record, command.error)
                 case Reclaim():
                     self._start_reclaim(command)
                 case Retire():
@@ -218,7 +218,7 @@ class Yard:
                 case Fetch():
                     self._following.start(command.node, self._fetch(command), "fetch")
         if expired:
-            self._desk.expire(expired)
+            self._sink.expire(expired)
 
     def returning(self, lease: int) -> asyncio.Task[None] | None:
         """The task that has the slot of this lease reset; None if there is none."""
@@ -297,7 +297,7 @@ class Yard:
         ticket = self.ledger.ticket_of(grant.lease)
         self.perform(self.ledger.refuse(grant.lease, self._clock()))
         if ticket is not None:
-            self._desk.fail(ticket, error)
+            self._sink.fail(ticket, error)
             self.perform(self.ledger.withdraw(ticket, self._clock()))
 
     def _start_reclaim(self, command: Reclaim) -> None:
@@ -358,7 +358,7 @@ class Yard:
         if (failed := self.hopeless()) is not None:
             tickets, commands = self.ledger.dismiss_waiters(self._clock())
             for ticket in tickets:
-                self._desk.fail(ticket, self._desk.unavailable(failed))
+                self._sink.fail(ticket, self._sink.unavailable(failed))
             self.perform(commands)
 
     def _container_started(self, handle: ContainerHandle) -> None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
 
 
-class Loss(StrEnum):
+class LossReason(StrEnum):
     """Cause of the loss."""
 
     ended = "its first process (the slot's agent) ended or was killed"
@@ -36,23 +36,23 @@ class Loss(StrEnum):
     expired = "the lease had no heartbeat"
 
 
-WAYS: Mapping[Loss, type[AgentEnvError]] = {
-    Loss.ended: SlotDestroyedError,
-    Loss.silent: SlotDestroyedError,
-    Loss.deaf: SlotDestroyedError,
-    Loss.broken: SlotDestroyedError,
-    Loss.offline: SlotDestroyedError,
-    Loss.unchanged: SlotDestroyedError,
-    Loss.filled: SlotDestroyedError,
-    Loss.unused: LeaseLostError,
-    Loss.memory_above: LeaseLostError,
-    Loss.no_descriptors: LeaseLostError,
-    Loss.agent_failed: LeaseLostError,
-    Loss.not_renewed: LeaseLostError,
-    Loss.refused: LeaseLostError,
-    Loss.quarantined: LeaseLostError,
-    Loss.reset: LeaseLostError,
-    Loss.expired: LeaseLostError,
+WAYS: Mapping[LossReason, type[AgentEnvError]] = {
+    LossReason.ended: SlotDestroyedError,
+    LossReason.silent: SlotDestroyedError,
+    LossReason.deaf: SlotDestroyedError,
+    LossReason.broken: SlotDestroyedError,
+    LossReason.offline: SlotDestroyedError,
+    LossReason.unchanged: SlotDestroyedError,
+    LossReason.filled: SlotDestroyedError,
+    LossReason.unused: LeaseLostError,
+    LossReason.memory_above: LeaseLostError,
+    LossReason.no_descriptors: LeaseLostError,
+    LossReason.agent_failed: LeaseLostError,
+    LossReason.not_renewed: LeaseLostError,
+    LossReason.refused: LeaseLostError,
+    LossReason.quarantined: LeaseLostError,
+    LossReason.reset: LeaseLostError,
+    LossReason.expired: LeaseLostError,
 }
 """Every cause, and the error of every call of the lease: the policy's fault, or ours."""
 
@@ -60,22 +60,22 @@ _AGENT_GAVE_UP = frozenset({0, 64, 65, 71})
 """The agent's own exit codes (``slotagent/agent/packets.h``); programs in the slot can end it only by a signal."""
 
 
-def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> Loss:
+def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> LossReason:
     """Why a slot's first process ended. ``exit_code`` None: a signal, or unknown."""
     if killed_for_memory_above:
-        return Loss.memory_above
-    return Loss.agent_failed if exit_code in _AGENT_GAVE_UP else Loss.ended
+        return LossReason.memory_above
+    return LossReason.agent_failed if exit_code in _AGENT_GAVE_UP else LossReason.ended
 
 
-def loss_of_network(status: int, *, killed_for_memory_above: bool) -> Loss:
+def loss_of_network(status: int, *, killed_for_memory_above: bool) -> LossReason:
     """Why the process behind a slot's network ended, with this wait status. It runs outside the slot, is not
     counted in the slot's cgroup, and cannot be killed from inside: only the kernel does that, when it is short of
     memory."""
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    return Loss.memory_above if killed or killed_for_memory_above else Loss.offline
+    return LossReason.memory_above if killed or killed_for_memory_above else LossReason.offline
 
 
-def error_of(loss: Loss, slot: int, reason: str) -> AgentEnvError:
+def error_of(loss: LossReason, slot: int, reason: str) -> AgentEnvError:
     """The error for every call of the lease."""
     kind = WAYS[loss]
     if kind is SlotDestroyedError:

@@ -1,4 +1,4 @@
-"""The desk of a farm service: clients' asks, and the leases granted for them. No HTTP, and no rights: callers have
+"""The queue of a farm service: clients' asks, and the leases granted for them. No HTTP, and no rights: callers have
 checked that the run is theirs to name.
 
 What is kept here may be lost at any time: clients repeat their asks, and leases are at the containers.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.lost_names import LostNames
-from agentenv.api.farm_server.news import Newsroom
+from agentenv.api.farm_server.news import NewsHub
 from agentenv.api.farm_server.open_ask import OpenAsk
 from agentenv.api.farm_server.run_labels import RunCounts
 from agentenv.api.farm_server.settings import LeaseLimits
@@ -33,13 +33,13 @@ from agentenv.errors import (
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.commands import Expire, Grant, HandOver
 from agentenv.slots.container_link import ContainerLink
+from agentenv.slots.container_manager import ContainerManager
 from agentenv.slots.counts import Load
 from agentenv.slots.eta import FreedRate, eta_s
 from agentenv.slots.pool_errors import check_group, unavailable_error
 from agentenv.slots.records import LeaseRecord
-from agentenv.slots.sharing import FairLine
+from agentenv.slots.sharing import FairShare
 from agentenv.slots.watched_link import WatchedLink
-from agentenv.slots.yard import Yard
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import SlotRequest, Tags, TokenTag
 from agentenv.wire.passes import make_pass
@@ -52,14 +52,14 @@ MAX_WAITING_SLOTS = 20_000
 """Slots that one run may wait for: each takes some 8 KiB of memory."""
 MAX_CANCELLED = MAX_WAITING_SLOTS
 """Cancelled asks of one run that are remembered."""
-_OUTLOOK_S = 0.5
+_FORECAST_S = 0.5
 _FULL_RETRY_S = 5.0
 _CANCELLED = "the request was cancelled"
 _REVOKED = "the token by which it was leased was revoked"
 
 
 @dataclass(frozen=True)
-class Outlook:
+class QueueForecast:
     """What places depend on, computed once for many of them. ``upcoming``: slots ahead, by ticket."""
 
     now: float
@@ -71,15 +71,16 @@ class Outlook:
     freed_per_s: float | None
 
 
-class Desk:
-    """Implements :class:`agentenv.slots.yard.Desk`. ``yard`` is set by its farm before anything is asked."""
+class RequestQueue:
+    """The asks of a farm's clients, and what they were granted. Implements
+    :class:`agentenv.slots.container_manager.GrantSink`. The farm sets ``manager`` before the first ask."""
 
-    yard: Yard
+    manager: ContainerManager
 
     def __init__(
         self,
-        line: FairLine,
-        news: Newsroom,
+        queue_policy: FairShare,
+        news: NewsHub,
         audit: FarmAudit,
         clock: Callable[[], float],
         *,
@@ -88,7 +89,7 @@ class Desk:
         comes_from: Callable[[str, str], None] | None = None,
     ) -> None:
         """``comes_from`` is called with the digest and reference of each requested image."""
-        self.line = line
+        self.queue_policy = queue_policy
         self.granted_to: dict[str, int] = {}
         """Slots granted to each run by this process."""
         self.grants = RunCounts()
@@ -119,7 +120,7 @@ class Desk:
         self.closed = False
         """No asks are taken any more."""
         self._places_at = -math.inf
-        self._outlook: Outlook | None = None
+        self._forecast: QueueForecast | None = None
         self._turn = asyncio.Lock()
         """Answers that were held back are made one in each round of the event loop: thousands may be due at once."""
 
@@ -149,7 +150,7 @@ class Desk:
 
     def _check_room(self, asks: Sequence[wire.Ask], run: str) -> None:
         more = sum(len(ask.trajectories) for ask in asks if (run, ask.request_id) not in self._asks)
-        waiting = self.line.waiting(run) + self.yard.ledger.aside_slots(run)
+        waiting = self.queue_policy.waiting(run) + self.manager.ledger.aside_slots(run)
         if more and waiting + more > MAX_WAITING_SLOTS:
             raise TooManyRequestsError(
                 f"run {run!r} waits for {waiting:,} slots; at most {MAX_WAITING_SLOTS:,} may be waited for",
@@ -185,7 +186,7 @@ class Desk:
 
     def _never(self, opened: OpenAsk) -> AgentEnvError | None:
         """Why waiting cannot help; None if it can."""
-        if (failed := self.yard.hopeless()) is not None:
+        if (failed := self.manager.hopeless()) is not None:
             return unavailable_error(failed)
         slots = len(opened.ask.trajectories)
         cap = self._cap(opened)
@@ -223,18 +224,18 @@ class Desk:
 
     def _cap(self, opened: OpenAsk) -> int | None:
         """Most slots that the run, and each of the tokens, may hold."""
-        caps = [self.line.share_of(opened.run).cap, *(token.cap for token in opened.tokens)]
+        caps = [self.queue_policy.share_of(opened.run).cap, *(token.cap for token in opened.tokens)]
         return min((cap for cap in caps if cap is not None), default=None)
 
     @property
     def max_slots(self) -> int:
         """Slots of the farm at its largest."""
-        return self.yard.settings.max_containers * self.slots_per_container
+        return self.manager.settings.max_containers * self.slots_per_container
 
     @property
     def slots_per_container(self) -> int:
         """As the last container had, or as it is to have."""
-        return self.yard.slots_per_container if self.yard.links else self._slots_per_container
+        return self.manager.slots_per_container if self.manager.links else self._slots_per_container
 
     def _enqueue(self, opened: OpenAsk) -> None:
         request = SlotRequest(
@@ -245,11 +246,11 @@ class Desk:
             opened.ask.root,
             opened.ask.container,
         )
-        ticket, commands = self.yard.ledger.enqueue(request, self._clock(), math.inf)
+        ticket, commands = self.manager.ledger.enqueue(request, self._clock(), math.inf)
         opened.ticket = ticket
         self._by_ticket[ticket] = opened
-        self.yard.perform(commands)
-        self.yard.wake()
+        self.manager.perform(commands)
+        self.manager.wake()
 
     async def _recovered(self, opened: OpenAsk) -> bool:
         """Whether the ask was granted before by a process that died since: its leases are known by tags and
@@ -272,11 +273,11 @@ class Desk:
         return False
 
     def _unclaimed(self, tags: Tags, trajectory: str) -> LeaseRecord | None:
-        lease = self.yard.ledger.adopted(tags, trajectory)
+        lease = self.manager.ledger.adopted(tags, trajectory)
         return lease if lease is not None and lease.id not in self._by_lease else None
 
     async def _again(self, opened: OpenAsk, number: int, lease: LeaseRecord) -> LeaseRecord | None:
-        link = self.yard.links.get(lease.container)
+        link = self.manager.links.get(lease.container)
         if link is None:
             return None
         request_id = f"{opened.ask.request_id}-{number}"
@@ -287,16 +288,16 @@ class Desk:
             return None
         return lease
 
-    # -- the yard's desk -------------------------------------------------------------------------
+    # -- the sink of grants -------------------------------------------------------------------------
 
     def hand_over(self, granted: HandOver, link: ContainerLink) -> None:  # noqa: ARG002 - the port's
-        """See :class:`agentenv.slots.yard.Desk`. The leases of a group come in one go."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`. The leases of a group come in one go."""
         opened = self._by_ticket.get(granted.ticket)
-        lease = self.yard.ledger.lease(granted.lease)
+        lease = self.manager.ledger.lease(granted.lease)
         if lease is None:
             return
         if opened is None:
-            self.yard.perform(self.yard.ledger.release(granted.lease, self._clock()))
+            self.manager.perform(self.manager.ledger.release(granted.lease, self._clock()))
             return
         self._keep(opened, lease)
         if len(opened.held) == len(opened.ask.trajectories):
@@ -304,7 +305,7 @@ class Desk:
             self._grant(opened)
 
     def _keep(self, opened: OpenAsk, lease: LeaseRecord) -> None:
-        link = self.yard.links[lease.container]
+        link = self.manager.links[lease.container]
         key = link.key(lease.id)
         opened.held[lease.id] = wire.Grant(
             lease=f"{lease.container}/{key.slot}/{key.epoch}",
@@ -325,13 +326,13 @@ class Desk:
         slots = len(opened.held)
         self.granted_to[opened.run] = self.granted_to.get(opened.run, 0) + slots
         self.grants.add(opened.run, slots)
-        self.yard.tally.granted += slots
-        self.yard.tally.waits.add(self._clock() - opened.since)
+        self.manager.tally.granted += slots
+        self.manager.tally.waits.add(self._clock() - opened.since)
         self._audit.ask_granted(opened.by, opened.run, opened.ask, tuple(opened.held.values()))
         self._tell(opened)
 
     def fail(self, ticket: int, error: AgentEnvError) -> None:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         opened = self._by_ticket.pop(ticket, None)
         if opened is not None:
             self._refuse(opened, error)
@@ -342,10 +343,11 @@ class Desk:
         self._audit.ask_refused(opened.by, opened.run, opened.ask, error)
 
     def expire(self, expired: Sequence[Expire]) -> None:
-        """See :class:`agentenv.slots.yard.Desk`: never, because asks have no deadline here."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`: never, because asks have no deadline here."""
 
     def lease_ended(self, lease: LeaseRecord, error: AgentEnvError) -> None:
-        """See :class:`agentenv.slots.yard.Desk`. The holder is notified, unless its container reported the end."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`. The holder is notified, unless its container
+        reported the end."""
         self._freed.freed(self._clock())
         self.lost_names.ended(lease, error)
         opened = self._by_lease.pop(lease.id, None)
@@ -359,7 +361,7 @@ class Desk:
         self.on_ended(lease.id, error)
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
-        """See :class:`agentenv.slots.yard.Desk`."""
+        """See :class:`agentenv.slots.container_manager.GrantSink`."""
         return unavailable_error(failed)
 
     # -- what has become of an ask ---------------------------------------------------------------
@@ -382,68 +384,68 @@ class Desk:
             return wire.AskState(request_id=name, state="refused", error=ErrorReply.of(opened.error))
         if opened.granted:
             return wire.AskState(request_id=name, state="granted", leases=tuple(opened.held.values()))
-        opened.last_sent_place = self.place(opened, self.outlook())
+        opened.last_sent_place = self.place(opened, self.forecast())
         return wire.AskState(request_id=name, state="waiting", place=opened.last_sent_place)
 
-    def outlook(self) -> Outlook:
-        """The state of the whole farm, as far as places depend on it, at most ``_OUTLOOK_S`` old: it takes a few ms
+    def forecast(self) -> QueueForecast:
+        """The state of the whole farm, as far as places depend on it, at most ``_FORECAST_S`` old: it takes a few ms
         when thousands wait."""
-        ledger, now = self.yard.ledger, self._clock()
-        if self._outlook is not None and now - self._outlook.now < _OUTLOOK_S:
-            return self._outlook
+        ledger, now = self.manager.ledger, self._clock()
+        if self._forecast is not None and now - self._forecast.now < _FORECAST_S:
+            return self._forecast
         load, total = ledger.load(now), sum(ledger.slot_counts().values())
-        self._outlook = Outlook(
+        self._forecast = QueueForecast(
             now=now,
             load=load,
             total=total,
             growth=max(0, self.max_slots - total),
-            upcoming=self.line.upcoming(),
-            fair=self.line.fair_shares(total),
+            upcoming=self.queue_policy.upcoming(),
+            fair=self.queue_policy.fair_shares(total),
             freed_per_s=self._freed.per_s(now),
         )
-        return self._outlook
+        return self._forecast
 
-    def place(self, opened: OpenAsk, outlook: Outlook) -> wire.Place:
+    def place(self, opened: OpenAsk, forecast: QueueForecast) -> wire.Place:
         """Why it waits, and for how long."""
-        ticket, load = opened.ticket or 0, outlook.load
-        ahead = outlook.upcoming.get(ticket)
+        ticket, load = opened.ticket or 0, forecast.load
+        ahead = forecast.upcoming.get(ticket)
         root = opened.ask.root
         why, detail = self._why(opened, load, "" if root is None else root.image)
         missing = None if ahead is None else ahead + len(opened.ask.trajectories) - load.free
         return wire.Place(
             why=why,
             detail=detail,
-            position=self.yard.ledger.position(ticket),
+            position=self.manager.ledger.position(ticket),
             slots_ahead=ahead,
-            eta_s=eta_s(missing, outlook.freed_per_s, outlook.growth, self.yard.start_s),
+            eta_s=eta_s(missing, forecast.freed_per_s, forecast.growth, self.manager.start_s),
             waited_s=self._clock() - opened.since,
-            run_held=self.line.held(opened.run),
+            run_held=self.queue_policy.held(opened.run),
             run_cap=self._cap(opened),
-            run_fair_share=outlook.fair.get(opened.run, 0.0),
+            run_fair_share=forecast.fair.get(opened.run, 0.0),
             free=load.free,
-            total=outlook.total,
+            total=forecast.total,
         )
 
     def _why(self, opened: OpenAsk, load: Load, image: str) -> tuple[wire.WaitingFor, str]:
         ticket = opened.ticket or 0
-        held_back = self.line.why(ticket)
+        held_back = self.queue_policy.why(ticket)
         if held_back == "paused":
             return held_back, ""
         if held_back == "cap":
             return held_back, self._cap_reached(opened)
-        failed = self.yard.start_failed
-        starting = load.serving + load.lingering(self.yard.goal) < self.yard.goal
+        failed = self.manager.start_failed
+        starting = load.serving + load.lingering(self.manager.goal) < self.manager.goal
         if failed is not None and starting:
             return "no_capacity", f"{failed.reason} {failed.next_step}".strip()
-        if self.yard.ledger.aside(ticket):
-            return "image", self.yard.image_problem(image)
+        if self.manager.ledger.aside(ticket):
+            return "image", self.manager.image_problem(image)
         return ("starting" if starting else "queue"), ""
 
     def _cap_reached(self, opened: OpenAsk) -> str:
         """Which token holds all it may; empty: it is the run."""
         slots = len(opened.ask.trajectories)
         for token in opened.tokens:
-            if token.cap is not None and (held := self.line.held_by(token.id)) + slots > token.cap:
+            if token.cap is not None and (held := self.queue_policy.held_by(token.id)) + slots > token.cap:
                 return f"the token {token.id} holds {held} slots of at most {token.cap}, with those that it made"
         return ""
 
@@ -479,14 +481,14 @@ class Desk:
     def end(self, lease_id: int, error: AgentEnvError | None, by: str = BY_FARM) -> bool:
         """End a lease at its container, for the token ``by``; its holder gets ``error`` (None: it asked for it).
         False: it has ended."""
-        lease = self.yard.ledger.lease(lease_id)
+        lease = self.manager.ledger.lease(lease_id)
         if lease is None or not lease.held or lease.epoch is None:
             return False
-        link = self.yard.links.get(lease.container)
+        link = self.manager.links.get(lease.container)
         if isinstance(link, WatchedLink) and error is not None:
             link.end_with(lease.slot, lease.epoch, error)
         self._audit.lease_ended(by, lease.tags.run, lease.name, str(error or "released"))
-        self.yard.perform(self.yard.ledger.stale(lease_id, self._clock(), error))
+        self.manager.perform(self.manager.ledger.stale(lease_id, self._clock(), error))
         if error is None:
             self.lost_names.released(lease)
         return True
@@ -505,7 +507,7 @@ class Desk:
         asks, leases = self._withdraw_denied(), 0
         if not denied:
             return asks, leases
-        self._not_renewed.intersection_update(lease.id for lease in self.yard.ledger.leases())
+        self._not_renewed.intersection_update(lease.id for lease in self.manager.ledger.leases())
         for lease in self.leases(lambda one: bool(one.tags.tokens)):
             ids = {token.id for token in lease.tags.tokens}
             if end_of in ids:
@@ -513,7 +515,7 @@ class Desk:
             elif lease.id not in self._not_renewed and not denied.isdisjoint(ids):
                 leases += 1
                 self._not_renewed.add(lease.id)
-                self.yard.end_at_renewal(lease, LeaseLostError(_REVOKED))
+                self.manager.end_at_renewal(lease, LeaseLostError(_REVOKED))
         return asks, leases
 
     def _withdraw_denied(self) -> int:
@@ -533,12 +535,12 @@ class Desk:
 
     def leases(self, chosen: Callable[[LeaseRecord], bool]) -> Iterator[LeaseRecord]:
         """Leases that are held."""
-        return (lease for lease in list(self.yard.ledger.leases()) if lease.held and chosen(lease))
+        return (lease for lease in list(self.manager.ledger.leases()) if lease.held and chosen(lease))
 
     def _withdraw(self, opened: OpenAsk) -> None:
         if opened.ticket is not None:
             self._by_ticket.pop(opened.ticket, None)
-            self.yard.perform(self.yard.ledger.withdraw(opened.ticket, self._clock()))
+            self.manager.perform(self.manager.ledger.withdraw(opened.ticket, self._clock()))
             opened.ticket = None
         opened.decided.set()
 
@@ -559,10 +561,10 @@ class Desk:
                 del self._asks[key]
         self._forget_cancelled(now)
         self.deny(self.denied)  # tokens may have expired since, and containers have reported leases
-        for ticket in self.line.too_large(self.max_slots):
+        for ticket in self.queue_policy.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below the number of slots requested at once")
             self.fail(ticket, error)
-            self.yard.perform(self.yard.ledger.withdraw(ticket, now))
+            self.manager.perform(self.manager.ledger.withdraw(ticket, now))
         if reclaim_after_s is not None:
             self._reclaim(reclaim_after_s, now)
         if now - self._places_at >= _PLACES_EVERY_S:
@@ -573,13 +575,13 @@ class Desk:
         old = [ticket for ticket, opened in self._by_ticket.items() if now - opened.since >= after_s]
         if not old:
             return
-        load = self.yard.ledger.load(now)
-        for run, kind in self.line.to_reclaim(load.free + load.freeing, max(old)):
+        load = self.manager.ledger.load(now)
+        for run, kind in self.queue_policy.to_reclaim(load.free + load.freeing, max(old)):
             mine = self.leases(lambda lease: lease.tags.run == run and lease.tags.kind == kind)  # noqa: B023
             youngest = max(mine, key=lambda lease: lease.id, default=None)
             if youngest is not None:
                 reason = f"the slot was reclaimed from run {run!r} for a run below its guarantee"
-                self.yard.tally.faults[LeaseReclaimedError.code] += 1
+                self.manager.tally.faults[LeaseReclaimedError.code] += 1
                 self.end(youngest.id, LeaseReclaimedError(reason))
 
     def _tell_places(self) -> None:
@@ -596,8 +598,8 @@ class Desk:
     def close(self) -> None:
         """No asks any more; leases stay with their holders."""
         self.closed = True
-        tickets, commands = self.yard.ledger.dismiss_waiters(self._clock())
-        self.yard.perform(commands)
+        tickets, commands = self.manager.ledger.dismiss_waiters(self._clock())
+        self.manager.perform(commands)
         for ticket in tickets:
             if (opened := self._by_ticket.pop(ticket, None)) is not None:
                 opened.decided.set()

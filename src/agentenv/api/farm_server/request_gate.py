@@ -28,7 +28,7 @@ OF_EACH_PROCESS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/page
 would lose."""
 
 
-class Front:
+class RequestGate:
     """ASGI middleware. ``asks`` answers what it serves in the application's place. ``body_s``: see ``BODY_S``."""
 
     def __init__(self, app: ASGIApp, farm: Farm, *, asks: AskRoutes | None = None, body_s: float = BODY_S) -> None:

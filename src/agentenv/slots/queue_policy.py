@@ -36,7 +36,7 @@ def caps_of(tags: Tags) -> Caps:
     return tuple((token.id, token.cap) for token in tags.tokens if token.cap is not None)
 
 
-class Line(Protocol):
+class QueuePolicy(Protocol):
     """A queue of asks, and the slots that each run holds.
 
     The one whose turn it is waits until enough slots are free for all it asked for; nobody is served meanwhile.
@@ -82,7 +82,7 @@ class Line(Protocol):
 
 
 class FirstCome:
-    """First come, first served, whoever asks. Implements :class:`Line`; what runs hold makes no difference."""
+    """First come, first served, whoever asks. Implements :class:`QueuePolicy`; what runs hold makes no difference."""
 
     def __init__(self) -> None:
         # A sorted list: to move the rest of 10,000 entries costs a few µs, less than a tree of Python objects.
@@ -90,18 +90,18 @@ class FirstCome:
         self._slots = 0
 
     def push(self, ask: Ask) -> None:
-        """See Line."""
+        """See QueuePolicy."""
         insort(self._asks, ask, key=_ticket)
         self._slots += ask.slots
 
     def withdraw(self, ticket: int, *, aside: bool = False) -> None:  # noqa: ARG002 - the port's
-        """See Line."""
+        """See QueuePolicy."""
         at = self._index(ticket)
         if at is not None:
             self._slots -= self._asks.pop(at).slots
 
     def pick(self, free: int) -> Ask | None:
-        """See Line."""
+        """See QueuePolicy."""
         if not self._asks or self._asks[0].slots > free:
             return None
         ask = self._asks.pop(0)
@@ -109,16 +109,16 @@ class FirstCome:
         return ask
 
     def took(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
-        """See Line."""
+        """See QueuePolicy."""
 
     def gave(self, run: str, kind: RunKind, slots: int = 1, caps: Caps = ()) -> None:
-        """See Line; never raises."""
+        """See QueuePolicy; never raises."""
 
     def resetting(self, run: str, slots: int) -> None:
-        """See Line."""
+        """See QueuePolicy."""
 
     def position(self, ticket: int) -> int:
-        """See Line."""
+        """See QueuePolicy."""
         at = self._index(ticket)
         return 0 if at is None else at + 1
 
@@ -129,7 +129,7 @@ class FirstCome:
 
     @property
     def slots_wanted(self) -> int:
-        """See Line."""
+        """See QueuePolicy."""
         return self._slots
 
     def copy(self) -> FirstCome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.slots.line import Ask, FirstCome, Line
+from agentenv.slots.queue_policy import Ask, FirstCome, QueuePolicy
 
 
 def line(*asks: Ask) -> FirstCome:
@@ -16,7 +16,7 @@ def line(*asks: Ask) -> FirstCome:
 
 
 def test_it_is_a_line() -> None:
-    made: Line = FirstCome()
+    made: QueuePolicy = FirstCome()
     assert (made.pick(10), len(made), list(made), made.slots_wanted, made.position(1)) == (None, 0, [], 0, 0)
 
 

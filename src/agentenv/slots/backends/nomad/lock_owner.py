@@ -18,7 +18,7 @@ from agentenv.process_marks import own_mark, process_mark
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """The items of the job's variable ``owner``."""
 
     run: str = ""

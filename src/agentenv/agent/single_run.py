@@ -14,7 +14,7 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.errors import SlotDestroyedError
 
 
-async def run_alone(
+async def run_single(
     farm: RolloutServices, settings: AgentSettings, task: str, trajectory: str | None = None
 ) -> AgentResult:
     """Run an agent until it answers; nothing is scored. ``trajectory`` names its slot.
