@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -132,6 +133,44 @@ async def test_an_upload_that_its_slot_stops_is_told_once(monkeypatch: pytest.Mo
         with pytest.raises(OSError, match="killed by signal 9"):
             await asyncio.wait_for(upload(lease, tmp_path / "f", "f"), 30)
     assert [run.killed.is_set() for run in runs] == [True]
+
+
+async def test_a_run_that_takes_all_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Endless(Run):
+        async def write(self, data: bytes) -> bool:
+            return True
+
+        async def ended(self) -> int:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    (tmp_path / "f").write_text("content")
+    async with served(monkeypatch, lambda: Endless(b"")) as (lease, _):
+        with pytest.raises(OSError, match="killed by signal 9"):
+            await asyncio.wait_for(upload(lease, tmp_path / "f", "f"), 30)
+
+
+@pytest.mark.parametrize(("piece_bytes", "goes_on"), [(4 * 1024 * 1024, True), (1, False)])
+async def test_progress_earns_the_time_back_that_a_transfer_took(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int, goes_on: bool
+) -> None:
+    """Each step takes 50 of the 60 seconds."""
+    monkeypatch.setattr(bodies, "IDLE_S", 60.0)
+    now_s = 0.0
+
+    async def step(result: Any) -> Any:
+        nonlocal now_s
+        now_s += 50
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return result
+
+    for name, result in (("write", True), ("read", bytes(piece_bytes))):
+        run: Any = SimpleNamespace(kill=Mock(), write=lambda _: step(True), read=lambda: step(bytes(piece_bytes)))
+        waited: Any = transfer_routes.Waited(run)
+        waited._loop = SimpleNamespace(time=lambda: now_s)
+        took = [await (waited.write(bytes(piece_bytes)) if name == "write" else waited.read()) for _ in range(4)]
+        assert (took == [result] * 4, run.kill.called) == (goes_on, not goes_on)
 
 
 class Trickling(Run):
