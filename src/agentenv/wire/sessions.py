@@ -67,9 +67,9 @@ Signal = Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "
 PathText = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARS), AfterValidator(_no_nul)]
 KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
 Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000), BeforeValidator(_listed)]
-WaitS = Annotated[float, NOT_BOOL, Field(ge=0, le=MAX_WAIT_S)]
-Rows = Annotated[int, NOT_BOOL, Field(ge=2, le=500)]
-Columns = Annotated[int, NOT_BOOL, Field(ge=2, le=1_000)]
+WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S), NOT_BOOL]
+Rows = Annotated[int, Field(ge=2, le=500), NOT_BOOL]
+Columns = Annotated[int, Field(ge=2, le=1_000), NOT_BOOL]
 
 
 class TerminalArguments(WireModel):
@@ -117,7 +117,7 @@ class TerminalArguments(WireModel):
     background: bool = Field(
         default=False, description="Run the command as a background process; the result has its id."
     )
-    check_interval: Annotated[float, NOT_BOOL, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S), NOT_BOOL] | None = Field(
         default=None,
         description="For background: report on this process with later results, at most every this many seconds.",
     )
@@ -192,7 +192,7 @@ class ProcessArguments(WireModel):
     )
     env: Environment | None = Field(default=None, description="For start: additional environment variables.")
     pty: bool = Field(default=False, description="For start: give it a terminal (PTY).")
-    check_interval: Annotated[float, NOT_BOOL, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S), NOT_BOOL] | None = Field(
         default=None,
         description="For start: report on this process with later results, at most every this many seconds.",
     )
@@ -214,7 +214,7 @@ class ProcessArguments(WireModel):
     offset: Annotated[Count, NOT_BOOL] | None = Field(
         default=None, description="For log: offset of the first byte; by default the last `limit` bytes."
     )
-    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=200_000)] = Field(
+    limit: Annotated[int, Field(ge=1, le=200_000), NOT_BOOL] = Field(
         default=20_000, description="Maximum number of bytes."
     )
     user: ForCode[UserName | None] = None

@@ -111,7 +111,7 @@ class BashArguments(WireModel):
     stdin_data: ForCode[Base64 | None] = None
     argv: ForCode[Argv | None] = None
     user: ForCode[UserName | None] = None
-    output_bytes: ForCode[Annotated[int, NOT_BOOL, Field(ge=2, le=MAX_FILE_BYTES)] | None] = None
+    output_bytes: ForCode[Annotated[int, Field(ge=2, le=MAX_FILE_BYTES), NOT_BOOL] | None] = None
     binary: ForCode[bool] = False
 
     @model_validator(mode="after")
@@ -135,7 +135,7 @@ class ReadFileArguments(WireModel):
 
     path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
     offset: Annotated[Count, NOT_BOOL] = Field(default=0, description="Offset of the first byte to read.")
-    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
+    limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES), NOT_BOOL] | None = Field(
         default=None,
         description="Maximum number of bytes to read. By default the whole file, up to 1 MiB: the result says where "
         "to continue.",
@@ -167,7 +167,7 @@ class WriteFileArguments(WireModel):
         default=None, validation_alias=AliasChoices("text", "content"), description="The new content as text."
     )
     data: Base64 | None = Field(default=None, description="The new content as base64, instead of text.")
-    mode: Annotated[int, NOT_BOOL, Field(ge=0, le=0o777)] | None = Field(
+    mode: Annotated[int, Field(ge=0, le=0o777), NOT_BOOL] | None = Field(
         default=None,
         description="Permission bits as a decimal number (493 is 0755, 420 is 0644). By default those of the "
         "existing file, or 0644.",
@@ -185,8 +185,8 @@ class ListFilesArguments(WireModel):
     """List a directory."""
 
     path: PathArgument = Field(default=".", description="Directory to list: relative to the workspace, or absolute.")
-    depth: Annotated[int, NOT_BOOL, Field(ge=1, le=64)] = Field(default=1, description="Number of levels to descend.")
-    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=100_000)] = Field(
+    depth: Annotated[int, Field(ge=1, le=64), NOT_BOOL] = Field(default=1, description="Number of levels to descend.")
+    limit: Annotated[int, Field(ge=1, le=100_000), NOT_BOOL] = Field(
         default=2_000, description="Maximum number of entries."
     )
     hidden: bool = Field(default=True, description="Include names that begin with a dot.")
@@ -247,12 +247,12 @@ class PatchArguments(WireModel):
         "must match."
     )
     path: PathArgument = Field(default=".", description="Directory that the file names in the diff are relative to.")
-    strip: Annotated[int, NOT_BOOL, Field(ge=0, le=10)] | None = Field(
+    strip: Annotated[int, Field(ge=0, le=10), NOT_BOOL] | None = Field(
         default=None,
         description="Number of leading components to remove from file names; by default only the a/ and b/ of git "
         "diffs.",
     )
-    fuzz: Annotated[int, NOT_BOOL, Field(ge=0, le=3)] = Field(
+    fuzz: Annotated[int, Field(ge=0, le=3), NOT_BOOL] = Field(
         default=2, description="Maximum number of context lines at each end of a hunk that may be ignored to place it."
     )
 
@@ -292,7 +292,7 @@ class SearchArguments(WireModel):
     )
     ignore_case: bool = Field(default=False, description="Ignore case.")
     literal: bool = Field(default=False, description="Treat the pattern as plain text.")
-    limit: Annotated[int, NOT_BOOL, Field(ge=1, le=10_000)] = Field(
+    limit: Annotated[int, Field(ge=1, le=10_000), NOT_BOOL] = Field(
         default=200, description="Maximum number of matching lines."
     )
 

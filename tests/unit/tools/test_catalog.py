@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -92,6 +93,27 @@ def test_no_schema_has_references_titles_or_null() -> None:
             assert not {"$defs", "$ref"} & node.keys()
             assert node.get("type") != "null"
             assert not isinstance(node.get("title"), str)
+
+
+def test_a_schema_has_only_the_keywords_that_models_and_servers_know() -> None:
+    """A bound that pydantic cannot place is written under its own name, as ``ge``, which no reader enforces."""
+    known = {
+        "type", "description", "enum", "const", "default", "properties", "required", "additionalProperties", "items",
+        "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "anyOf",
+        "format", "contentEncoding", "minProperties", "maxProperties",
+    }  # fmt: skip
+    for tool in CATALOG.openai_tools():
+        for node in schemas(tool["function"]["parameters"]):
+            assert set(node) <= known, f"{tool['function']['name']}: {set(node) - known}"
+
+
+def schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """This schema and those in it."""
+    if isinstance(schema, dict):
+        yield schema
+        parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), schema.get("items")]
+        for part in (*parts, schema.get("additionalProperties")):
+            yield from schemas(part)
 
 
 def test_nested_models_are_written_out_and_a_property_may_be_called_title() -> None:
