@@ -34,11 +34,25 @@ class MachineNode(Node):
         """Its Docker engine, which nothing reaches but this machine."""
         return f"tcp://{self.address}:{_ENGINE_PORT}"
 
+    @property
+    def data(self) -> str:
+        """Its directory on its own disk."""
+        return _ROOT
+
+    @property
+    def agentenv(self) -> str:
+        """The command, on it."""
+        return f"{disk.AT}/.venv/bin/agentenv"
+
     def plug_in(self) -> None:
         """Make the tap device, and boot the machine."""
         ip("tuntap", "add", "dev", self.outside, "mode", "tap")
         ip("address", "add", f"{self.host}/24", "dev", self.outside)
         ip("link", "set", self.outside, "up")
+        self.return_()
+
+    def return_(self) -> None:
+        """Boot the machine, whose disk is as it was made: a machine that died is replaced by a new one."""
         card = (
             *("-netdev", f"tap,id=node,ifname={self.outside},script=no,downscript=no"),
             *("-device", f"virtio-net-pci,netdev=node,mac={disk.node_mac(self.number)}"),
@@ -46,10 +60,14 @@ class MachineNode(Node):
         machine = Machine(disk.made(GUESTS[self.guest]), self.root / "console", devices=card)
         self._running.append(machine.__enter__())
 
-    def unplug(self) -> None:
-        """End the machine; its device goes with it."""
+    def die(self) -> None:
+        """End the machine."""
         while self._running:
             self._running.pop().__exit__(None, None, None)
+
+    def unplug(self) -> None:
+        """End the machine; its device goes with it."""
+        self.die()
         ip("tuntap", "delete", "dev", self.outside, "mode", "tap")
 
     def start_engine(self, mark: str) -> None:
@@ -63,9 +81,8 @@ class MachineNode(Node):
         """The Nomad client, which is the guest's."""
         del program, mark
         found = self._run(f"basename $(dirname $(grep -l {disk.node_mac(self.number)} /sys/class/net/*/address))")
-        self._run(
-            f"mkdir -p {_ROOT} && printf %s {shlex.quote(self.client_config(server_rpc, _ROOT, found))} >{_ROOT}/hcl"
-        )
+        configuration = shlex.quote(self.client_config(server_rpc, _ROOT, found))
+        self._run(f"mkdir -p {_ROOT}/store && printf %s {configuration} >{_ROOT}/hcl")
         configured = f"-config {disk.AT}/nomad/dev.hcl -config {_ROOT}/hcl"
         self._run(f"systemd-run --quiet --unit node-client -p Delegate=yes /usr/local/bin/nomad agent {configured}")
 

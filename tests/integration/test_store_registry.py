@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ import pytest
 from agentenv.errors import ImageUnavailableError
 from agentenv.store import RegistrySettings, Store
 from tests.image_sources import OciLayout, compressed, member, sha256, tar_of
-from tests.waiting import START_S, wait_for
+from tests.registry import Registry, running_registry
 
 BASE = tar_of(member("base", b"base" * 10_000))
 TOPS = [tar_of(member(f"top{n}", b"top" * 1000)) for n in range(3)]
@@ -27,38 +24,6 @@ TOPS = [tar_of(member(f"top{n}", b"top" * 1000)) for n in range(3)]
 
 HASH_OF_SECRET = "$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a"
 """By bcrypt, as htpasswd writes it."""
-
-
-@dataclass(frozen=True)
-class Registry:
-    address: str
-    log: Path
-
-    def push(self, layout: OciLayout, tag: str, *options: str) -> str:
-        """Push an image of a layout as ``team/app:TAG``. Returns the reference."""
-        reference = f"{self.address}/team/app:{tag}"
-        copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", *options]
-        subprocess.run([*copy, f"oci:{layout.directory}:{tag}", f"docker://{reference}"], check=True)
-        return reference
-
-    def served(self, digest: str) -> int:
-        """How often a blob was downloaded."""
-        return len(re.findall(f'"GET /v2/team/app/blobs/{digest} HTTP', self.log.read_text()))
-
-
-@contextmanager
-def running_registry(directory: Path, auth: str = "") -> Iterator[Registry]:
-    log, config = directory / "log", directory / "config.yml"
-    storage = f"{{filesystem: {{rootdirectory: {directory}/data}}}}"
-    config.write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '127.0.0.1:0'}}\n{auth}")
-    with log.open("w") as said:
-        process = subprocess.Popen(["docker-registry", "serve", config], stdout=said, stderr=said)
-    try:
-        found = wait_for(lambda: re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text()), START_S, log.read_text)
-        yield Registry(found[1], log)
-    finally:
-        process.terminate()
-        process.wait(START_S)
 
 
 @pytest.fixture(scope="module")
@@ -84,28 +49,28 @@ def test_an_image_is_pulled_and_layers_that_are_there_are_not(
     registry: Registry, layout: OciLayout, store: Store
 ) -> None:
     base = sha256(compressed(BASE, "gzip"))
-    first = store.ensure(registry.push(layout, "0"))
+    first = store.ensure(registry.push(layout.directory, "0"))
     assert [layer.read_bytes() for layer in first.layers] == [BASE, TOPS[0]]
     assert first == store.ensure(f"oci:{layout.directory}:0")
     assert registry.served(base) == 1
-    other = store.ensure(registry.push(layout, "1"))
+    other = store.ensure(registry.push(layout.directory, "1"))
     assert [layer.read_bytes() for layer in other.layers] == [BASE, TOPS[1]]
     assert registry.served(base) == 1
     assert list(store.layout.pulls.iterdir()) == []
 
 
 def test_an_image_of_dockers_own_format_is_the_same_image(registry: Registry, layout: OciLayout, store: Store) -> None:
-    reference = registry.push(layout, "2", "--format", "v2s2")
+    reference = registry.push(layout.directory, "2", "--format", "v2s2")
     assert store.ensure(reference) == store.ensure(f"oci:{layout.directory}:2")
 
 
 def test_a_tag_means_what_it_meant_until_it_is_asked_for_again(
     registry: Registry, layout: OciLayout, store: Store
 ) -> None:
-    reference = registry.push(layout, "0")
+    reference = registry.push(layout.directory, "0")
     before = store.ensure(reference)
     layout.name(moved := layout.manifest([BASE, TOPS[2]]), "moved")
-    registry.push(layout, "moved")
+    registry.push(layout.directory, "moved")
     tag = f"{registry.address}/team/app"
     copy = ["skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", "--dest-tls-verify=false"]
     subprocess.run([*copy, f"docker://{tag}:moved", f"docker://{tag}:0"], check=True)
@@ -124,7 +89,7 @@ def test_an_image_that_is_not_there_is_told_and_nothing_stays(registry: Registry
 
 
 def test_a_mirror_is_asked_in_the_place_of_the_registry(registry: Registry, layout: OciLayout, tmp_path: Path) -> None:
-    registry.push(layout, "1")
+    registry.push(layout.directory, "1")
     settings = RegistrySettings(tls_verify=False, mirrors={"away.example/hub": registry.address})
     store = Store.open(tmp_path / "mirrored", registries=settings)
     image = store.ensure("away.example/hub/team/app:1")
@@ -135,7 +100,7 @@ def test_a_pull_that_is_killed_is_continued(registry: Registry, layout: OciLayou
     """skopeo survives, and keeps the download to itself until it ends: the next pull waits, and uses what it got."""
     layer = tar_of(member("own", os.urandom(3_000_000)))
     layout.name(layout.manifest([layer]), "killed")
-    reference = registry.push(layout, "killed")
+    reference = registry.push(layout.directory, "killed")
     code = """if True:
         import os, signal, sys
         from pathlib import Path
@@ -153,7 +118,7 @@ def test_a_pull_that_is_killed_is_continued(registry: Registry, layout: OciLayou
 
 
 def test_plain_http_has_to_be_allowed(registry: Registry, layout: OciLayout, tmp_path: Path) -> None:
-    reference = registry.push(layout, "0")
+    reference = registry.push(layout.directory, "0")
     store = Store.open(tmp_path / "strict", registries=RegistrySettings(retries=0))
     with pytest.raises(ImageUnavailableError, match="HTTPS"):
         store.ensure(reference)
@@ -166,7 +131,7 @@ def test_credentials_come_from_a_file(layout: OciLayout, tmp_path: Path) -> None
     with running_registry(tmp_path, closed) as registry:
         token = base64.b64encode(b"somebody:secret").decode()
         auth.write_text(json.dumps({"auths": {registry.address: {"auth": token}}}))
-        reference = registry.push(layout, "0", "--dest-authfile", str(auth))
+        reference = registry.push(layout.directory, "0", "--dest-authfile", str(auth))
         for settings in (RegistrySettings(tls_verify=False, retries=0), RegistrySettings(auth, False, retries=0)):
             store = Store.open(tmp_path / "store", registries=settings)
             if settings.auth_file is None:

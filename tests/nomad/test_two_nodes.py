@@ -1,29 +1,45 @@
-"""A farm on two nodes, with real wires between them and the environment: spread, drain, and cuts."""
+"""A farm on two nodes, with real wires between them and the environment: spread, drain, images from a peer, cuts, and
+a node that dies."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agentenv.config import ContainerSettings
+from agentenv import AsyncFarm, shipped
+from agentenv.api.farm_server.relay import serve_relay
+from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.deadlines import scaled
 from agentenv.dev import program
+from agentenv.dev.agent import Ports
 from agentenv.errors import LeaseLostError
+from agentenv.image_placement.keepers import Keepers, keeper_at
+from agentenv.sdk.roots import ImageRoot
 from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.nomad.job import hcl
+from agentenv.wire.spec import MIB, SlotLimits
 from hosts.nodes import GUEST, MachineNode
+from tests.farm_service import served
 from tests.nomad.cluster import Cluster
 from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
+from tests.registry import Registry, running_registry
+from tests.small_image import small_image
 from tests.waiting import until, wait_for
 
 SLOTS, TRAJECTORIES = 4, 6
+SMALL_SLOTS = SlotLimits(memory_bytes=512 * MIB, workspace_bytes=32 * MIB, tmp_bytes=32 * MIB, shm_bytes=16 * MIB)
+WITH_IMAGES = {"image_volume": hcl("agentenv-images")}
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +146,79 @@ async def test_a_wire_cut_for_half_a_minute_in_the_middle_of_a_batch(nodes: TwoN
         assert all(isinstance(account.ended_by, LeaseLostError) for account in there)
         assert all(account.ended_by is None for account in others)
         await farm.whole_again()
+
+
+async def test_a_node_gets_an_image_from_the_other_and_a_relay_reaches_both(nodes: TwoNodes, tmp_path: Path) -> None:
+    """The registry is gone when the second node needs the image; the trainer only reaches the relay."""
+    memory_mib = int(await spread(nodes, "images"))
+    containers = ContainerSettings(slots_per_container=1, limits=SMALL_SLOTS)
+    backend = NomadBackend(containers, nodes.settings("images", memory_mib=memory_mib, variables=WITH_IMAGES))
+    pool = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=scaled(120))
+    behind: dict[str, str] = {}
+    """What the relay reaches, by the containers' ids."""
+
+    async def lookup(container: str) -> str | None:
+        return behind.get(container)
+
+    with ExitStack() as running:
+        registry = running.enter_context(running_registry(tmp_path, host=nodes.nodes[0].host))
+        small_image(tmp_path / "layout")
+        image = registry.push(tmp_path / "layout", "small")
+        async with (
+            keepers(nodes, registry) as images,
+            serve_relay(lookup) as relay_url,
+            served(backend, pool, containers=containers, keepers=images, relay_url=relay_url) as farm,
+            AsyncFarm("farm", farm=replace(farm.access(), route="relay"), start_timeout_s=scaled(120)) as trainer,
+        ):
+            await until(lambda: len(farm.farm.yard.links) == 2, scaled(90.0))
+            behind.update({name: link.handle.base_url for name, link in farm.farm.yard.links.items()})
+            root = ImageRoot(image, cpus=1, memory_mib=256, storage_mib=64)
+            async with trainer.sandbox(root) as first:
+                running.close()
+                async with trainer.sandbox(root) as second:
+                    boxes = {box._usable().lease.container.id: box for box in (first, second)}
+                    assert {nodes.node_of(container) for container in boxes} == set(nodes.nodes)
+                    for container, box in boxes.items():
+                        assert box._usable().lease.container.base_url == f"{relay_url}/c/{container}"
+                        assert (await box.run("echo $((6 * 7)); id -u")).stdout == "42\n0\n"
+
+
+@asynccontextmanager
+async def keepers(nodes: TwoNodes, registry: Registry) -> AsyncIterator[Keepers]:
+    """The shipped job on both nodes, which may ask the registry."""
+    token, port, job_id = secrets.token_hex(32), Ports.free().http, "two-nodes-images"
+    path = f"nomad/jobs/{job_id}"
+    nodes.nomad.put(f"/v1/var/{path}", {"Path": path, "Items": {"token": token}})
+    given = {
+        "job_id": job_id, "driver": "raw_exec", "command": nodes.nodes[0].agentenv, "port": port, "cpu_mhz": 20,
+        "memory_mib": 256, "store": "${meta.agentenv_data_dir}/../store",
+        "args": ["--registry", registry.address, "--no-tls-verify", "--patience", "1"],
+    }  # fmt: skip
+    text = shipped.path("nomad/images.nomad.hcl").read_text()
+    job = nodes.nomad.parse_job(text, {name: hcl(value) for name, value in given.items()})
+    nodes.nomad.put("/v1/jobs", {"Job": job})
+    try:
+        yield Keepers(token, keeper_at(port))
+    finally:
+        nodes.nomad.delete(f"/v1/job/{job_id}?purge=true")
+
+
+async def test_a_node_that_dies_ends_its_leases_and_is_used_again_when_it_is_back(nodes: TwoNodes) -> None:
+    memory_mib = int(await spread(nodes, "died"))
+    async with farm_on(nodes, "died", memory_mib=memory_mib) as farm:
+        node, containers = a_node_at_work(nodes, farm)
+        there = [account for account in farm.traffic.living() if account.container in containers]
+        others = [account for account in farm.traffic.living() if account.container not in containers]
+        node.die()
+        died_at = time.monotonic()
+        await until(
+            lambda: all(account.ended_by for account in there), LEASE_END_S + scaled(5), lambda: repr(farm.pool)
+        )
+        assert max(account.ended_at or 0.0 for account in there) - died_at < LEASE_END_S
+        await farm.flowing(50)
+        await asyncio.to_thread(node.return_)
+        await asyncio.to_thread(nodes.start, node)
+        await farm.whole_again(scaled(120.0))
+        await until(lambda: {nodes.node_of(one.container) for one in farm.traffic.living()} == set(nodes.nodes))
+    assert all(isinstance(account.ended_by, LeaseLostError) for account in there)
+    assert all(account.ended_by is None for account in others)

@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -73,6 +75,16 @@ class Node:
     def socket(self) -> str:
         return f"unix://{self.root}/d.sock"
 
+    @property
+    def data(self) -> str:
+        """Its directory on its own disk."""
+        return str(self.root)
+
+    @property
+    def agentenv(self) -> str:
+        """The command, on it."""
+        return str(Path(sys.executable).with_name("agentenv"))
+
     def plug_in(self) -> None:
         """Make the namespace and its wire."""
         inside = f"aein{self.number}"
@@ -101,6 +113,24 @@ class Node:
         finally:
             ip("link", "set", self.outside, "up")
 
+    def die(self) -> None:
+        """End everything that runs on it at once, as when its power fails; its disk stays."""
+        with self.cut_off():  # what the engine and the client would still send does not get through
+            self._kill("nomad")  # first: it would start the containers again
+            _remove_containers(self)
+            self._kill("")
+
+    def return_(self) -> None:
+        """After :meth:`die`: what there is before :meth:`start_engine`."""
+
+    def _kill(self, part: str) -> None:
+        """Kill what runs in its namespace and whose program's path ends with this."""
+        pids = ip("netns", "pids", self.name).split()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if part in Path(f"/proc/{pid}/exe").readlink().name:
+                    os.kill(int(pid), signal.SIGKILL)
+
     def containers(self) -> list[str]:
         """What its engine has, running or not."""
         with contextlib.closing(docker.DockerClient(base_url=self.socket, timeout=scaled(30))) as client:
@@ -123,6 +153,7 @@ class Node:
 
     def start_client(self, program: Path, server_rpc: int, mark: str) -> None:
         """Start its Nomad client, of the server that has this port."""
+        (self.root / "store").mkdir(exist_ok=True)
         (self.root / "client.hcl").write_text(self.client_config(server_rpc, str(self.root)))
         argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl"))]
         self._start([*argv, "-config", f"{self.root}/client.hcl"], mark, "client.log", DOCKER_HOST=self.socket)
@@ -146,6 +177,7 @@ client {{
   enabled           = true
   servers           = ["{self.host}:{server_rpc}"]
   network_interface = "{interface}"
+  host_volume "agentenv-images" {{ path = "{root}/store" }}
   meta {{ agentenv_data_dir = "{root}/n" }}
 }}
 """
@@ -166,6 +198,8 @@ class TwoNodes:
 
     address: str
     nodes: tuple[Node, Node]
+    start: Callable[[Node], None]
+    """Start what runs on a node."""
 
     @property
     def nomad(self) -> NomadHttp:
@@ -177,7 +211,8 @@ class TwoNodes:
 
     def id_of(self, node: Node) -> str:
         """Nomad's id of a node."""
-        return next(str(one["ID"]) for one in self.nomad.get("/v1/nodes") if one["Name"] == node.name)
+        ready = [one for one in self.nomad.get("/v1/nodes") if one["Status"] == "ready"]
+        return next(str(one["ID"]) for one in ready if one["Name"] == node.name)
 
     def node_of(self, container_id: str) -> Node:
         """Where a container runs."""
@@ -185,8 +220,12 @@ class TwoNodes:
         return next(node for node in self.nodes if node.name == name)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, env={"PATH": _PATHS})
+def ip(*words: str) -> str:
+    return _run("ip", *words)
+
+
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, env={"PATH": _PATHS}).stdout
 
 
 @contextmanager
@@ -195,20 +234,26 @@ def two_nodes(root: Path, program: Path, kind: Callable[[Path, int], Node] = Nod
     for left in processes.values(_MARK):  # a killed run's: there is one such network on a machine
         _end(Path(left), f"{_MARK}={left}", _nodes(Path(left), Node))
     mark, nodes = f"{_MARK}={root}", _nodes(root, kind)
+    between_nodes = ["FORWARD", "-i", "aewire+", "-o", "aewire+", "-j", "ACCEPT"]  # a Docker engine forbids it
+    _run("iptables", "-I", *between_nodes)
     try:
         for node in nodes:
             node.unplug()  # of a run that was killed before it started anything in it
             node.root.mkdir()
             node.plug_in()
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda node: node.start_engine(mark), nodes))
         address = _start_server(root, program, mark)
-        for node in nodes:
+
+        def start(node: Node) -> None:
+            node.start_engine(mark)
             node.start_client(program, int(address.rpartition(":")[2]) + 1, mark)
-        found = TwoNodes(address, nodes)
+
+        found = TwoNodes(address, nodes, start)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(start, nodes))
         wait_for(lambda: _ready(found), scaled(90.0), lambda: _words(root))
         yield found
     finally:
+        _run("iptables", "-D", *between_nodes)
         _end(root, mark, nodes)
 
 
