@@ -127,9 +127,10 @@ class Node:
         """Kill what runs in its namespace and whose program's path ends with this."""
         pids = ip("netns", "pids", self.name).split()
         for pid in pids:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended, or is no child of ours
                 if part in Path(f"/proc/{pid}/exe").readlink().name:
                     os.kill(int(pid), signal.SIGKILL)
+                    os.waitpid(int(pid), 0)  # the engine would take what is not reaped for one that runs
 
     def containers(self) -> list[str]:
         """What its engine has, running or not."""
