@@ -148,6 +148,9 @@ async def test_a_wire_cut_for_half_a_minute_in_the_middle_of_a_batch(nodes: TwoN
         await farm.whole_again()
 
 
+@pytest.mark.skipif(
+    os.environ.get(GUEST) == "bookworm", reason="Linux 6.1 cannot keep in memory what image slots write"
+)
 async def test_a_node_gets_an_image_from_the_other_and_a_relay_reaches_both(nodes: TwoNodes, tmp_path: Path) -> None:
     """The registry is gone when the second node needs the image; the trainer only reaches the relay."""
     memory_mib = int(await spread(nodes, "images"))
