@@ -47,9 +47,9 @@ _LINES: Final[Mapping[Long, Sequence[str]]] = {
         f"{_AGENTENV} up --backend nomad --slots 4",  # a guest has no room for ten
         f"{_AGENTENV} exec --backend nomad -- echo hi",
         f"{_AGENTENV} down --backend nomad",
-        "make demo BACKEND=nomad",
         "make nomad-dev-down",
     ),
+    "nomad demo": ("make nomad-dev", "make demo BACKEND=nomad", "make nomad-dev-down"),
     "ci demo": ("make demo DEMO_ARGS='--groups 2'",),
     "ci tests": (
         f"{_PYTEST} -k 'local and not image' tests/contract/executor/test_executor_bash.py"

@@ -9,10 +9,20 @@ from agentenv import apparmor
 from hosts.disk import AT, SANDBOX
 
 Long = Literal[
-    "proofs", "services", "demo", "tests", "nomad", "cluster images", "cluster storage", "kept", "ci demo", "ci tests"
+    "proofs",
+    "services",
+    "demo",
+    "tests",
+    "nomad",
+    "nomad demo",
+    "cluster images",
+    "cluster storage",
+    "kept",
+    "ci demo",
+    "ci tests",
 ]
 """What slots promise (:mod:`hosts.inside`), ops/systemd (:mod:`hosts.services`), `make demo`, a part of the tests,
-a Nomad cluster over a Docker engine, image slots on such a one (which before Linux 6.6 have only storage on a disk),
+a Nomad cluster over a Docker engine, the demo on it, image slots on such a one (which before Linux 6.6 have only storage on a disk),
 a farm whose service is killed and started again, and what there is time for in each run of .ci/run."""
 Outcome = Literal["full", "weaker", "refused"]
 """Of `agentenv exec`: slots run and nothing is weaker; they run, and something is; they do not."""
@@ -57,7 +67,7 @@ class Row:
 
 ROWS: Final = (
     Row("root, over ssh", "full", long=frozenset({"proofs", "services", "demo", "tests", "ci demo"})),
-    Row("root, Docker and Nomad", "full", before=_DOCKER, after=_NO_DOCKER, long=frozenset({"nomad"})),
+    Row("root, Docker and Nomad", "full", before=_DOCKER, after=_NO_DOCKER, long=frozenset({"nomad", "nomad demo"})),
     Row(
         "root, images on Docker and Nomad",
         "full",
