@@ -22,8 +22,9 @@ Long = Literal[
     "ci tests",
 ]
 """What slots promise (:mod:`hosts.inside`), ops/systemd (:mod:`hosts.services`), `make demo`, a part of the tests,
-a Nomad cluster over a Docker engine, the demo on it, image slots on such a one (which before Linux 6.6 have only storage on a disk),
-a farm whose service is killed and started again, and what there is time for in each run of .ci/run."""
+a Nomad cluster over a Docker engine, the demo on it, image slots on such a one (which before Linux 6.6 have only
+storage on a disk), a farm whose service is killed and started again, and what there is time for in each run of
+.ci/run."""
 Outcome = Literal["full", "weaker", "refused"]
 """Of `agentenv exec`: slots run and nothing is weaker; they run, and something is; they do not."""
 
@@ -87,7 +88,7 @@ ROWS: Final = (
     Row(
         "root, Docker with userns-remap",
         "full",
-        before=f"""echo '{{"userns-remap": "default"}}' >/etc/docker/daemon.json; {_DOCKER}""",
+        before=f"""mkdir -p /etc/docker; echo '{{"userns-remap": "default"}}' >/etc/docker/daemon.json; {_DOCKER}""",
         after=f"{_NO_DOCKER}; rm /etc/docker/daemon.json",
         long=frozenset({"nomad"}),
     ),
