@@ -173,8 +173,8 @@ async def test_a_node_gets_an_image_from_the_other_and_a_relay_reaches_both(node
             served(backend, pool, containers=containers, keepers=images, relay_url=relay_url) as farm,
             AsyncFarm("farm", farm=replace(farm.access(), route="relay"), start_timeout_s=scaled(120)) as trainer,
         ):
-            await until(lambda: len(farm.farm.yard.links) == 2, scaled(90.0))
-            behind.update({name: link.handle.base_url for name, link in farm.farm.yard.links.items()})
+            await until(lambda: len(farm.farm.manager.links) == 2, scaled(90.0))
+            behind.update({name: link.handle.base_url for name, link in farm.farm.manager.links.items()})
             root = ImageRoot(image, cpus=1, memory_mib=256, storage_mib=64)
             async with trainer.sandbox(root) as first:
                 running.close()

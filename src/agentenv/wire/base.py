@@ -80,8 +80,8 @@ def _not_bool(value: object) -> object:
 
 
 NOT_BOOL = BeforeValidator(_not_bool)
-"""For the numbers among a tool's arguments, which a language model writes: pydantic would take ``true`` for 1. It is the
-last of a type's annotations: bounds that follow it would have other names in the JSON schema."""
+"""For the numbers among a tool's arguments, which a language model writes: pydantic would take ``true`` for 1. It is
+the last of a type's annotations: bounds that follow it would have other names in the JSON schema."""
 
 
 def _from_base64(value: object) -> object:
