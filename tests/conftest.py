@@ -6,8 +6,10 @@ What is slow and kept between runs is made before any test's clock runs: the nom
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from xdist.remote import Producer
 from agentenv.deadlines import scaled
 from agentenv.dev import docker_engine, program
 from agentenv.image import BuildStep, ensure_image
+from agentenv.sandbox.supervisor.disk_layers import not_on_disk
 from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
 
@@ -33,17 +36,21 @@ WAITING_FIRST = (
     *("tests/integration/test_tool_server_browser", "tests/integration", "tests/security"),
 )
 """Tests that mostly wait, by how their ids begin; the longest modules first. The others compute."""
+MOUNTS = Path("/proc/self/mountinfo")
 _UNIT = Path(__file__).parent / "unit"
 
 
-@pytest.hookimpl(optionalhook=True)
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A test's time limit, on a machine that is told to be slow."""
+    """A test's time limit, on a machine that is told to be slow; and temporary directories on a disk, because image
+    stores need one and /tmp is a tmpfs since Debian 13."""
     if config.option.timeout is None:
         config.option.timeout = scaled(float(config.getini("timeout")))
+    if "TMPDIR" not in os.environ and not_on_disk(MOUNTS.read_text(), tempfile.gettempdir()):
+        os.environ["TMPDIR"] = tempfile.tempdir = "/var/tmp"
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
     return ByModule(config, log)
 
