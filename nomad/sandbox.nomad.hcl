@@ -132,6 +132,12 @@ variable "apparmor" {
   description = "AppArmor profile where clients have AppArmor. Docker's own forbids mounts, so it cannot be that one; without any, capabilities and the seccomp profile hold."
 }
 
+variable "userns_mode" {
+  type        = string
+  default     = "host"
+  description = "Where the client's Docker engine maps users (userns-remap): host leaves the container out of it, because a mapped root can neither read its job's token nor make slots. Elsewhere it has no effect. Empty: as the engine is set, and no slot starts on such a client."
+}
+
 variable "pids_limit" {
   type        = number
   default     = 0
@@ -357,8 +363,9 @@ job "sandbox" {
             "apparmor=${var.apparmor}",
             "seccomp=${local.client_data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
           ])
-          cgroupns   = "private"
-          pids_limit = local.pids_limit
+          cgroupns    = "private"
+          userns_mode = var.userns_mode
+          pids_limit  = local.pids_limit
         }
       }
 

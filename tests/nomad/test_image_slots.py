@@ -188,6 +188,7 @@ async def test_docker_gives_the_container_no_more_than_plain_slots_need(cluster:
     made = container.attrs["HostConfig"]
     assert sorted(made["CapAdd"]) == ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"]
     assert (made["CapDrop"], made["Privileged"], made["ReadonlyRootfs"]) == (["ALL"], False, True)
+    assert made["UsernsMode"] == "host", "of an engine with userns-remap; on others it is the only one"
     assert any(option.startswith("seccomp=") for option in made["SecurityOpt"])
     (store,) = [mount for mount in container.attrs["Mounts"] if mount["Destination"] == "/store"]
     assert (store["Source"], store["RW"]) == (str(cluster.client.place.store), False)

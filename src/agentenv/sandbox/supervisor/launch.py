@@ -184,9 +184,10 @@ def read_token(path: Path) -> str:
         found = path.stat()
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "token_file", f"cannot read {path}: {error}", next_step="write a token there, mode 0600"
-        ) from error
+        cure = "write a token there, mode 0600"
+        if isinstance(error, PermissionError):  # root of a user namespace that the engine made does not own the file
+            cure += ", owned by the container's user; with Docker's userns-remap, start it with --userns=host"
+        raise ConfigError("token_file", f"cannot read {path}: {error}", next_step=cure) from error
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError("token_file", f"{path} is readable by others", next_step=f"chmod 600 {path}")
     if len(text) < _MIN_TOKEN_CHARACTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -67,7 +68,7 @@ def test_sweep_s_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sweep.main([]) == 2
 
 
-def test_token_files(tmp_path: Path) -> None:
+def test_token_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     with pytest.raises(ConfigError, match="cannot read"):
         launch.read_token(token)
@@ -79,6 +80,9 @@ def test_token_files(tmp_path: Path) -> None:
     assert launch.read_token(token) == "0123456789abcdef"
     token.write_text("short")
     with pytest.raises(ConfigError, match="fewer than 16"):
+        launch.read_token(token)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(ConfigError, match="--userns=host"):
         launch.read_token(token)
 
 

@@ -348,7 +348,7 @@ def test_the_job_file_by_hand_computes_as_the_backend_does() -> None:
     assert f"local.spec.slots * local.slot_mib + local.checkpoint_mib + {SERVER_MIB}" in text
     assert f"try(local.spec.checkpoint_bytes, {ContainerSpec.checkpoint_bytes})" in text
     assert f"slots = {ContainerSpec().slots}, " in text
-    assert "pids_limit = local.pids_limit" in text
+    assert "pids_limit  = local.pids_limit" in text
     assert "memory     = local.memory_mib" in text
 
 
