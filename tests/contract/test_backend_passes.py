@@ -103,7 +103,7 @@ async def test_a_run_may_not_lease_nor_end_nor_look_around(container: Client) ->
     async with _as_run(container, RUN) as run:
         with pytest.raises(PolicyRefusalError, match="a pass does not allow POST /v1/leases"):
             await run.control.lease(LeaseRequest(slot=1, trajectory="t", ttl_s=60, request_id="r" * 16))
-        with pytest.raises(PolicyRefusalError, match="ask the farm service"):
+        with pytest.raises(PolicyRefusalError, match="use the farm service"):
             await run.control.end(EndRequest(slot=0, epoch=key.epoch))
         with pytest.raises(PolicyRefusalError):
             await run.control.slots()
