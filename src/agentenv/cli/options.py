@@ -44,7 +44,7 @@ class Isolation(StrEnum):
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document on stdout instead.")]
 BackendOption = Annotated[
     Backend | None,
-    typer.Option("--backend", "-b", help="local, nomad or fake; AGENTENV_BACKEND sets it for all verbs."),
+    typer.Option("--backend", "-b", help="Where slots run; AGENTENV_BACKEND sets it for all verbs."),
 ]
 JobOption = Annotated[
     str | None,
