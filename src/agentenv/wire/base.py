@@ -137,9 +137,8 @@ def _leaf_types(annotation: object) -> set[object]:
 class WireModel(BaseModel):
     """Base of every model both sides share."""
 
-    # JSON has no NaN and no infinity, and pydantic would write null for them. A process uses few of the models that it
-    # imports: each is built at its first use.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    # JSON has no NaN and no infinity, and pydantic would write null for them.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class KeptModel(WireModel):
