@@ -177,15 +177,29 @@ async def test_evaluate_writes_its_metrics(tmp_path: Path) -> None:
 
 
 async def test_process_gives_up_when_nothing_works(tmp_path: Path) -> None:
-    async with ScriptedPolicy({}) as policy:
-        arguments = flags(
-            tmp_path, policy, env__give_up_after_failed_groups=2, env__infra_retries=0, openai__model_name="scripted"
-        )
-        arguments[arguments.index("--openai.base_url") + 1] = policy.base_url + "/nowhere"
+    async with ScriptedPolicy({"*": [[Failure(404)]]}) as policy:
+        arguments = flags(tmp_path, policy, env__give_up_after_failed_groups=2, env__infra_retries=0)
         status, log = await run(tmp_path, "process", *arguments)
     assert status == 1
     assert "2 groups in a row had no scored member" in log
     assert "check base_url" in log
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+
+
+@pytest.mark.parametrize("verb", ["process", "evaluate", "serve"])
+async def test_what_the_models_server_would_always_refuse_ends_a_command_at_once(tmp_path: Path, verb: str) -> None:
+    async with ScriptedPolicy({}) as policy:
+        url = policy.base_url.removesuffix("/v1")
+        arguments = flags(tmp_path, policy, env__eval_items=1, openai__base_url=url)
+        status, log = await run(tmp_path, verb, *arguments)
+        requests = policy.requests
+    assert status == 2, log
+    assert log.splitlines()[-1].startswith(
+        f"ConfigError: openai.base_url: there is no {url}/chat/completions (HTTP 404"
+    )
+    assert f"did you mean {url}/v1?" in log
+    assert "Traceback" not in log
+    assert requests == 0
     assert not list(tmp_path.glob("agentenv-fake-*"))
 
 
@@ -199,6 +213,8 @@ async def test_process_gives_up_when_nothing_works(tmp_path: Path) -> None:
         ({"env__max_agent_turns": 3, "env__agent_max_steps": 4}, "max_agent_turns=3 and agent_max_steps=4 disagree"),
         ({"env__agent_max_steps": "many"}, "agent_max_steps"),
         ({"openai__server_type": "vllm"}, "tool_call_parser: is not set, and 'vllm' gives text"),
+        ({"openai__base_url": "127.0.0.1:9/v1"}, "openai.base_url: '127.0.0.1:9/v1' is no http(s) address"),
+        ({"openai__base_url": ""}, "openai.base_url: is empty"),
         ({"openai__server_type": "trl"}, "server_type: 'trl' gives no tokens with logprobs"),
     ],
 )

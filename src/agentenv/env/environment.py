@@ -55,6 +55,7 @@ from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
+from agentenv.env.preflight import check_addresses, probe
 from agentenv.env.progress import RunProgress, set_up_logging
 from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
@@ -264,6 +265,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self._warn_of_differences(config)
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         kind = server_type_of(configs, config.tool_call_parser)
+        if type(self).model_for is AgentEnv.model_for:
+            check_addresses(configs)
         configs = [with_tokenizer(server, config.tokenizer_name) for server in configs]
         config.wandb_name = config.wandb_name or self.name  # the trainer's API refuses to register without one
         # atropos takes a lone APIServerConfig for four servers on localhost, whatever its base_url says.
@@ -325,6 +328,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             await stack.enter_async_context(self._env_tools.opened(self.build_tool_server))
             with outside_rollouts("build_tools"):
                 catalog = self.build_tools()
+            if self.progress.verb:
+                await self._probe_model(catalog)
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
             pool, slots, patience_s = await self._open_pool(stack)
             tools, run = self._env_tools.runnable(catalog)
@@ -502,6 +507,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     async def _expect_model(self, wait_s: float = 0.0) -> None:
         if type(self).model_for is AgentEnv.model_for:
             await expect_servers(self.server.servers, wait_s=wait_s)
+
+    async def _probe_model(self, catalog: ToolCatalog) -> None:
+        """A chat completion with tools is what rollouts send to an OpenAI-style server; others have servers of their
+        own kind. Raises: ConfigError."""
+        if type(self).model_for is AgentEnv.model_for and not self._models.exact:
+            await probe(self.server.servers, catalog.openai_tools(), self.config.agent_settings().sampling())
 
     async def env_manager(self) -> None:
         """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's

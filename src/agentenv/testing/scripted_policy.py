@@ -11,7 +11,8 @@ script's replies; ``speaker.said`` has them for tests. There the trajectory's na
 A conversation's task is found in its first user message (``[task:task-1]`` by default). Its member is the number at
 the end of the request's ``user`` field when one is sent (``…-3`` or ``…-3-try2``, as AgentEnv does with
 ``send_trajectory_id``); otherwise conversations are numbered in order of arrival, and later recognised by the ids
-of their tool calls.
+of their tool calls. A request for one token, with which a command begins to see whether the server takes its requests,
+is answered without a player and not counted.
 """
 
 from __future__ import annotations
@@ -104,14 +105,17 @@ class ScriptedPolicy:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _complete(self, request: web.Request) -> web.Response:
-        self.requests += 1
         try:
             body = await request.json()
             messages = body["messages"]
             if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
                 raise TypeError("messages must be a list of objects")
         except (ValueError, KeyError, TypeError) as error:
+            self.requests += 1
             return _refused(Failure(400, f"bad request: {type(error).__name__}: {error}"))
+        if body.get("max_tokens") == 1:
+            return web.json_response(completion(Reply("ok", finish_reason="length"), Turn("", 0, 0, messages)))
+        self.requests += 1
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
         turn = self._turn(messages, body.get("user"))

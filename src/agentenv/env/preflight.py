@@ -1,0 +1,158 @@
+"""What a command checks of the model's server before its first rollout: one request as rollouts send them, for a
+single token. A wrong address, key or model name, or a flag that the server lacks, would fail every rollout alike, so it
+ends the command at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentenv.agent.models.openai import LIMITS
+from agentenv.agent.protocols import ToolDefinition
+from agentenv.deadlines import scaled
+from agentenv.env.model_servers import address_of
+from agentenv.errors import ConfigError, ModelServerError
+from agentenv.tools.schema import closest
+
+logger = logging.getLogger(__name__)
+
+PROBE_LIMIT_S = scaled(60.0)
+"""A server may have a queue, or load its weights: without an answer in this time, rollouts find out."""
+MODELS_LIMIT_S = scaled(5.0)
+MOST_NAMED = 8
+NO_SUCH_ROUTE = frozenset({404, 405, 501})
+"""What servers, of models or of anything else, answer to a POST where they have nothing."""
+NO_TOOLS = "tool"
+"""In the text of every server known to refuse tools."""
+
+
+def check_addresses(servers: Sequence[Any]) -> None:
+    """Raises: ConfigError for a base URL that nothing can be sent to."""
+    for server in servers:
+        url = getattr(server, "base_url", None)
+        if url is None:
+            continue
+        try:
+            address = urlsplit(url)
+            good = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            spelt = f"http://{url}" if url and "://" not in url else "http(s)://HOST:PORT/v1"
+            problem = f"{url!r} is no http(s) address" if url else "is empty"
+            raise ConfigError("openai.base_url", problem, next_step=f"set it, such as {spelt}")
+
+
+async def probe(servers: Sequence[Any], tools: Sequence[ToolDefinition], sampling: Mapping[str, Any]) -> None:
+    """Send each server one request as rollouts do. ``servers``: of atropos, with ``chat_completion``.
+
+    Raises: ConfigError when one refuses it for a reason that would hold for every rollout: the key, the route, the
+    model's name, the tools, the sampling. A server that fails or is away is left to the rollouts, which retry.
+    """
+    different = {(address_of(server), server.config.model_name, server.config.api_key): server for server in servers}
+    await asyncio.gather(*(_probe(server, tools, sampling) for server in different.values()))
+
+
+async def _probe(server: Any, tools: Sequence[ToolDefinition], sampling: Mapping[str, Any]) -> None:
+    request = {**sampling, "messages": [{"role": "user", "content": "Answer with: ok"}], "n": 1}
+    if tools:
+        request["tools"] = list(tools)
+    try:
+        async with asyncio.timeout(PROBE_LIMIT_S):
+            refusal = await _refusal(server, {**request, "max_tokens": 1})
+            if refusal is not None and any(name in str(refusal) for name in LIMITS):
+                refusal = await _refusal(server, request)  # models that reason accept no limit of one token
+    except TimeoutError:
+        logger.warning("the model's server at %s has not answered for %g s", address_of(server), PROBE_LIMIT_S)
+        return
+    if refusal is not None:
+        raise await _explained(server, refusal, with_tools=bool(tools))
+
+
+async def _refusal(server: Any, request: dict[str, Any]) -> Exception | None:
+    """What the server answers if it refuses this request; None for everything that may pass."""
+    try:
+        await server.chat_completion(**request)
+    except ModelServerError:
+        return None
+    except AttributeError:  # the openai client's result for anything but JSON is text
+        return ConfigError("openai.base_url", f"what answers at {address_of(server)} is not a model's server")
+    except Exception as error:  # the openai client's, or that of an environment's own server
+        status = getattr(error, "status_code", None)
+        final = isinstance(status, int) and (400 <= status < 500 or status in NO_SUCH_ROUTE)
+        return error if (final and status not in (408, 409, 425, 429)) or "--jinja" in str(error) else None
+    return None
+
+
+async def _explained(server: Any, refusal: Exception, *, with_tools: bool) -> ConfigError:
+    if isinstance(refusal, ConfigError):
+        return refusal
+    url, name, status = address_of(server) or "", server.config.model_name, getattr(refusal, "status_code", 0)
+    answer = f"HTTP {status}: {_words(refusal)}"
+    if status in (401, 403, 407):
+        return ConfigError(
+            "openai.api_key",
+            f"the model's server at {url} refuses it ({answer})",
+            next_step="set --openai.api_key, or OPENAI_API_KEY, to one that may use this model",
+        )
+    names = await _models(server, url)
+    if names and name not in names and (status == 404 or name in str(refusal)):
+        near = closest(name, names)
+        others = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+        return ConfigError(
+            "openai.model_name",
+            f"the server at {url} has no model {name!r}",
+            next_step=f"did you mean {near!r}? it has: {others}" if near else f"it has: {others}",
+        )
+    if with_tools and NO_TOOLS in str(refusal).lower():
+        return ConfigError(
+            "openai.base_url",
+            f"the model's server at {url} refuses tools ({answer})",
+            next_step="start it with --enable-auto-tool-choice --tool-call-parser NAME (vLLM), --tool-call-parser NAME "
+            "(SGLang) or --jinja (llama.cpp), or use a model with tools",
+        )
+    if status in NO_SUCH_ROUTE and names is None:
+        return await _no_route(server, url, answer)
+    return ConfigError(
+        "openai.base_url" if status in NO_SUCH_ROUTE else "openai.model_name",
+        f"the model's server at {url} refuses a request for {name!r} ({answer})",
+        next_step="every rollout would be refused alike: check the model's name, the sampling and extra_body",
+    )
+
+
+async def _no_route(server: Any, url: str, answer: str) -> ConfigError:
+    bare = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    found = None
+    for other in (bare, f"{bare}/v1"):
+        if other != url.rstrip("/") and await _models(server, other) is not None:
+            found = other
+            break
+    return ConfigError(
+        "openai.base_url",
+        f"there is no {url.rstrip('/')}/chat/completions ({answer})",
+        next_step=f"did you mean {found}?" if found else "set the address up to /chat/completions, most often with /v1",
+    )
+
+
+async def _models(server: Any, url: str) -> list[str] | None:
+    """The names of the models that are served at this address; None if it does not tell."""
+    client = getattr(server, "openai", None)
+    if client is None:
+        return None
+    try:
+        async with asyncio.timeout(MODELS_LIMIT_S):
+            page = await client.with_options(base_url=url, max_retries=0).models.list()
+        return sorted(str(model.id) for model in page.data)
+    except Exception:  # it is only for the hint: whatever it is, there is none
+        return None
+
+
+def _words(refusal: Exception) -> str:
+    """What the server wrote, in one short line."""
+    body = getattr(refusal, "body", None)
+    message = body.get("message") if isinstance(body, dict) else None
+    return " ".join((message if isinstance(message, str) else str(refusal)).split())[:300]

@@ -1,0 +1,176 @@
+"""What a command checks before its first rollout, on servers that refuse a request as known ones do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+from agentenv.env import preflight
+from agentenv.env.model_servers import OnceRetryingServer
+from agentenv.env.preflight import check_addresses, probe
+from agentenv.errors import ConfigError
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+MODELS = ["Qwen/Qwen3-8B", "llama-3"]
+COMPLETION = {
+    "id": "x", "object": "chat.completion", "created": 0, "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "length"}],
+}  # fmt: skip
+Answer = Callable[[dict[str, Any]], tuple[int, Any]]
+
+
+@asynccontextmanager
+async def model_server(answer: Answer, *, models: bool = True) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """A server below /v1 that answers completions so, and what it was sent."""
+    asked: list[dict[str, Any]] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        status, body = answer(asked[-1])
+        if isinstance(body, str):
+            return web.Response(text=body, status=status, content_type="text/html")
+        return web.json_response(body, status=status)
+
+    async def listed(_: web.Request) -> web.Response:
+        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "x"} for name in MODELS]
+        return web.json_response({"object": "list", "data": entries})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    if models:
+        app.router.add_get("/v1/models", listed)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def probed(url: str, name: str = "llama-3", sampling: Any = None) -> None:
+    server = OnceRetryingServer(APIServerConfig(base_url=url, model_name=name, api_key="k", timeout=30))
+    server.openai = server.openai.with_options(max_retries=0)
+    try:
+        await probe([server, server], TOOLS, sampling or {})
+    finally:
+        await server.openai.close()
+
+
+def refusing(status: int, message: str) -> Answer:
+    return lambda _: (status, {"error": {"message": message, "type": "x"}})
+
+
+async def test_the_probe_is_one_small_request_with_the_tools_and_sampling_of_rollouts() -> None:
+    async with model_server(lambda _: (200, COMPLETION)) as (url, asked):
+        await probed(f"{url}/v1", sampling={"temperature": 0.5, "extra_body": {"top_k": 5}, "max_tokens": 900})
+    [request] = asked
+    assert request["tools"] == TOOLS
+    assert (request["max_tokens"], request["temperature"], request["top_k"]) == (1, 0.5, 5)
+    assert request["model"] == "llama-3"
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "said"),
+    [
+        (
+            refusing(401, "Incorrect API key"),
+            "llama-3",
+            r"openai\.api_key: .* \(HTTP 401: Incorrect API key\) .*set --",
+        ),
+        (refusing(403, "not yours"), "llama-3", r"openai\.api_key: .* \(HTTP 403: not yours\)"),
+        (
+            refusing(404, "The model `Qwen/Qwen3-8b` does not exist."),
+            "Qwen/Qwen3-8b",
+            r"openai\.model_name: .* no model 'Qwen/Qwen3-8b' \(did you mean 'Qwen/Qwen3-8B'\? it has: Qwen",
+        ),
+        (refusing(400, "Invalid model name: xyz"), "xyz", r"openai\.model_name: .* no model 'xyz' \(it has: Qwen"),
+        (
+            refusing(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser'),
+            "llama-3",
+            r"refuses tools \(HTTP 400: .* \(start it with --enable-auto-tool-choice",
+        ),
+        (refusing(500, "tools param requires --jinja flag"), "llama-3", r"refuses tools .* or --jinja"),
+        (refusing(400, "top_k is not a field"), "llama-3", r"refuses a request for 'llama-3' .*top_k is not a field"),
+        (lambda _: (200, "<html>welcome</html>"), "llama-3", r"openai\.base_url: what answers at .* is not a model's"),
+    ],
+)
+async def test_what_would_fail_every_rollout_is_one_line_with_the_next_step(
+    answer: Answer, name: str, said: str
+) -> None:
+    async with model_server(answer) as (url, _):
+        with pytest.raises(ConfigError, match=said) as found:
+            await probed(f"{url}/v1", name)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("models", "path", "said"),
+    [
+        (True, "", r"openai\.base_url: there is no {url}/chat/completions .*did you mean {url}/v1\?"),
+        (True, "/v1/chat/completions", r"did you mean {url}/v1\?"),
+        (False, "/v2", r"there is no {url}/v2/chat/completions .*most often with /v1"),
+    ],
+)
+async def test_a_wrong_path_is_named_with_the_right_one_if_there_is_one(models: bool, path: str, said: str) -> None:
+    async with model_server(lambda _: (200, COMPLETION), models=models) as (url, _):
+        with pytest.raises(ConfigError, match=said.format(url=url)):
+            await probed(url + path)
+
+
+async def test_a_server_that_accepts_no_limit_of_one_token_gets_the_request_of_rollouts() -> None:
+    def answer(request: dict[str, Any]) -> tuple[int, Any]:
+        if request.get("max_tokens") == 1:
+            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens'"}}
+        return 200, COMPLETION
+
+    async with model_server(answer) as (url, asked):
+        await probed(f"{url}/v1")
+    assert [request.get("max_tokens") for request in asked] == [1, None]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_a_server_that_is_busy_or_broken_is_left_to_the_rollouts(status: int) -> None:
+    async with model_server(refusing(status, "later")) as (url, asked):
+        await probed(f"{url}/v1")
+    assert len(asked) == 1
+    await probed("http://127.0.0.1:9/v1")
+
+
+async def test_a_server_that_does_not_answer_in_time_is_left_to_the_rollouts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Silent:
+        config = APIServerConfig(base_url="http://127.0.0.1:9/v1")
+
+        async def chat_completion(self, **_: Any) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(preflight, "PROBE_LIMIT_S", 0.05)
+    await probe([Silent()], TOOLS, {})
+    assert "has not answered for 0.05 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", r"openai\.base_url: is empty \(set it, such as http"),
+        (
+            "localhost:9999/v1",
+            r"'localhost:9999/v1' is no http\(s\) address \(set it, such as http://localhost:9999/v1",
+        ),
+        ("ftp://there/v1", r"'ftp://there/v1' is no"),
+        ("http://:80/v1", r"is no http"),
+        ("http://host:port/v1", r"is no http"),
+    ],
+)
+def test_an_address_that_nothing_can_be_sent_to_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_addresses([APIServerConfig(base_url=url, api_key="k")])
+    check_addresses([APIServerConfig(base_url=None, api_key="k"), APIServerConfig(base_url="https://host/v1")])
