@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import TypeVar
 
 from agentenv.agent.datasets import load_items
@@ -55,7 +55,7 @@ from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
-from agentenv.env.preflight import check_addresses, probe
+from agentenv.env.preflight import check_numbers, check_servers, probe
 from agentenv.env.progress import RunProgress, set_up_logging
 from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
@@ -104,6 +104,11 @@ class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
     worker_timeout: float = Field(
         default=7200, description="Seconds after which atropos cancels a group and forgets its item; -1: never"
     )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        check_numbers(self)
+        return self
 
 
 ConfigT = TypeVar("ConfigT", bound=AgentEnvConfig, default=AgentEnvConfig)
@@ -266,7 +271,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         kind = server_type_of(configs, config.tool_call_parser)
         if type(self).model_for is AgentEnv.model_for:
-            check_addresses(configs)
+            check_servers(configs)
         configs = [with_tokenizer(server, config.tokenizer_name) for server in configs]
         config.wandb_name = config.wandb_name or self.name  # the trainer's API refuses to register without one
         # atropos takes a lone APIServerConfig for four servers on localhost, whatever its base_url says.
@@ -554,6 +559,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         something could not be written.
         """
         config, wanted = self.config, self.n_groups_to_process
+        if wanted < 1:
+            raise ConfigError("total_steps", "-1 is a trainer's number, and process has none", next_step="set it")
         config.group_size = self.group_size_to_process
         self.curr_step = 0
         self.max_token_len = config.max_token_length  # only used in warnings here: nothing is skipped

@@ -1,6 +1,5 @@
-"""What a command checks of the model's server before its first rollout: one request as rollouts send them, for a
-single token. A wrong address, key or model name, or a flag that the server lacks, would fail every rollout alike, so it
-ends the command at once.
+"""What is checked before the first rollout, because it would fail every one alike: atropos' own settings, which it
+takes as they are, and the model's server. A command sends it one request as rollouts do, for a single token.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from agentenv.agent.models.openai import LIMITS
@@ -20,6 +19,20 @@ from agentenv.tools.schema import closest
 
 logger = logging.getLogger(__name__)
 
+LEAST: Final[Mapping[str, float]] = {
+    "group_size": 1, "total_steps": 1, "max_num_workers": 1, "max_num_workers_per_node": 1, "max_eval_workers": 1,
+    "batch_size": 1, "max_token_length": 1, "worker_timeout": 0.001,
+}  # fmt: skip
+"""atropos' settings of which a lower value does nothing, waits for ever or ends in an error about something else."""
+OPEN: Final = {
+    "total_steps": "the trainer's",
+    "batch_size": "the trainer's",
+    "max_num_workers": "of each server",
+    "worker_timeout": "none",
+}
+"""Those of them that may be -1, and what that means."""
+LEAST_OF_SERVER: Final = {"num_max_requests_at_once": 1, "num_requests_for_eval": 1, "timeout": 1}
+
 PROBE_LIMIT_S = scaled(60.0)
 """A server may have a queue, or load its weights: without an answer in this time, rollouts find out."""
 MODELS_LIMIT_S = scaled(5.0)
@@ -30,9 +43,22 @@ NO_TOOLS = "tool"
 """In the text of every server known to refuse tools."""
 
 
-def check_addresses(servers: Sequence[Any]) -> None:
-    """Raises: ConfigError for a base URL that nothing can be sent to."""
+def check_numbers(config: Any) -> None:
+    """Raises: ConfigError for a setting of atropos with which nothing can run."""
+    for name, least in LEAST.items():
+        value = getattr(config, name)
+        if value < least and not (name in OPEN and value == -1):
+            other = f", or -1 ({OPEN[name]})" if name in OPEN else ""
+            allowed = "more than 0" if least < 1 else f"{least:g} or more"
+            raise ConfigError(name, f"got {value}", next_step=f"allowed: {allowed}{other}")
+
+
+def check_servers(servers: Sequence[Any]) -> None:
+    """Raises: ConfigError for a base URL that nothing can be sent to, and for limits that let nothing through."""
     for server in servers:
+        for name, least in LEAST_OF_SERVER.items():
+            if (value := getattr(server, name, least)) < least:
+                raise ConfigError(f"openai.{name}", f"got {value}", next_step=f"allowed: {least} or more")
         url = getattr(server, "base_url", None)
         if url is None:
             continue

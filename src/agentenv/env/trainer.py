@@ -16,7 +16,7 @@ import aiohttp
 from atroposlib.envs.base import BaseEnv
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,18 @@ class TrainerLink:
         await self._answered(super().setup_wandb)  # type: ignore[misc]
 
     async def get_server_info(self) -> None:
-        """As in atropos."""
-        await self._answered(super().get_server_info)  # type: ignore[misc]
+        """As in atropos. Raises: ConfigError when the trainer's batches are smaller than a group."""
+        try:
+            await self._answered(super().get_server_info)  # type: ignore[misc]
+        except ValueError as error:
+            size, batch = self.config.group_size, self.config.batch_size
+            if size <= batch:
+                raise
+            raise ConfigError(
+                "group_size",
+                f"{size} is more than the trainer's batch_size of {batch}",
+                next_step=f"allowed: 1 to {batch}",
+            ) from error
 
     async def _register_env(self) -> Any:
         """The API's answer, once a trainer has started it."""

@@ -12,8 +12,9 @@ from aiohttp import web
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv.env import preflight
+from agentenv.env.environment import AgentEnvConfig
 from agentenv.env.model_servers import OnceRetryingServer
-from agentenv.env.preflight import check_addresses, probe
+from agentenv.env.preflight import check_servers, probe
 from agentenv.errors import ConfigError
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -172,5 +173,36 @@ async def test_a_server_that_does_not_answer_in_time_is_left_to_the_rollouts(
 )
 def test_an_address_that_nothing_can_be_sent_to_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_addresses([APIServerConfig(base_url=url, api_key="k")])
-    check_addresses([APIServerConfig(base_url=None, api_key="k"), APIServerConfig(base_url="https://host/v1")])
+        check_servers([APIServerConfig(base_url=url, api_key="k")])
+    check_servers([APIServerConfig(base_url=None, api_key="k"), APIServerConfig(base_url="https://host/v1")])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("group_size", 0, "group_size: got 0 (allowed: 1 or more)"),
+        ("group_size", -2, "group_size: got -2 (allowed: 1 or more)"),
+        ("total_steps", 0, "total_steps: got 0 (allowed: 1 or more, or -1 (the trainer's))"),
+        ("max_num_workers", 0, "max_num_workers: got 0 (allowed: 1 or more, or -1 (of each server))"),
+        ("max_num_workers_per_node", 0, "max_num_workers_per_node: got 0"),
+        ("max_eval_workers", 0, "max_eval_workers: got 0"),
+        ("batch_size", -5, "batch_size: got -5"),
+        ("max_token_length", 0, "max_token_length: got 0"),
+        ("worker_timeout", 0, "worker_timeout: got 0.0 (allowed: more than 0, or -1 (none))"),
+    ],
+)
+def test_a_setting_of_atropos_with_which_nothing_can_run_is_refused(name: str, value: float, said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        AgentEnvConfig(**{name: value})
+    assert str(found.value).startswith(said)
+
+
+def test_minus_one_is_allowed_where_atropos_has_a_meaning_for_it() -> None:
+    config = AgentEnvConfig(total_steps=-1, batch_size=-1, max_num_workers=-1, worker_timeout=-1)
+    assert AgentEnvConfig(**config.model_dump()) == config
+
+
+@pytest.mark.parametrize("name", ["num_max_requests_at_once", "num_requests_for_eval", "timeout"])
+def test_a_server_that_may_be_sent_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"openai\.{name}: got 0 \(allowed: 1 or more\)"):
+        check_servers([APIServerConfig(**{name: 0})])

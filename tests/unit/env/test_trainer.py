@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 from tests.unit.env.env_stubs import AnswerEnv, environment
 
 STATUS = {"current_step": 0, "queue_size": 0, "self_queue_size": 3, "env_weight": 1.0}
@@ -84,3 +84,10 @@ async def test_an_api_that_only_fails_is_an_infrastructure_failure(tmp_path: Pat
         with pytest.raises(InfraError, match=said):
             await env.get_status()
         assert api.known <= 2, "it does not register again and again"
+
+
+async def test_batches_that_are_smaller_than_a_group_are_refused_in_one_line(tmp_path: Path) -> None:
+    async with registered(tmp_path) as (env, _):
+        env.config.group_size = 9
+        with pytest.raises(ConfigError, match=r"group_size: 9 is more than the trainer's batch_size of 8"):
+            await env.get_server_info()
