@@ -5,6 +5,7 @@ Every class states whose failure it is (``fault``), what survived and what to do
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
     │   ├── DockerfileError             a Dockerfile or its build context is wrong, or needs what is not supported
+    │   ├── HookError                   also a TypeError: a hook is missing, or could not be called
     │   ├── MissingExtraError           also an ImportError: a package of an extra is not installed
     │   ├── QuotaError                  more slots than this run may ever have on the farm
     │   ├── UnauthorizedError           the service does not accept the token
@@ -102,6 +103,12 @@ class DockerfileError(ConfigError):
         self.file = file
         self.line = line
         self.instruction = instruction
+
+
+class HookError(ConfigError, TypeError):
+    """A hook of an environment is missing, could not be called, or would never be called; nothing was started."""
+
+    code = "hook"
 
 
 class MissingExtraError(ConfigError, ImportError):

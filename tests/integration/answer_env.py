@@ -26,8 +26,14 @@ class CommandEnv(AgentEnv):
     def score_trajectory(self, item: Any, final_response: str) -> float:
         if os.environ.get("ANSWER_ENV_BUG") == "score":
             raise KeyError("no such key")
+        if os.environ.get("ANSWER_ENV_BUG") == "text":
+            return "1.0"  # type: ignore[return-value]
         return float(final_response == "done")
 
+
+if os.environ.get("ANSWER_ENV_BUG") == "misspelt":
+    del CommandEnv.score_trajectory
+    CommandEnv.score_trajectroy = lambda self, item, final_response: 1.0  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     CommandEnv.cli()

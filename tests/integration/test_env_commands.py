@@ -110,6 +110,29 @@ async def test_a_bug_in_a_hook_is_one_error_and_the_tasks(tmp_path: Path) -> Non
     assert log.splitlines()[-1].startswith("TaskError: 4 groups in a row had no scored member (faults: 8 task)")
 
 
+async def test_a_misspelt_hook_is_one_line_and_status_2(tmp_path: Path) -> None:
+    async with ScriptedPolicy({}) as policy:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANSWER_ENV_BUG", "misspelt")
+            status, log = await run(tmp_path, "process", *flags(tmp_path, policy))
+    assert status == 2
+    assert log.splitlines()[-1].startswith("HookError: CommandEnv: has neither score_trajectory nor")
+    assert log.splitlines()[-1].endswith("(did you mean score_trajectory by score_trajectroy?)")
+    assert "Traceback" not in log
+
+
+async def test_a_wrong_score_is_named_with_the_hook_that_returned_it(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+        arguments = flags(tmp_path, policy, env__give_up_after_failed_groups=2, env__max_num_workers=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANSWER_ENV_BUG", "text")
+            status, log = await run(tmp_path, "process", *arguments)
+    assert status == 1
+    assert "ERROR score_trajectory must return a finite number, got '1.0'\n" in log
+    assert "WARNING again ×3: TaskError: score_trajectory must return a finite number, got '1.0'" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.parametrize("verb", ["process", "evaluate"])
 @pytest.mark.parametrize(
     ("bug", "said"),

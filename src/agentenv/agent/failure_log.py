@@ -39,7 +39,8 @@ class FailureLog:
     """The failures of one run. Bounded: every kind is logged once, then at its 10th, 100th, ... occurrence."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, str]] = {}
+        """Kind → how many, and the words of the first."""
 
     def hook_failed(self, error: AgentEnvError, *, item: str, trajectory: str) -> None:
         """A hook raised, or returned something wrong: where in the author's code, and for which item."""
@@ -50,35 +51,37 @@ class FailureLog:
         if place and not isinstance(cause, _OF_DOCKERFILES):
             text += "\n" + _traceback(cause, wanted)
         hook = error.message.partition(" raised ")[0]
-        kind = (
-            f"{hook} raised {type(cause).__name__} at {place}"
-            if place
-            else same_kind(f"{type(error).__name__}: {error}")
-        )
-        self.add(kind, text, level=logging.ERROR)
+        if place:
+            self.add(f"{hook} raised {type(cause).__name__} at {place}", text, level=logging.ERROR, exact=True)
+        else:
+            self.add(f"{type(error).__name__}: {error}", text, level=logging.ERROR)
 
     def unexpected(self, error: BaseException, *, trajectory: str) -> None:
         """An exception that is not in :mod:`agentenv.errors`, from outside the author's code."""
         kind = f"unexpected {type(error).__name__} at {_place(error, _is_not_atropos)}"
         text = f"{trajectory}: unexpected failure\n{_traceback(error, _is_not_atropos)}"
-        self.add(kind, text, level=logging.ERROR)
+        self.add(kind, text, level=logging.ERROR, exact=True)
 
-    def add(self, kind: str, text: str, *, level: int = logging.WARNING) -> None:
-        """Log ``text``, unless a failure of this ``kind`` was logged before (see :func:`same_kind`)."""
+    def add(self, what: str, text: str, *, level: int = logging.WARNING, exact: bool = False) -> None:
+        """Log ``text``, unless a failure of the same kind was logged before; ``what`` names the kind, by
+        :func:`same_kind` or ``exact``."""
+        kind = what if exact else same_kind(what)
         if kind not in self._seen and len(self._seen) >= MOST_KINDS:
-            kind, text = "further kinds of failures", "further kinds of failures are only counted"
-        self._seen[kind] = count = self._seen.get(kind, 0) + 1
-        if count == 1:
+            kind = what = "further kinds of failures"
+            text = "further kinds of failures are only counted"
+        count, first = self._seen.get(kind, (0, what))
+        self._seen[kind] = count + 1, first
+        if not count:
             logger.log(level, "%s", text)
-        elif is_shown(count):
-            logger.log(level, "again ×%d: %s", count - 1, kind)
+        elif is_shown(count + 1):
+            logger.log(level, "again ×%d: %s", count, first)
 
     def close(self) -> None:
         """Log how often each failure was repeated since its last line. Repeatable."""
         seen, self._seen = self._seen, {}
-        for kind, count in seen.items():
+        for count, first in seen.values():
             if not is_shown(count):
-                logger.warning("again ×%d: %s", count - 1, kind)
+                logger.warning("again ×%d: %s", count - 1, first)
 
 
 def authors_traceback(error: BaseException) -> str:

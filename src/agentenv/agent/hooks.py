@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
 from agentenv.agent.protocols import Handle
 from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings
-from agentenv.errors import AgentEnvError, InfraError, SlotDestroyedError, TaskError
+from agentenv.errors import AgentEnvError, HookError, InfraError, SlotDestroyedError, TaskError
 
 T = TypeVar("T")
 
@@ -70,33 +71,70 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
     "score_destroyed_slot": frozenset({"trajectory_id", "workspace_meta"}),
 }
 """The keywords a hook may declare; it is given those that it does."""
-_POSITIONAL: Final = {"score_trajectory": 2, "verify_and_score_trajectory": 2, "score_destroyed_slot": 2}
+_POSITIONAL: Final = {
+    "score_trajectory": ("item", "final_response"),
+    "verify_and_score_trajectory": ("item", "final_response"),
+    "score_destroyed_slot": ("item", "agent_result"),
+}
 """Arguments given by position, where there is another than the item."""
+WITHOUT_ARGUMENTS: Final = (
+    "setup_agent_env",
+    "get_next_item",
+    "build_tools",
+    "build_tool_server",
+    "build_backend",
+    "evaluate",
+)
+"""Hooks that are called with nothing, and by no rollout."""
+_ALIKE: Final = 0.85
+"""How much a method's name resembles that of a hook to be taken for it, from 0 to 1."""
 
 
 def check_signatures(hooks: object) -> None:
     """:func:`check_signature` of every hook that a rollout calls."""
     for name, keywords in HOOK_KEYWORDS.items():
-        check_signature(hooks, name, _POSITIONAL.get(name, 1), keywords)
+        check_signature(hooks, name, _POSITIONAL.get(name, ("item",)), keywords)
 
 
-def check_signature(hooks: object, name: str, positional: int, keywords: Collection[str] = ()) -> None:
-    """Raises: TypeError when a hook could not be called with so many arguments, and those of the keywords that it
-    declares; names the hook and the parameter."""
+def check_signature(hooks: object, name: str, positional: Sequence[str], keywords: Collection[str] = ()) -> None:
+    """Raises: HookError when a hook could not be called with these arguments, and those of the keywords that it
+    declares; names the hook, the parameter and the signature that is expected."""
     function = getattr(hooks, name)
-    given = declared(function, dict.fromkeys(keywords))
     try:
-        inspect.signature(function).bind(*[None] * positional, **given)
+        given = declared(function, dict.fromkeys(keywords))
+        inspect.signature(function).bind(*[None] * len(positional), **given)
     except TypeError as error:
-        known = f"; keywords it may declare: {', '.join(sorted(keywords))}" if keywords else ""
-        raise TypeError(f"{type(hooks).__name__}.{name} cannot be called: {error}{known}") from None
+        optional = ["*", *sorted(keywords)] if keywords else []
+        expected = f"def {name}({', '.join(['self', *positional, *optional])})"
+        leave_out = "; those after * may be left out" if keywords else ""
+        raise HookError(
+            f"{type(hooks).__name__}.{name}", f"cannot be called: {error}", next_step=f"write {expected}{leave_out}"
+        ) from None
+
+
+def misspelt(kind: type, base: type) -> dict[str, str]:
+    """Methods of a class that nothing calls and whose names resemble a hook's that it has not written → that hook.
+    ``base``: the class with every hook."""
+    hooks = [name for name in (*HOOK_KEYWORDS, *WITHOUT_ARGUMENTS) if getattr(kind, name) is getattr(base, name)]
+    own = [
+        name
+        for each in kind.__mro__[: kind.__mro__.index(base)]
+        for name, value in vars(each).items()
+        if callable(value)
+    ]
+    found = {}
+    for name in own:
+        near = difflib.get_close_matches(name, hooks, n=1, cutoff=_ALIKE)
+        if near and not name.startswith("_") and not hasattr(base, name):
+            found[name] = near[0]
+    return found
 
 
 def check_not_overridden(kind: type, base: type, name: str, instead: str) -> None:
-    """Raises: TypeError when a class has a method of its own in place of one of ``base`` that is never called; says
+    """Raises: HookError when a class has a method of its own in place of one of ``base`` that is never called; says
     what to write instead."""
     if getattr(kind, name) is not getattr(base, name):
-        raise TypeError(f"{kind.__name__}.{name} would never be called: {instead}")
+        raise HookError(f"{kind.__name__}.{name}", "would never be called", next_step=instead)
 
 
 def declared(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,28 +223,27 @@ async def call_hook_on_slot(
     return value
 
 
-def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
-    """A verifier's return value as (score, kept). A bare number is a score with nothing kept.
+def checked_score(name: str, returned: Any) -> tuple[float, dict[str, Any]]:
+    """The return value of the hook ``name`` as (score, kept). A bare number is a score with nothing kept.
 
     Raises: TaskError when it is not a finite number (and a dict).
     """
     score, kept = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
-    if isinstance(score, bool):
-        score = float(score)
-    if not isinstance(score, (int, float)) and hasattr(score, "__float__"):
-        score = _as_float(score)
-    if not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise TaskError(f"the verifier must return a finite number and a dict, got {returned!r:.200}")
+    number = finite(name, score)
     if kept is not None and not isinstance(kept, dict):
-        raise TaskError(f"the verifier's second value must be a dict, got {type(kept).__name__}")
-    return float(score), kept or {}
+        raise TaskError(f"{name} must return a score and a dict, got {type(kept).__name__} for the dict")
+    return number, kept or {}
 
 
-def _as_float(score: Any) -> float:
-    """A number of another library's type. Raises: TaskError when it is not a number (such as an array of several)."""
-    try:
-        return float(score)
-    except Exception as error:
-        raise TaskError(
-            f"the verifier must return a finite number, got {score!r:.200} ({type(error).__name__}: {error})"
-        ) from error
+def finite(name: str, score: Any) -> float:
+    """The score that the hook ``name`` returned, also as another library's type. Raises: TaskError when it is no finite
+    number (None, text, an array of several)."""
+    why = ""
+    if not isinstance(score, (int, float)) and hasattr(score, "__float__"):
+        try:
+            score = float(score)
+        except Exception as error:
+            why = f" ({type(error).__name__}: {error})"
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise TaskError(f"{name} must return a finite number, got {score!r:.200}{why}")
+    return float(score)

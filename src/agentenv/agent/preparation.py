@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from agentenv.agent.failure_log import FailureLog, same_kind
+from agentenv.agent.failure_log import FailureLog
 from agentenv.agent.prepared import Key, PreparedState, PreparedStates
 from agentenv.agent.protocols import Session, SessionOpener
 from agentenv.errors import CheckpointError, InfraError, TaskError
@@ -115,7 +115,7 @@ class Preparations:
             checkpoint = await self._checkpoint(session)
         except CheckpointError as error:
             text = f"prepared slots cannot be checkpointed, so every rollout prepares its own: {error}"
-            self._failures.add(same_kind(text), text)
+            self._failures.add(text, text)
             return False
         for replaced in self._states.keep(PreparedState(key, checkpoint, took_s, meta)):
             await session.drop(replaced.checkpoint)

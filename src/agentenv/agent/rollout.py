@@ -16,9 +16,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
-from agentenv.agent.failure_log import FailureLog, same_kind
+from agentenv.agent.failure_log import FailureLog
 from agentenv.agent.hook_slot_gate import HookSlotGate
-from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
+from agentenv.agent.hooks import (
+    Hooks,
+    call_hook,
+    call_hook_on_slot,
+    checked_score,
+    expected,
+    finite,
+    genuinely_cancelled,
+)
 from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop
 from agentenv.agent.preparation import Preparation, Preparations, fork_patience_s
@@ -147,7 +155,7 @@ class Rollout:
     def _log_attempt(self, error: AgentEnvError, trajectory: str, number: int, *, again: bool) -> None:
         then = "a new attempt follows" if again else "not scored"
         text = f"attempt {number} failed, {then}: {_text_of(error)}"
-        self._farm.failures.add(same_kind(f"{then}: {_text_of(error)}"), f"{trajectory}: {text}")
+        self._farm.failures.add(f"{then}: {_text_of(error)}", f"{trajectory}: {text}")
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
         """Whether to make another attempt; counts it for the group."""
@@ -167,7 +175,7 @@ class Rollout:
                 raise
             if attempt.failure is None and attempt.score is not None:
                 text = f"{attempt.trajectory}: the slot could not be released; the score counts: {_text_of(error)}"
-                self._farm.failures.add(same_kind(f"the slot could not be released: {_text_of(error)}"), text)
+                self._farm.failures.add(f"the slot could not be released: {_text_of(error)}", text)
                 return None
             return self._failure(attempt, attempt.failure or error)
         return None
@@ -184,7 +192,7 @@ class Rollout:
 
     async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
         """Scored by the environment's hook: there is no slot left to verify on."""
-        self._farm.failures.add(same_kind(_text_of(error)), f"{attempt.trajectory}: {_text_of(error)}")
+        self._farm.failures.add(_text_of(error), f"{attempt.trajectory}: {_text_of(error)}")
         try:
             returned = await call_hook(
                 "score_destroyed_slot",
@@ -194,7 +202,7 @@ class Rollout:
                 trajectory_id=attempt.trajectory,
                 workspace_meta=attempt.workspace_meta,
             )
-            attempt.score = None if returned is None else checked_score(returned)[0]
+            attempt.score = None if returned is None else finite("score_destroyed_slot", returned)
         except AgentEnvError as failure:
             self._farm.failures.hook_failed(failure, item=self._item_id, trajectory=attempt.trajectory)
             text = f"score_destroyed_slot: {_text_of(failure)}"
@@ -372,7 +380,7 @@ class Rollout:
                 agent_result=attempt.agent,
                 workspace_meta=attempt.workspace_meta,
             )
-        attempt.score, attempt.verification = checked_score(returned)
+        attempt.score, attempt.verification = checked_score("verify_and_score_trajectory", returned)
 
     def _transcript(
         self, attempt: Attempt, trajectory: str, error: AgentEnvError | None, earlier: list[str]

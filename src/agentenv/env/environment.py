@@ -31,10 +31,13 @@ from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
 from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.hooks import (
+    WITHOUT_ARGUMENTS,
     call_hook,
     check_not_overridden,
     check_signature,
     check_signatures,
+    finite,
+    misspelt,
     outside_rollouts,
     watched,
 )
@@ -61,7 +64,7 @@ from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
-from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
+from agentenv.errors import AgentEnvError, ConfigError, HookError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
@@ -79,15 +82,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_ARGUMENTS = (
-    "setup_agent_env",
-    "get_next_item",
-    "build_tools",
-    "build_tool_server",
-    "build_backend",
-    "evaluate",
-)
-"""Hooks that are called with nothing."""
 _USAGE = """\
 usage: {program} serve|process|evaluate [--SETTING VALUE ...]
 
@@ -183,7 +177,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         workspace_meta: dict[str, Any],  # noqa: ARG002
     ) -> tuple[float, dict[str, Any]]:
         """The score, and data to record in the transcript. By default: ``score_trajectory``."""
-        return await call_hook("score_trajectory", self.score_trajectory, item, final_response), {}
+        score = await call_hook("score_trajectory", self.score_trajectory, item, final_response)
+        return finite("score_trajectory", score), {}
 
     def score_destroyed_slot(
         self,
@@ -260,7 +255,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         testing: bool = False,
     ) -> None:
         """Opens nothing yet. Raises: ConfigError when the model's server, its tokenizer, the file or a toolset cannot
-        be used; TypeError when a hook is missing, could not be called, or would never be called."""
+        be used; HookError when a hook is missing, could not be called, or would never be called."""
         self._check_hooks()
         self._env_tools = EnvTools(config)
         if type(self).build_tools is AgentEnv.build_tools:  # another may know more names
@@ -300,15 +295,20 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     def _check_hooks(self) -> None:
         own, base = type(self), AgentEnv
+        meant = misspelt(own, base)
         if own.score_trajectory is base.score_trajectory and (
             own.verify_and_score_trajectory is base.verify_and_score_trajectory
         ):
-            raise TypeError(f"{own.__name__} must write score_trajectory or verify_and_score_trajectory")
+            hint = "; ".join(f"did you mean {hook} by {name}?" for name, hook in meant.items())
+            missing = "has neither score_trajectory nor verify_and_score_trajectory"
+            raise HookError(own.__name__, missing, next_step=hint or "write one of them")
+        for name, hook in meant.items():
+            logger.warning("%s.%s is no hook, so nothing calls it: did you mean %s?", own.__name__, name, hook)
         instead = "write setup_trajectory_workspace, verify_and_score_trajectory or collect_trajectories instead"
         check_not_overridden(own, base, "collect_trajectory", instead)
         check_signatures(self)
-        for name in _WITHOUT_ARGUMENTS:
-            check_signature(self, name, 0)
+        for name in WITHOUT_ARGUMENTS:
+            check_signature(self, name, ())
 
     def _warn_of_differences(self, config: AgentEnvConfig) -> None:
         own_settings = type(self).build_agent_config is not AgentEnv.build_agent_config

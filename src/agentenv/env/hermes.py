@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
 from pydantic import Field
 
-from agentenv.agent.hooks import check_not_overridden, check_signature
+from agentenv.agent.hooks import check_not_overridden, check_signature, finite
 from agentenv.agent.observations import SESSION_TOOL_NAMES
 from agentenv.agent.protocols import ToolDefinition
 from agentenv.agent.result import AgentResult
@@ -99,7 +99,8 @@ class HermesAgentBaseEnv(AgentEnv[HermesAgentEnvConfig], ABC):
         super()._check_hooks()
         instead = "the server's type (--openai.server_type vllm or sglang) decides whether there are exact tokens"
         check_not_overridden(type(self), HermesAgentBaseEnv, "_use_managed_server", instead)
-        for name, arguments in (("setup", 0), ("format_prompt", 1), ("compute_reward", 3)):
+        given = {"setup": (), "format_prompt": ("item",), "compute_reward": ("item", "result", "ctx")}
+        for name, arguments in given.items():
             check_signature(self, name, arguments)
 
     def build_task(self, item: Any) -> str:
@@ -117,7 +118,7 @@ class HermesAgentBaseEnv(AgentEnv[HermesAgentEnvConfig], ABC):
     ) -> tuple[float, dict[str, Any]]:
         """:meth:`compute_reward`."""
         ctx = BlockingToolContext(exec_tool)
-        return await run_with_waits(self.compute_reward, item, agent_result, ctx), {}
+        return finite("compute_reward", await run_with_waits(self.compute_reward, item, agent_result, ctx)), {}
 
     def tools_of_group(self, item: str) -> list[ToolDefinition]:  # noqa: ARG002
         """The tools of :meth:`_resolve_tools_for_group`."""

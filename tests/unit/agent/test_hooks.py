@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.hooks import call_hook, check_signatures
+from agentenv.agent.hooks import call_hook, check_signatures, checked_score, finite, misspelt
 from agentenv.errors import TaskError
 from tests.unit.agent.agent_stubs import StubHooks
 
@@ -43,6 +43,10 @@ class Fine(StubHooks):
         return 1.0, {}
 
 
+class WithoutRollouts(Fine):
+    setup_agent_env = get_next_item = build_tools = build_tool_server = build_backend = evaluate = lambda self: None
+
+
 class WantsMore(Fine):
     def verify_and_score_trajectory(self, item: Any, response: str, *, container: str) -> float:  # type: ignore[override]
         return 1.0
@@ -55,7 +59,49 @@ class TakesNothing(Fine):
 
 def test_signatures_are_checked_before_anything_runs() -> None:
     check_signatures(Fine())
-    with pytest.raises(TypeError, match=r"WantsMore.verify_and_score_trajectory .*'container'; .* agent_result"):
+    with pytest.raises(
+        TypeError, match=r"WantsMore.verify_and_score_trajectory: .*'container' \(write def .*agent_result"
+    ):
         check_signatures(WantsMore())
-    with pytest.raises(TypeError, match=r"TakesNothing.build_task cannot be called: too many positional"):
+    with pytest.raises(TypeError, match=r"TakesNothing.build_task: cannot .* \(write def build_task\(self, item\)\)$"):
         check_signatures(TakesNothing())
+
+
+class Misspelt(WithoutRollouts):
+    def score_destroyed_slots(self, item: Any) -> float:
+        return 0.0
+
+    def setup_trajectory_workspce(self, item: Any) -> None:
+        pass
+
+    def helper(self) -> None:
+        pass
+
+    def _build_taskk(self) -> None:
+        pass
+
+
+class Corrected(Misspelt):
+    def setup_trajectory_workspace(self, item: Any, **_: Any) -> Any:
+        return {}
+
+
+def test_a_misspelt_hook_is_found_unless_the_hook_is_written_too() -> None:
+    assert misspelt(Misspelt, WithoutRollouts) == {
+        "score_destroyed_slots": "score_destroyed_slot",
+        "setup_trajectory_workspce": "setup_trajectory_workspace",
+    }
+    assert misspelt(Corrected, WithoutRollouts) == {"score_destroyed_slots": "score_destroyed_slot"}
+    assert misspelt(WithoutRollouts, WithoutRollouts) == {}
+
+
+@pytest.mark.parametrize("value", [None, "1.0", float("nan"), float("inf"), (0.5, {}), [1.0]])
+def test_a_wrong_score_names_the_hook_that_returned_it_and_what_it_was(value: Any) -> None:
+    with pytest.raises(TaskError) as found:
+        finite("score_trajectory", value)
+    assert str(found.value) == f"score_trajectory must return a finite number, got {value!r}"
+
+
+def test_a_verifier_that_keeps_something_else_than_a_dict_is_named() -> None:
+    with pytest.raises(TaskError, match="verify must return a score and a dict, got list for the dict"):
+        checked_score("verify", (1.0, []))

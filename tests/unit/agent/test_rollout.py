@@ -160,10 +160,10 @@ async def test_a_score_that_is_no_single_number_is_the_task_s_fault_and_not_trie
 
 
 def test_plain_numbers_are_scores() -> None:
-    assert checked_score(True) == (1.0, {})
-    assert checked_score((0, None)) == (0.0, {})
+    assert checked_score("hook", True) == (1.0, {})
+    assert checked_score("hook", (0, None)) == (0.0, {})
     with pytest.raises(TaskError):
-        checked_score((float("nan"), {}))
+        checked_score("hook", (float("nan"), {}))
 
 
 async def test_a_context_is_closed_after_its_hook() -> None:

@@ -14,7 +14,7 @@ from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings
 from agentenv.env.environment import AgentEnv, AgentEnvConfig
 from agentenv.env.hermes import BlockingToolContext, HermesAgentBaseEnv, HermesAgentEnvConfig
-from agentenv.errors import ConfigError, TaskError
+from agentenv.errors import ConfigError, HookError, TaskError
 from agentenv.testing import build_tokenizer
 from agentenv.tools.catalog import ToolCatalog
 
@@ -119,13 +119,56 @@ class Deciding(Hermes):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Collecting, r"Collecting\.collect_trajectory would never be called: write .* collect_trajectories instead"),
-        (Deciding, r"Deciding\._use_managed_server would never be called: .*--openai\.server_type"),
+        (Collecting, r"Collecting\.collect_trajectory: would never be called \(write .* collect_trajectories instead"),
+        (Deciding, r"Deciding\._use_managed_server: would never be called \(.*--openai\.server_type"),
     ],
 )
 async def test_what_would_never_be_called_is_refused(kind: type[Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=said):
         await constructed(kind, tmp_path)
+
+
+class NoScore(AgentEnv):
+    def build_task(self, item: Any) -> str:
+        return ""
+
+
+class Misspelt(NoScore):
+    def score_trajectroy(self, item: Any, final_response: str) -> float:
+        return 0.0
+
+
+class OnlyItem(AgentEnv):
+    def score_trajectory(self, item: Any) -> float:  # type: ignore[override]
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (NoScore, "NoScore: has neither score_trajectory nor verify_and_score_trajectory (write one of them)"),
+        (Misspelt, "Misspelt: has neither .* (did you mean score_trajectory by score_trajectroy?)"),
+        (OnlyItem, "OnlyItem.score_trajectory: cannot be called: too many positional arguments (write def "),
+    ],
+)
+async def test_a_hook_that_is_missing_or_wrong_is_one_line_with_what_to_write(
+    kind: type[Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HookError, match=f"^{re.escape(said).replace(re.escape('.*'), '.*')}") as found:
+        await constructed(kind, tmp_path)
+    assert isinstance(found.value, TypeError)
+    assert "\n" not in str(found.value)
+
+
+async def test_a_misspelt_hook_that_may_be_left_out_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Setting(Plain):
+        def setup_trajectory_workspce(self, item: Any) -> None:
+            pass
+
+    await constructed(Setting, tmp_path)
+    assert "Setting.setup_trajectory_workspce is no hook, so nothing calls it: did you mean " in caplog.text
 
 
 UNKNOWN = [
