@@ -33,7 +33,7 @@ class CommandEnv(AgentEnv):
 
 if os.environ.get("ANSWER_ENV_BUG") == "misspelt":
     del CommandEnv.score_trajectory
-    CommandEnv.score_trajectroy = lambda self, item, final_response: 1.0  # type: ignore[attr-defined]
+    CommandEnv.score_trajectroy = lambda self, item, final_response: 1.0
 
 if __name__ == "__main__":
     CommandEnv.cli()

@@ -91,8 +91,42 @@ async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> Non
     assert end[-1][1] == f"agentenv report {tmp_path / 'rollouts.jsonl'}"
     assert "scored   6 of 6 rollouts" in log
     assert "INFO" not in log
+    assert "group " not in shown[0]
+    assert shown[0].startswith("process: 3 groups of 2; model scripted at http://")
+    assert len(shown) <= 1 + 3 + 7, "nothing but progress and results"
+
+
+async def test_settings_are_shown_for_debugging_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTENV_DEBUG", "1")
+    async with ScriptedPolicy({"*": [SOLVE]}) as policy:
+        status, log = await run(tmp_path, "evaluate", *flags(tmp_path, policy, env__eval_items=1))
+    assert status == 0
     assert "model_name='scripted'" in log
+    assert "You are using a local Base URL" in log
     assert "sk-secret-key" not in log
+
+
+async def test_results_are_one_json_document(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+        groups = tmp_path / "groups.jsonl"
+        arguments = flags(tmp_path, policy, env__total_steps=2, env__data_path_to_save_groups=groups)
+        env = {**os.environ, "TMPDIR": str(tmp_path), "AGENTENV_STATE_DIR": str(tmp_path / "state")}
+        out, errors = tmp_path / "out.json", tmp_path / "errors.txt"
+        async with (
+            programs.program(
+                str(ENVIRONMENT), "process", "--json", *arguments, cwd=tmp_path, env=env, stdout=out, stderr=errors
+            ) as process,
+            asyncio.timeout(START_S),
+        ):
+            assert await process.wait() == 0, errors.read_text()
+    document = json.loads(out.read_text())
+    assert (document["rollouts"], document["scored"], document["mean"]) == (4, 4, 0.5)
+    assert (document["faults"], document["errors"], document["warnings"], document["missing"]) == ({}, [], [], [])
+    assert document["files"] == {
+        "groups": str(groups), "page": str(tmp_path / "groups.html"), "records": str(tmp_path / "rollouts.jsonl")
+    }  # fmt: skip
 
 
 async def test_a_bug_in_a_hook_is_one_error_and_the_tasks(tmp_path: Path) -> None:

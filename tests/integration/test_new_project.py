@@ -32,6 +32,7 @@ def test_its_names_are_those_of_its_directory(project: Path) -> None:
         "test_two_sums.py",
         "README.md",
         "pyproject.toml",
+        ".gitignore",
     }
     for path in project.iterdir():
         assert not re.search(r"my[_-]env|MyEnv", path.read_text()), path

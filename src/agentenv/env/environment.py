@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, get_origin
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
@@ -59,7 +59,7 @@ from agentenv.env.model_servers import SERVERS, address_of, expect_servers, serv
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
 from agentenv.env.preflight import check_numbers, check_servers, probe
-from agentenv.env.progress import RunProgress, set_up_logging
+from agentenv.env.progress import RunProgress, set_up_logging, silence_atropos
 from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
@@ -89,6 +89,7 @@ usage: {program} serve|process|evaluate [--SETTING VALUE ...]
   process   roll out --env.total_steps groups into --env.data_path_to_save_groups
   evaluate  score --env.eval_items items
 
+--json prints the results as one JSON document; AGENTENV_DEBUG=1 shows every setting and message.
 `{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
 
 
@@ -117,6 +118,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     config: ConfigT
     env_config_cls: type[AgentEnvConfig] = AgentEnvConfig
     server_cls: type[APIServer] = APIServer
+    as_json: ClassVar[bool] = False
+    """Whether the command prints its results as one JSON document: ``--json``."""
     jsonl_writer: Any
     _items: Iterator[Any] | None
 
@@ -285,7 +288,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self._resources = AsyncExitStack()
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
-        self.progress = RunProgress()
+        self.progress = RunProgress(as_json=self.as_json)
         self._files = RunFiles(config, self.name, self._model_name(), self.counts, self.progress)
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
@@ -586,10 +589,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def cli(cls) -> NoReturn:
         """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1; a
         hook's bug also with the frames of the author's code."""
+        cls.as_json, sys.argv[1:] = "--json" in sys.argv[1:], [word for word in sys.argv[1:] if word != "--json"]
         sys.argv[1:] = joined_negatives(sys.argv[1:])
         if not sys.argv[1:]:
             sys.exit(_USAGE.format(program=Path(sys.argv[0]).name))
         set_up_logging()
+        silence_atropos()
         APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
         try:
             sys.argv[1:] = with_flags_of_here(sys.argv[1:])

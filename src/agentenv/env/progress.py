@@ -6,16 +6,19 @@ Progress goes to stderr, the results at the end to stdout.
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from atroposlib.envs import base as atropos
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -44,8 +47,9 @@ class RunProgress:
     """The progress of one command. Does nothing outside :meth:`shown`, so an environment that is used without atropos'
     commands prints nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_json: bool = False) -> None:
         self.results = Results()
+        self._as_json = as_json
         self._shown: _Shown | None = None
 
     @contextmanager
@@ -65,7 +69,11 @@ class RunProgress:
                 yield
         finally:
             took_s, self._shown = self._shown.elapsed_s(), None
-            _print_results(self.results, took_s, [(name, path) for name, path in files if Path(path).exists()], run)
+            written = [(name, path) for name, path in files if Path(path).exists()]
+            if self._as_json:
+                sys.stdout.write(f"{json.dumps(result_document(self.results, took_s, written, run))}\n")
+            else:
+                _print_results(self.results, took_s, written, run)
 
     @property
     def verb(self) -> str:
@@ -164,6 +172,26 @@ def result_rows(
     return [*rows, ("next", f"{then} --run {run}" if records and run else then)]
 
 
+def result_document(results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str = "") -> dict[str, Any]:
+    """What :func:`result_rows` says, for programs (``--json``)."""
+    return {
+        "rollouts": results.rollouts,
+        "scored": results.scored,
+        "mean": results.mean,
+        "sd": results.deviation,
+        "took_s": round(took_s, 3),
+        "missing": [{"what": name, "text": text} for name, text in results.missing.rows()],
+        "faults": dict(results.faults),
+        "errors": [
+            {"count": error.count, "fault": error.fault, "text": one_line(error.text)}
+            for error in results.errors.most_frequent()
+        ],
+        "warnings": [_no_calls(results.unparsed)] if results.could_call and not results.calls else [],
+        "files": dict(files),
+        "run": run or None,
+    }
+
+
 def _no_calls(unparsed: str) -> str:
     if not unparsed:
         return "no rollout called a tool"
@@ -204,6 +232,14 @@ class _Repetitions(logging.Filter):
         if kind in self._seen or len(self._seen) < MOST_KINDS:
             self._seen[kind] += 1
         return is_shown(self._seen[kind])
+
+
+def silence_atropos() -> None:
+    """atropos prints all settings that it starts with, and warns of a server on this machine: not without
+    ``AGENTENV_DEBUG``."""
+    if not debug():
+        atropos.rprint = lambda *_, **__: None
+        warnings.filterwarnings("ignore", message="You are using a local Base URL", category=UserWarning)
 
 
 def set_up_logging() -> None:

@@ -4,11 +4,13 @@ counted and ends the command with status 1; it never ends a rollout."""
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from atroposlib.frontend.jsonl2html import generate_html
 from agentenv._version import __version__
 from agentenv.agent.rollout_log import GroupsFile, RolloutLog
 from agentenv.agent.transcript import RunRecord, Transcript
+from agentenv.config import debug
 from agentenv.env.config import AgentFields
 from agentenv.env.progress import RunProgress
 
@@ -76,7 +79,8 @@ def _page_written(groups: Path, page: Path) -> bool:
     if not groups.exists():
         return True
     try:
-        generate_html(str(groups), str(page))
+        with nullcontext() if debug() else redirect_stdout(io.StringIO()):  # it prints that it was successful
+            generate_html(str(groups), str(page))
     except SystemExit:
         page.unlink(missing_ok=True)
         return False

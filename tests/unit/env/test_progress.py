@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ import pytest
 
 from agentenv.agent.results import ERROR_CHARACTERS
 from agentenv.agent.transcript import Transcript
-from agentenv.env.progress import RunProgress, result_rows, set_up_logging
+from agentenv.env.progress import RunProgress, result_document, result_rows, set_up_logging
 from agentenv.errors import Fault
 
 
@@ -99,3 +100,23 @@ def test_atropos_is_heard_from_warnings_on_and_not_of_every_group(
         "WARNING group 9: scores are the same",
     ]
     assert shown.count("WARNING ours") == 12
+
+
+def test_the_document_of_a_command_says_what_its_lines_say() -> None:
+    results = RunProgress().results
+    results.add([rollout(1.0), rollout(None, "task", "TaskError: a bug\nin a hook")])
+    results.missing.lost.add("record", "No space left on device", "")
+    document = result_document(results, 1.25, [("records", "r.jsonl")], "id")
+    assert json.loads(json.dumps(document)) == document
+    assert (document["rollouts"], document["scored"], document["mean"], document["sd"]) == (2, 1, 1.0, None)
+    assert document["errors"] == [{"count": 1, "fault": "task", "text": "TaskError: a bug in a hook"}]
+    assert document["missing"] == [{"what": "lost", "text": "1 record: No space left on device"}]
+    assert (document["files"], document["run"], document["took_s"]) == ({"records": "r.jsonl"}, "id", 1.25)
+
+
+def test_a_command_for_programs_prints_its_document_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(as_json=True).shown("process", "2 groups", 2, []):
+        pass
+    out = capsys.readouterr().out
+    assert json.loads(out)["rollouts"] == 0
+    assert out.count("\n") == 1
