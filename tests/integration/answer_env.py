@@ -21,6 +21,8 @@ class CommandEnv(AgentEnv):
         return {"id": f"item-{self.count}"}
 
     def build_task(self, item: Any) -> str:
+        if os.environ.get("ANSWER_ENV_BUG") == "task":
+            raise KeyError("no such task")
         return f"[task:{item['id']}] write 42 to the file answer"
 
     def score_trajectory(self, item: Any, final_response: str) -> float:

@@ -144,6 +144,44 @@ async def test_a_bug_in_a_hook_is_one_error_and_the_tasks(tmp_path: Path) -> Non
     assert log.splitlines()[-1].startswith("TaskError: 4 groups in a row had no scored member (faults: 8 task)")
 
 
+@pytest.mark.parametrize("verb", ["process", "evaluate"])
+async def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path: Path, verb: str) -> None:
+    async with ScriptedPolicy({"*": [SOLVE]}) as policy:
+        groups = tmp_path / "groups.jsonl"
+        arguments = flags(tmp_path, policy, env__eval_items=3, env__data_path_to_save_groups=groups)
+        status, log = await run(tmp_path, verb, "--dry-run", *arguments, "--env.total_steps", "5")
+        requests = policy.requests
+    assert status == 0, log
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in log.splitlines()}
+    assert shown["would"] == {"process": "process 5 groups of 2", "evaluate": "evaluate 3 items"}[verb]
+    assert shown["model"] == f"scripted at {policy.base_url}"
+    assert (shown["item"], shown["task"]) == ("item-1", "[task:item-1] write 42 to the file answer")
+    assert shown["records"].startswith(f"{tmp_path / 'rollouts.jsonl'} (")
+    assert requests == 0
+    assert not groups.exists()
+    assert not (tmp_path / "rollouts.jsonl").exists()
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "bug", "said"),
+    [
+        ("process", "task", "TaskError: build_task raised KeyError: 'no such task'"),
+        ("evaluate", "none", "TaskError: get_next_item returned None at once"),
+        ("serve", "", "ConfigError: --dry-run: is for process and evaluate"),
+    ],
+)
+async def test_a_dry_run_that_finds_something_wrong_ends_with_status_2(
+    tmp_path: Path, verb: str, bug: str, said: str
+) -> None:
+    async with ScriptedPolicy({}) as policy:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANSWER_ENV_BUG", bug)
+            status, log = await run(tmp_path, verb, "--dry-run", *flags(tmp_path, policy, env__eval_items=1))
+    assert status == 2, log
+    assert log.splitlines()[-1].startswith(said)
+
+
 async def test_a_misspelt_hook_is_one_line_and_status_2(tmp_path: Path) -> None:
     async with ScriptedPolicy({}) as policy:
         with pytest.MonkeyPatch.context() as patch:

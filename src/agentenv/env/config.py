@@ -330,6 +330,18 @@ def joined_negatives(arguments: Sequence[str]) -> list[str]:
     return joined
 
 
+FLAGS = ("--json", "--dry-run")
+"""Of the commands themselves; atropos' command line has none of them."""
+
+
+def taken_flags(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Those of :data:`FLAGS` that are given, and the other arguments. Raises: ConfigError for a command without one."""
+    flags = set(FLAGS) & set(arguments)
+    if "--dry-run" in flags and "serve" in arguments[:1]:
+        raise ConfigError("--dry-run", "is for process and evaluate", next_step="use it with one of them")
+    return flags, [argument for argument in arguments if argument not in flags]
+
+
 CONFIG_SECTIONS = ("env", "openai", "slurm", "testing")
 """What atropos reads of a ``--config`` file."""
 

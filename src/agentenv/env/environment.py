@@ -52,14 +52,14 @@ from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
-from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
+from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives, taken_flags
 from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
-from agentenv.env.preflight import check_numbers, check_servers, probe
-from agentenv.env.progress import RunProgress, set_up_logging, silence_atropos
+from agentenv.env.preflight import check_numbers, check_servers, first_item, places, probe
+from agentenv.env.progress import RunProgress, print_rows, set_up_logging, silence_atropos
 from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
@@ -89,6 +89,7 @@ usage: {program} serve|process|evaluate [--SETTING VALUE ...]
   process   roll out --env.total_steps groups into --env.data_path_to_save_groups
   evaluate  score --env.eval_items items
 
+--dry-run (process, evaluate) checks everything up to the first rollout and starts none.
 --json prints the results as one JSON document; AGENTENV_DEBUG=1 shows every setting and message.
 `{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
 
@@ -120,6 +121,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     server_cls: type[APIServer] = APIServer
     as_json: ClassVar[bool] = False
     """Whether the command prints its results as one JSON document: ``--json``."""
+    dry_run: ClassVar[bool] = False
+    """Whether the command ends before its first rollout: ``--dry-run``."""
     jsonl_writer: Any
     _items: Iterator[Any] | None
 
@@ -336,7 +339,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             await stack.enter_async_context(self._env_tools.opened(self.build_tool_server))
             with outside_rollouts("build_tools"):
                 catalog = self.build_tools()
-            if self.progress.verb:
+            if self.progress.verb or self.dry_run:
                 await self._probe_model(catalog)
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
             pool, slots, patience_s = await self._open_pool(stack)
@@ -503,10 +506,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     def _shown(self, verb: str, what: str, goal: int | None, **files: str | None) -> AbstractContextManager[None]:
         """Shows the progress of one of atropos' commands, and where its results are."""
-        urls = sorted({url for server in self.server.servers if (url := address_of(server))})
-        about = f"{what}; model {self._model_name() or '?'} at {', '.join(urls)}; slots: {self.config.tool_pool_mode}"
+        about = f"{what}; model {self._model_and_place()}; slots: {self.config.tool_pool_mode}"
         written = [(name, path) for name, path in {**files, "records": self.config.rollouts_path}.items() if path]
         return self.progress.shown(verb, about, goal, written, self._files.run_to_name)
+
+    def _model_and_place(self) -> str:
+        urls = sorted({url for server in self.server.servers if (url := address_of(server))})
+        return f"{self._model_name() or '?'} at {', '.join(urls)}"
 
     def _model_name(self) -> str:
         servers = self.server.servers if type(self).model_for is AgentEnv.model_for else []
@@ -521,6 +527,20 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         own kind. Raises: ConfigError."""
         if type(self).model_for is AgentEnv.model_for and not self._models.exact:
             await probe(self.server.servers, catalog.openai_tools(), self.config.agent_settings().sampling())
+
+    async def _rehearse(self, what: str, *, draws: bool = True) -> None:
+        """``--dry-run``: everything that comes before the first rollout, and one item if the command ``draws`` items.
+        Raises: as the command; TaskError for a hook."""
+        async with closed_at_end(self.close):
+            await self._expect_model()
+            await self.setup()
+            tools = ", ".join(tool["function"]["name"] for tool in self._opened().tools) or "none"
+            rows = [("would", what), ("model", self._model_and_place()), ("tools", tools)]
+            rows.append(("slots", self.config.tool_pool_mode))
+            if draws:
+                rows += await first_item(self, await self.get_next_item(), self._opened().root_of)
+            rows += places(self.config)
+        print_rows(rows, as_json=self.as_json)
 
     async def env_manager(self) -> None:
         """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's
@@ -540,6 +560,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
         goal = None if own else self.config.eval_items
         what = "its own evaluation" if own else f"{goal} items"
+        if self.dry_run:
+            await self._rehearse(f"evaluate {what}", draws=not own)
+            return
         with self._shown("evaluate", what, goal, metrics=self.config.data_dir_to_save_evals):
             async with closed_at_end(self.close):
                 await self._expect_model()
@@ -567,6 +590,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         config.group_size = self.group_size_to_process
         self.curr_step = 0
         self.max_token_len = config.max_token_length  # only used in warnings here: nothing is skipped
+        if self.dry_run:
+            await self._rehearse(f"process {wanted} groups of {config.group_size}")
+            return
         page = str(Path(config.data_path_to_save_groups).with_suffix(".html"))
         files = {"groups": config.data_path_to_save_groups, "page": page}
         with self._shown("process", f"{wanted} groups of {config.group_size}", wanted, **files):
@@ -589,7 +615,6 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def cli(cls) -> NoReturn:
         """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1; a
         hook's bug also with the frames of the author's code."""
-        cls.as_json, sys.argv[1:] = "--json" in sys.argv[1:], [word for word in sys.argv[1:] if word != "--json"]
         sys.argv[1:] = joined_negatives(sys.argv[1:])
         if not sys.argv[1:]:
             sys.exit(_USAGE.format(program=Path(sys.argv[0]).name))
@@ -597,6 +622,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         silence_atropos()
         APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
         try:
+            flags, sys.argv[1:] = taken_flags(sys.argv[1:])
+            cls.as_json, cls.dry_run = "--json" in flags, "--dry-run" in flags
             sys.argv[1:] = with_flags_of_here(sys.argv[1:])
             check_arguments(sys.argv[1:], cls.env_config_cls.model_fields)
             super().cli()
@@ -605,7 +632,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         except ConfigError as error:
             _exit_with(error, 2)
         except AgentEnvError as error:
-            _exit_with(error, 1)
+            _exit_with(error, 2 if cls.dry_run else 1)
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)

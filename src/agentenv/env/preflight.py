@@ -6,16 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from agentenv.agent.generate import no_items
+from agentenv.agent.hooks import Hooks, call_hook, expected
+from agentenv.agent.jsonable import item_id
 from agentenv.agent.models.openai import LIMITS
 from agentenv.agent.protocols import ToolDefinition
+from agentenv.agent.results import one_line
+from agentenv.agent.settings import AgentSettings
 from agentenv.deadlines import scaled
 from agentenv.env.model_servers import address_of
 from agentenv.errors import ConfigError, ModelServerError
 from agentenv.tools.schema import closest
+from agentenv.wire.roots import RootSpec
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +41,10 @@ OPEN: Final = {
 }
 """Those of them that may be -1, and what that means."""
 LEAST_OF_SERVER: Final = {"num_max_requests_at_once": 1, "num_requests_for_eval": 1, "timeout": 1}
+
+PLACES: Final = {"data_path_to_save_groups": "groups", "rollouts_path": "records", "data_dir_to_save_evals": "metrics"}
+LEAST_FREE_BYTES: Final = 100 * 2**20
+"""Less is refused by a dry run: the records of a few hundred rollouts."""
 
 PROBE_LIMIT_S = scaled(60.0)
 """A server may have a queue, or load its weights: without an answer in this time, rollouts find out."""
@@ -71,6 +84,39 @@ def check_servers(servers: Sequence[Any]) -> None:
             spelt = f"http://{url}" if url and "://" not in url else "http(s)://HOST:PORT/v1"
             problem = f"{url!r} is no http(s) address" if url else "is empty"
             raise ConfigError("openai.base_url", problem, next_step=f"set it, such as {spelt}")
+
+
+async def first_item(
+    hooks: Hooks, item: Any, root_of: Callable[[Any], Awaitable[RootSpec]] | None
+) -> list[tuple[str, str]]:
+    """Rows about an item, for which the hooks have run that come before its slot; its image is there then.
+
+    Raises: TaskError for a hook, or for no item; ConfigError and InfraError for the image.
+    """
+    if item is None:
+        raise no_items()
+    task = expected("build_task", await call_hook("build_task", hooks.build_task, item), str)
+    expected("build_agent_config", await call_hook("build_agent_config", hooks.build_agent_config, item), AgentSettings)
+    image = await call_hook("task_image", hooks.task_image, item)
+    if image is not None and root_of is not None:
+        await root_of(image)
+    return [("item", item_id(item)), ("task", one_line(task)), ("image", "none" if image is None else str(image))]
+
+
+def places(config: Any) -> list[tuple[str, str]]:
+    """Rows about the directories that results are written to. Raises: ConfigError when one cannot be, or is full."""
+    rows = []
+    for name in PLACES:
+        if not (path := getattr(config, name)):
+            continue
+        directory = next(each for each in Path(path).absolute().parents if each.is_dir())
+        free_bytes = shutil.disk_usage(directory).free
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise ConfigError(name, f"{directory} cannot be written", next_step="name a file in another directory")
+        if free_bytes < LEAST_FREE_BYTES:
+            raise ConfigError(name, f"{directory} has {free_bytes >> 20} MiB left", next_step="make room")
+        rows.append((PLACES[name], f"{path} ({free_bytes / 2**30:.1f} GiB free)"))
+    return rows
 
 
 async def probe(servers: Sequence[Any], tools: Sequence[ToolDefinition], sampling: Mapping[str, Any]) -> None:

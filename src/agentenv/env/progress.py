@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
@@ -71,9 +71,9 @@ class RunProgress:
             took_s, self._shown = self._shown.elapsed_s(), None
             written = [(name, path) for name, path in files if Path(path).exists()]
             if self._as_json:
-                sys.stdout.write(f"{json.dumps(result_document(self.results, took_s, written, run))}\n")
-            else:
-                _print_results(self.results, took_s, written, run)
+                print_rows(result_document(self.results, took_s, written, run).items(), as_json=True)
+            elif self.results.rollouts:
+                print_rows(result_rows(self.results, took_s, written, run))
 
     @property
     def verb(self) -> str:
@@ -141,11 +141,13 @@ class _Shown:
         return f", about {duration(self.elapsed_s() / done * (self._goal - done))} left"
 
 
-def _print_results(results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str) -> None:
-    if not results.rollouts:
+def print_rows(rows: Iterable[tuple[str, Any]], *, as_json: bool = False) -> None:
+    """Write (name, value) to stdout, a line each, or all as one JSON document."""
+    if as_json:
+        sys.stdout.write(f"{json.dumps(dict(rows))}\n")
         return
     console = Console(highlight=False, emoji=False)
-    for name, text in result_rows(results, took_s, files, run):
+    for name, text in rows:
         console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
 
 

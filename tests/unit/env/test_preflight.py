@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +18,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from agentenv.env import preflight
 from agentenv.env.environment import AgentEnvConfig
 from agentenv.env.model_servers import OnceRetryingServer
-from agentenv.env.preflight import check_servers, probe
+from agentenv.env.preflight import check_servers, places, probe
 from agentenv.errors import ConfigError
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -206,3 +210,27 @@ def test_minus_one_is_allowed_where_atropos_has_a_meaning_for_it() -> None:
 def test_a_server_that_may_be_sent_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"openai\.{name}: got 0 \(allowed: 1 or more\)"):
         check_servers([APIServerConfig(**{name: 0})])
+
+
+def config_for(**paths: Path | None) -> SimpleNamespace:
+    unset = dict.fromkeys(preflight.PLACES)
+    return SimpleNamespace(**{**unset, **{name: path and str(path) for name, path in paths.items()}})
+
+
+def test_the_places_of_results_are_shown_with_their_room(tmp_path: Path) -> None:
+    [(name, text)] = places(config_for(rollouts_path=tmp_path / "new" / "deep" / "r.jsonl"))
+    assert name == "records"
+    assert text.startswith(f"{tmp_path / 'new' / 'deep' / 'r.jsonl'} (")
+    assert text.endswith(" GiB free)")
+
+
+def test_a_place_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=99 * 2**20))
+    with pytest.raises(ConfigError, match=r"data_path_to_save_groups: .* has 99 MiB left \(make room\)"):
+        places(config_for(data_path_to_save_groups=tmp_path / "g.jsonl"))
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match=r"rollouts_path: .* cannot be written"):
+        places(config_for(rollouts_path=tmp_path / "r.jsonl"))
