@@ -332,9 +332,17 @@ class ToolSession:
         killed, and a running call cancelled.
 
         They are slots of the same container, waited for as long as for this one, and independent of it and each other.
-        All are opened, or none. Raises: CheckpointError: there is no room to keep its files. AcquireTimeoutError,
-        InfraError.
+        All are opened, or none. Raises: ConfigError, and changes nothing: the container has fewer slots.
+        CheckpointError: there is no room to keep its files. AcquireTimeoutError, InfraError.
         """
+        self._usable()
+        slots = self.lease.container.slots
+        if n >= slots:  # however long it waited
+            raise ConfigError(
+                "forks",
+                f"fork({n}) needs {n + 1} slots in one container, and this slot's has {slots}",
+                next_step=f"open it with Sandbox(forks={n}); of a farm or an environment: more slots_per_container",
+            )
         checkpoint = await self.checkpoint()
         forks = [self._fork_of(checkpoint) for _ in range(n)]
         try:

@@ -204,8 +204,8 @@ class Sandbox(OpenedSandbox):
 
         They are independent of it and of each other, and to be closed each; they end with the farm, that of a lone
         sandbox with the sandbox, that of a hook with the hook. They need as many free slots in the same container: of a
-        lone sandbox, its ``forks``; else they are waited for as long as for a slot. All are opened, or none. Raises
-        CheckpointError, AcquireTimeoutError, InfraError.
+        lone sandbox, its ``forks``; those in use are waited for as long as for a slot. All are opened, or none. Raises
+        ConfigError at once when the container has fewer slots; CheckpointError, AcquireTimeoutError, InfraError.
         """
         return [Sandbox._of(made, self) for made in self._loop.run(self._driven.fork(n))]
 

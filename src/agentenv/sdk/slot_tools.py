@@ -164,8 +164,8 @@ class SlotTools(ABC):
 
         They are independent of it and of each other, and to be closed each; they end with the farm, that of a lone
         sandbox with the sandbox, that of a hook with the hook. They need as many free slots in the same container: of a
-        lone sandbox, its ``forks``; else they are waited for as long as for a slot. All are opened, or none. Raises
-        CheckpointError, AcquireTimeoutError, InfraError.
+        lone sandbox, its ``forks``; those in use are waited for as long as for a slot. All are opened, or none. Raises
+        ConfigError at once when the container has fewer slots; CheckpointError, AcquireTimeoutError, InfraError.
         """
         async with self.slot_session() as session:
             return [self._over(fork) for fork in await session.fork(n)]

@@ -191,6 +191,17 @@ def test_a_workspace_is_gone_back_to_and_forked_without_an_image() -> None:
             box.commit()
 
 
+@pytest.mark.parametrize(("forks", "asked"), [(0, 1), (2, 3)])
+def test_more_forks_than_the_container_has_slots_for_are_refused_at_once(forks: int, asked: int) -> None:
+    with Sandbox("fake", forks=forks) as box:
+        box.write_file("kept", "here")
+        shell = box.start("sleep 1000")
+        with pytest.raises(ConfigError, match=rf"slot's has {forks + 1} \(open it with Sandbox\(forks={asked}\)"):
+            box.fork(asked)
+        assert shell.state().exit_code is None, "nothing was killed for a checkpoint"
+        assert box.read_file("kept") == "here"
+
+
 async def test_a_farm_is_a_pool_of_awaited_sandboxes() -> None:
     async with AsyncFarm("fake", slots=2) as farm, AsyncSandbox(pool=farm) as one, AsyncSandbox(pool=farm) as other:
         assert (await one.run("pwd")).stdout != (await other.run("pwd")).stdout
