@@ -228,6 +228,10 @@ MODELS: tuple[WireModel, ...] = (
     ),
     _PATCHED,
     _MATCH,
+    tools.PathsArguments(
+        action="rename", path="a", target="b", follow=False, parents=True, exist_ok=True, recursive=True
+    ),
+    tools.PathsReply(entry=_FILE),
     tools.PatchArguments(patch="--- a\n", path="sub", strip=1, fuzz=0),
     tools.PatchReply(files=(_PATCHED,)),
     tools.SearchArguments(pattern="x", path="sub", glob="*.py", ignore_case=True, literal=True, limit=3),

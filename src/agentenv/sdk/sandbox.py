@@ -37,7 +37,7 @@ from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState, Signal
-from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
+from agentenv.wire.tools import ArtifactsReply, FileEntry, ListFilesReply, PatchReply, SearchReply
 
 
 class Farm(Opened[AsyncFarm]):
@@ -348,6 +348,28 @@ class Sandbox(OpenedSandbox):
     def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
         """The entries of a directory of the slot."""
         return self._loop.run(self._driven.list_files(path, depth=depth))
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> FileEntry:
+        """The kind, size, mode and time of a file or directory of the slot. Raises OSError (FileNotFoundError and so
+        on)."""
+        return self._loop.run(self._driven.stat(path, follow_symlinks=follow_symlinks))
+
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Make a directory in the slot (0755), as ``pathlib.Path.mkdir`` does. Raises OSError (FileExistsError,
+        FileNotFoundError when its parent is missing, and so on)."""
+        self._loop.run(self._driven.mkdir(path, parents=parents, exist_ok=exist_ok))
+
+    def rename(self, path: str, target: str) -> None:
+        """Rename a file or directory of the slot, as ``os.rename`` does: in one step, in place of a file, link or empty
+        directory at ``target``. Raises OSError (EXDEV between file systems of the slot, such as /tmp and the workspace
+        of one without an image)."""
+        self._loop.run(self._driven.rename(path, target))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or link of the slot, or with ``recursive`` a directory and everything in it (512 levels at
+        most); links are not followed. Raises OSError (FileNotFoundError; IsADirectoryError of a directory, and so on):
+        what was removed before the failure is gone."""
+        self._loop.run(self._driven.remove(path, recursive=recursive))
 
     def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
         """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.

@@ -29,6 +29,7 @@ from agentenv.errors import (
     InfraError,
     InvalidArgumentsError,
     PolicyRefusalError,
+    ProtocolError,
     ToolCallError,
     UnknownToolError,
     from_wire,
@@ -46,8 +47,10 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
     ArtifactsReply,
+    FileEntry,
     ListFilesReply,
     PatchReply,
+    PathsReply,
     ReadFileReply,
     SearchReply,
     WriteFileReply,
@@ -343,6 +346,34 @@ class SlotTools(ABC):
         """The entries of a directory of the slot."""
         return ListFilesReply.model_validate(await self._file_call("list_files", {"path": path, "depth": depth}))
 
+    async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileEntry:
+        """The kind, size, mode and time of a file or directory of the slot. Raises OSError (FileNotFoundError and so
+        on)."""
+        entry = (await self._paths("stat", path, follow=follow_symlinks)).entry
+        if entry is None:
+            raise ProtocolError("stat: the slot gave no entry")
+        return entry
+
+    async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Make a directory in the slot (0755), as ``pathlib.Path.mkdir`` does. Raises OSError (FileExistsError,
+        FileNotFoundError when its parent is missing, and so on)."""
+        await self._paths("mkdir", path, parents=parents, exist_ok=exist_ok)
+
+    async def rename(self, path: str, target: str) -> None:
+        """Rename a file or directory of the slot, as ``os.rename`` does: in one step, in place of a file, link or empty
+        directory at ``target``. Raises OSError (EXDEV between file systems of the slot, such as /tmp and the workspace
+        of one without an image)."""
+        await self._paths("rename", path, target=target)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or link of the slot, or with ``recursive`` a directory and everything in it (512 levels at
+        most); links are not followed. Raises OSError (FileNotFoundError; IsADirectoryError of a directory, and so on):
+        what was removed before the failure is gone."""
+        await self._paths("remove", path, recursive=recursive)
+
+    async def _paths(self, action: str, path: str, **given: str | bool) -> PathsReply:
+        return PathsReply.model_validate(await self._file_call("paths", {"action": action, "path": path, **given}))
+
     async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
         """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.
 
@@ -429,7 +460,7 @@ class SlotTools(ABC):
 
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         result = await self._typed_call(tool, arguments)
-        _check_file_result(tool, str(arguments.get("path")), result)
+        _check_file_result(tool, str(arguments.get("path")), result, arguments.get("target"))
         if isinstance(result.content, dict) and isinstance(data := result.content.get("data"), str):
             return {**result.content, "data": await decoded_base64(data)}
         return result.content
@@ -444,13 +475,13 @@ def _decoded(path: str, data: bytes, errors: str) -> str:
         raise OSError(errno.EILSEQ, f"not UTF-8 at {where}; {hint}", path) from error
 
 
-def _check_file_result(tool: str, path: str, result: CallResult) -> None:
+def _check_file_result(tool: str, path: str, result: CallResult, target: str | None = None) -> None:
     if result.timed_out or result.cancelled:
         raise TimeoutError(errno.ETIMEDOUT, f"{tool} did not end in time", path)
     if result.exit_code:
         text = result.stderr.strip() or f"{tool} failed"
         if text.startswith(f"{path}: "):  # an OSError adds the path itself
-            raise OSError(result.exit_code, text.removeprefix(f"{path}: "), path)
+            raise OSError(result.exit_code, text.removeprefix(f"{path}: "), path, None, target)
         raise OSError(result.exit_code, text)
 
 

@@ -17,9 +17,12 @@ from agentenv.tools.schema import as_json, closest, explain_arguments, explain_u
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import for_code
 from agentenv.wire.sessions import SLOT_TOOLS
+from agentenv.wire.tools import CODE_TOOLS
 
 BUILTIN: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in SLOT_TOOLS)
 """The tools every slot has, from their rows in the wire vocabulary."""
+FOR_CODE: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in CODE_TOOLS)
+"""What an executor runs besides, for hooks and scripts; in no catalog that is offered to a model."""
 _SNIPPET_CHARS = 20
 
 # Every pool and sandbox has a catalog, mostly of the same tools, and a schema takes milliseconds to derive. What is

@@ -1,5 +1,5 @@
 """The tools that run inside a slot: their arguments and replies, and one row per tool (:data:`BASH`,
-:data:`FILE_TOOLS`; :data:`agentenv.wire.sessions.SESSION_TOOLS`).
+:data:`FILE_TOOLS`, :data:`CODE_TOOLS`; :data:`agentenv.wire.sessions.SESSION_TOOLS`).
 
 Tool and field descriptions are written for a language model: they become the JSON schema it is given.
 Paths are relative to the workspace, or absolute, or begin with ``~/`` (the home directory, which is the workspace
@@ -321,6 +321,33 @@ class SearchReply(WireModel):
     unreadable_skipped: int = 0
 
 
+class PathsArguments(WireModel):
+    """Look at, make, rename or remove what a path names, as ``os.stat``, ``Path.mkdir``, ``os.rename``, ``os.remove``
+    and, with ``recursive``, ``shutil.rmtree`` do."""
+
+    action: Literal["stat", "mkdir", "rename", "remove"]
+    path: PathArgument
+    follow: bool = True
+    """Of stat: a link at the path's end is followed."""
+    parents: bool = False
+    exist_ok: bool = False
+    target: PathArgument | None = None
+    """Of rename."""
+    recursive: bool = False
+
+    @model_validator(mode="after")
+    def _one_target(self) -> PathsArguments:
+        if (self.target is None) == (self.action == "rename"):
+            raise ValueError("rename, and nothing else, has a target")
+        return self
+
+
+class PathsReply(WireModel):
+    """``entry``: of stat, named as in the call."""
+
+    entry: FileEntry | None = None
+
+
 BASH: Final = SlotTool(
     name="bash",
     description=(
@@ -395,3 +422,14 @@ FILE_TOOLS: Final = (
         streamed=("data",),
     ),
 )
+
+CODE_TOOLS: Final = (
+    SlotTool(
+        name="paths",
+        description="Look at, make, rename or remove a file or directory.",
+        arguments=PathsArguments,
+        reply=PathsReply,
+        toolset="",
+    ),
+)
+"""What hooks and scripts may call besides, and models are never offered: ``bash`` does the same for them."""

@@ -194,6 +194,11 @@ async def test_the_home_of_paths_is_the_one_of_the_shell(session: ToolSession) -
         ("artifacts", {"action": "list"}),
         ("artifacts", {"action": "read"}),
         ("artifacts", {"action": "extract", "data": EMPTY_TAR}),
+        ("paths", {"action": "stat"}),
+        ("paths", {"action": "mkdir"}),
+        ("paths", {"action": "mkdir", "parents": True, "exist_ok": True}),
+        ("paths", {"action": "rename", "target": "x"}),
+        ("paths", {"action": "remove", "recursive": True}),
     ],
 )
 async def test_paths_outside_the_workspace_are_refused_where_nothing_isolates(
@@ -243,6 +248,9 @@ async def test_a_failing_operation_is_data(session: ToolSession, tool: str, argu
         ("artifacts", {"action": "read", "path": "x", "data": EMPTY_TAR}),
         ("read_file", {"path": "x", "limit": 0}),
         ("read_file", {"path": ""}),
+        ("paths", {"action": "rename", "path": "x"}),
+        ("paths", {"action": "rename", "path": "x", "target": "a\0b"}),
+        ("paths", {"action": "remove", "path": "x", "target": "y"}),
     ],
 )
 async def test_arguments_that_make_no_sense_are_the_models_fault(
@@ -358,3 +366,39 @@ async def test_rubbish_is_not_extracted(session: ToolSession) -> None:
     result = await session.call("artifacts", {"action": "extract", "data": b"this is no archive"})
     assert result.fault in ("model", "policy") or result.exit_code not in (0, None), result
     assert result.content is None
+
+
+async def test_what_paths_name_is_looked_at_made_renamed_and_removed(session: ToolSession) -> None:
+    slot = ToolContext(session)
+    await slot.mkdir("made/deep", parents=True)
+    await slot.write_file("made/f", "12", mode=0o640)
+    seen = await slot.stat("/workspace/made/f")
+    assert (seen.path, seen.kind, seen.size_bytes, seen.mode) == ("/workspace/made/f", "file", 2, 0o640)
+    assert abs(seen.modified_s - float((await bash(session, "stat -c %.6Y made/f")).stdout)) < 1e-3
+    await slot.rename("made/f", "~/made/caf\\xe9")
+    assert (await bash(session, "ls made | od -An -c")).stdout.split() == [*"caf", "351", "\\n", *"deep", "\\n"]
+    await bash(session, "ln -s made link; ln -s nothing broken")
+    assert [(await slot.stat("link", follow_symlinks=follow)).kind for follow in (True, False)] == [
+        "directory",
+        "symlink",
+    ]
+    for failing, error in (
+        (slot.mkdir("made"), FileExistsError),
+        (slot.mkdir("made/caf\\xe9", exist_ok=True), FileExistsError),
+        (slot.mkdir("no/parent"), FileNotFoundError),
+        (slot.stat("broken"), FileNotFoundError),
+        (slot.stat("made/caf\\xe9/x"), NotADirectoryError),
+        (slot.rename("gone", "x"), FileNotFoundError),
+        (slot.rename("made/caf\\xe9", "made/deep"), IsADirectoryError),
+        (slot.remove("made"), IsADirectoryError),
+        (slot.remove("gone", recursive=True), FileNotFoundError),
+    ):
+        with pytest.raises(error):
+            await failing
+    with pytest.raises(OSError, match=r"not empty: 'made/deep' -> 'made'") as raised:
+        await slot.rename("made/deep", "made")
+    assert (raised.value.filename, raised.value.filename2) == ("made/deep", "made")
+    await slot.remove("link")
+    assert (await slot.stat("made")).kind == "directory", "a link is removed, not what it leads to"
+    await slot.remove("made", recursive=True)
+    assert (await bash(session, "test -e made; echo $?")).stdout == "1\n"

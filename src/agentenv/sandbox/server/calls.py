@@ -23,7 +23,7 @@ from agentenv.sandbox.server.uploads import Upload, UploadBuffer
 from agentenv.wire.base import LARGE_BYTES, WireModel, carried_as
 from agentenv.wire.calls import Call
 from agentenv.wire.sessions import SLOT_TOOLS
-from agentenv.wire.tools import SlotTool
+from agentenv.wire.tools import CODE_TOOLS, SlotTool
 
 MAX_ENDED_IDS = 16_384
 """Ids of discarded calls kept per lease (as hashes), so that a late copy of an old batch does not run."""
@@ -34,7 +34,7 @@ MAX_JSON_BYTES = 4 * 1024 * 1024
 _MAX_PROBLEMS = 3
 _MAX_INPUT_CHARS = 80
 _HEAD = b'{"type":"result","result":'
-_TOOLS: Final = {tool.name: tool for tool in SLOT_TOOLS}
+_TOOLS: Final = {tool.name: tool for tool in (*SLOT_TOOLS, *CODE_TOOLS)}
 
 Raw = tuple[bytes | bytearray | memoryview, ...]
 """Content in pieces as it was read: nothing is copied to join them."""

@@ -29,6 +29,8 @@ from tests.unit.sandbox.server.file_tools_box import Box, FixedRunner, box_fixtu
         ("write_file", {"path": "x", "data": "not base64!"}),
         ("list_files", {"path": ".", "depth": 0}),
         ("artifacts", {"action": "steal"}),
+        ("paths", {"action": "rename", "path": "x"}),
+        ("paths", {"action": "stat", "path": "x", "target": "y"}),
     ],
 )
 async def test_arguments_that_no_client_sends_are_ours(box: Box, tool: str, arguments: Mapping[str, Any]) -> None:
@@ -47,6 +49,7 @@ async def test_arguments_that_no_client_sends_are_ours(box: Box, tool: str, argu
         ("artifacts", {"action": "list", "data": "MQ=="}),
         ("artifacts", {"action": "read", "path": "x", "data": "MQ=="}),
         ("bash", {"command": "true"}),
+        ("paths", {"action": "rename", "path": "x", "target": "a\0b"}),
     ],
 )
 async def test_wrong_arguments_are_refused(box: Box, tool: str, arguments: Mapping[str, Any]) -> None:

@@ -40,6 +40,8 @@ from agentenv.wire.tools import (
     PatchArguments,
     PatchedFile,
     PatchReply,
+    PathsArguments,
+    PathsReply,
     ReadFileArguments,
     ReadFileReply,
     SearchArguments,
@@ -271,6 +273,23 @@ class _Files:
         printed = _whole(done, arguments.path)
         return await _worked(len(printed), lambda: parse_matches(bytes(printed), arguments, self._paths))
 
+    async def paths(self, arguments: PathsArguments) -> WireModel:
+        match arguments.action:
+            case "stat":
+                rest = [str(int(arguments.follow))]
+            case "mkdir":
+                rest = [str(int(arguments.parents)), str(int(arguments.exist_ok))]
+            case "rename":
+                rest = [self._paths.named(arguments.target or "")]
+            case "remove":
+                rest = [str(int(arguments.recursive))]
+        record = RecordReader(await self._call(arguments.action, arguments.path, *rest)).record()
+        if (record.kind == "e") == (arguments.action == "stat"):
+            raise ProtocolError(f"slotfiles printed no result of {arguments.action}")
+        if record.kind == "e":
+            return PathsReply()
+        return PathsReply(entry=_entry(record).model_copy(update={"path": arguments.path}))
+
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | Upload | None = None, output_bytes: int = 4096
     ) -> bytes | memoryview:
@@ -285,7 +304,7 @@ class _Files:
         stdin: bytes | Upload | None = None,
         output_bytes: int = _OVERHEAD_BYTES,
     ) -> Finished:
-        if "\0" in path:
+        if any("\0" in part for part in (path, *rest)):
             raise InvalidArgumentsError("path: must not contain NUL bytes")
         argv = self._paths.slotfiles(operation, path, *rest)
         return await self._run.run(argv, stdin=stdin, output_bytes=output_bytes)
@@ -298,6 +317,7 @@ _OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[Wi
     SearchArguments: _Files.search,
     PatchArguments: _Files.patch,
     ArtifactsArguments: _Files.artifacts,
+    PathsArguments: _Files.paths,
 }
 
 

@@ -9,11 +9,16 @@
  *   slotfiles ROOT receive PATH                     a transfer on stdin
  *   slotfiles ROOT patch PATH STRIP|- FUZZ BYTES    a unified diff on stdin: all of it or nothing
  *   slotfiles ROOT search PATH RIPGREP FLAGS LIMIT GLOB PATTERN
+ *   slotfiles ROOT stat PATH FOLLOW
+ *   slotfiles ROOT mkdir PATH PARENTS EXIST_OK
+ *   slotfiles ROOT rename PATH TARGET
+ *   slotfiles ROOT remove PATH TREE
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
  * PATH is relative to ROOT (the workspace) or absolute. With --beneath before ROOT, nothing leads out of it (see paths.h).
  */
 #define _GNU_SOURCE
+#include "entries.h"
 #include "io.h"
 #include "patch.h"
 #include "paths.h"
@@ -68,18 +73,18 @@ static void run_write(const char *path, const char *mode, uint64_t bytes) {
 }
 
 /* `~` for a home that the server does not know: that of the user we run as (slotas has set HOME). */
-static const char *at_home(const char *path) {
-    static char whole[PATH_BYTES];
+static const char *at_home(const char *path, char whole[PATH_BYTES]) {
     const char *home = getenv("HOME");
     if (path[0] != '~' || (path[1] && path[1] != '/') || !home || home[0] != '/')
         return path;
-    if ((size_t)snprintf(whole, sizeof whole, "%s%s", home, path + 1) >= sizeof whole)
+    if ((size_t)snprintf(whole, PATH_BYTES, "%s%s", home, path + 1) >= PATH_BYTES)
         fail(ENAMETOOLONG);
     return whole;
 }
 
 static void run(int argc, char **argv) {
-    const char *operation = argv[2], *path = at_home(argv[3]);
+    static char whole[PATH_BYTES], whole_target[PATH_BYTES];
+    const char *operation = argv[2], *path = at_home(argv[3], whole);
     if (!strcmp(operation, "read") && argc == 6)
         run_read(path, number(argv[4]), number(argv[5]));
     else if (!strcmp(operation, "write") && argc == 6)
@@ -98,6 +103,14 @@ static void run(int argc, char **argv) {
         run_patch(path, argv[4], number(argv[5]), number(argv[6]));
     else if (!strcmp(operation, "search") && argc == 9)
         run_search(path, argv[4], argv[5], number(argv[6]), argv[7], argv[8]);
+    else if (!strcmp(operation, "stat") && argc == 5)
+        run_stat(path, number(argv[4]));
+    else if (!strcmp(operation, "mkdir") && argc == 6)
+        run_mkdir(path, number(argv[4]), number(argv[5]));
+    else if (!strcmp(operation, "rename") && argc == 5)
+        run_rename(path, at_home(argv[4], whole_target));
+    else if (!strcmp(operation, "remove") && argc == 5)
+        run_remove(path, number(argv[4]));
     else
         fail(USAGE);
 }

@@ -109,22 +109,43 @@ int make_directories(int base, const char *path) {
     return open_beneath(base, path, O_PATH | O_DIRECTORY);
 }
 
-void find_place(int base, const char *path, struct place *place) {
+static int existing_directory(int base, const char *path) {
+    return open_beneath(base, path, O_PATH | O_DIRECTORY);
+}
+
+static void find(int base, const char *path, struct place *place, int (*open_directory)(int, const char *)) {
     char directory[PATH_BYTES];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
-        fail((fenced || base != root_fd) && climbs_out(path) ? OUTSIDE : EISDIR);
+        fail((fenced || base != root_fd) && climbs_out(path) ? OUTSIDE
+             : open_directory == make_directories            ? EISDIR
+                                                             : EBUSY);
     if (strlen(name) >= sizeof place->name || strlen(path) >= sizeof directory)
         fail(ENAMETOOLONG);
     strcpy(place->name, name);
     memcpy(directory, path, (size_t)(name - path));
     directory[name - path] = 0;
-    place->directory = make_directories(base, *directory ? directory : ".");
+    place->directory = open_directory(base, *directory ? directory : ".");
     if (place->directory < 0)
         fail(errno);
     place->exists = !fstatat(place->directory, name, &place->found, AT_SYMLINK_NOFOLLOW);
     if (!place->exists && errno != ENOENT)
         fail(errno);
+}
+
+void find_place(int base, const char *path, struct place *place) {
+    find(base, path, place, make_directories);
+}
+
+void find_entry(const char *path, struct place *place) {
+    char whole[PATH_BYTES];
+    size_t bytes = strlen(path);
+    if (bytes >= sizeof whole)
+        fail(ENAMETOOLONG);
+    strcpy(whole, path);
+    while (bytes > 1 && whole[bytes - 1] == '/')
+        whole[--bytes] = 0;
+    find(root_fd, whole, place, existing_directory);
 }
 
 void find_target(const char *path, struct place *place) {

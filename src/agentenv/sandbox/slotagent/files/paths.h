@@ -24,10 +24,12 @@ int open_beneath(int base, const char *path, uint64_t flags);
 /* Opens a directory, and makes whatever part of it is missing. -1 with errno on failure. */
 int make_directories(int base, const char *path);
 
-/* Where a file is to be: an open directory and a name in it. Where the name is that of a symlink, find_target gives the
- * place that the link points to (which may not exist yet). */
+/* Where a file is to be: an open directory, made if it is missing, and a name in it. Where the name is that of a symlink,
+ * find_target gives the place that the link points to (which may not exist yet). find_entry makes no directory, and
+ * ignores slashes at the path's end. */
 struct place { int directory; char name[256]; bool exists; struct stat found; };
 void find_place(int base, const char *path, struct place *place);
+void find_entry(const char *path, struct place *place);
 void find_target(const char *path, struct place *place);
 
 #endif
