@@ -18,6 +18,39 @@ from agentenv.cli.app import app
 from tests.programs import program
 from tests.waiting import START_S, until
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "docs/environments.md", "docs/recipes.md")]
+FEWER_KEYWORDS = """
+from typing import Any
+
+from agentenv import AgentEnv, ToolContext
+
+
+class Plain(AgentEnv):
+    def get_next_item(self) -> dict[str, Any]:
+        return {}
+
+    def prepare(self, item: Any) -> None:
+        pass
+
+    def setup_trajectory_workspace(self, item: Any) -> dict[str, Any]:
+        return {}
+
+    def verify_and_score_trajectory(self, item: Any, final_response: str) -> float:
+        return 1.0
+
+    def score_destroyed_slot(self, item: Any, agent_result: Any) -> None:
+        pass
+
+
+class Async(AgentEnv):
+    async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> None:
+        await exec_tool.remove("x")
+
+    async def verify_and_score_trajectory(self, item: Any, final_response: str, *, workspace_meta: Any) -> float:
+        return 1.0
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -86,6 +119,24 @@ def test_its_test_passes(project: Path) -> None:
         [sys.executable, "-m", "pytest", "-q"], cwd=project, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_hooks_as_documented_pass_a_strict_type_checker(project: Path, tmp_path: Path) -> None:
+    """The template, the pages' environments, and hooks with fewer keywords than there are, plain and async."""
+    blocks = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES]
+    environments = [block for page in blocks for block in page if "(AgentEnv)" in block]
+    assert len(environments) == 4
+    for number, block in enumerate((*environments, FEWER_KEYWORDS)):
+        (project / f"shown_{number}.py").write_text(block)
+    (project / "wrong.py").write_text(FEWER_KEYWORDS.replace("-> float", "-> str").replace("1.0", "'1'"))
+    options = [f"--cache-dir={tmp_path}", "--follow-imports=silent", "--strict"]
+    untyped = ["--allow-untyped-defs", "--allow-untyped-calls"]  # as some pages are written
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *untyped, *(path.name for path in project.glob("*.py"))],
+        cwd=project, env={**os.environ, "MYPYPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    errors = re.findall(r"^(.*?):\d+: error: .*\[(.*)\]$", done.stdout, re.MULTILINE)
+    assert errors == [("wrong.py", "override")] * 2, done.stdout + done.stderr
 
 
 async def test_its_command_runs_with_players_as_its_readme_says(project: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Hooks(Protocol):
         exec_tool: Any,
         agent_result: AgentResult,
         workspace_meta: dict[str, Any],
-    ) -> tuple[float, dict[str, Any]] | Awaitable[tuple[float, dict[str, Any]]]:
+    ) -> float | tuple[float, dict[str, Any]] | Awaitable[float | tuple[float, dict[str, Any]]]:
         """The score, and the verifier's own records."""
 
     def score_destroyed_slot(

@@ -132,6 +132,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         ignores ``--openai.base_url`` in ``process`` and ``evaluate``."""
         return cls.env_config_cls(), [APIServerConfig(base_url="http://127.0.0.1:9004/v1", api_key="unused")]
 
+    # A hook declares the keywords that it uses. `*_: Any, **keywords: Any` lets type checkers accept any of them in an
+    # override, and `Awaitable` in what it returns both plain and async ones.
+
     # -- hooks an environment must implement ------------------------------------------------------
 
     def build_task(self, item: Any) -> str | Awaitable[str]:
@@ -150,17 +153,20 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def setup_agent_env(self) -> Any:
         """Called once, when slots are available and before the first item."""
 
-    async def get_next_item(self) -> Any:
+    def get_next_item(self) -> Any:
         """The next item, None if there are no more. By default: ``dataset_name``, repeated endlessly."""
+        return self._next_of_dataset()
+
+    async def _next_of_dataset(self) -> Any:
         if self._items is None:
             name, split = self.config.dataset_name, self.config.dataset_split
             self._items = itertools.cycle(await asyncio.to_thread(load_items, name, split))
         return next(self._items)
 
-    def prepare(self, item: Any, *, exec_tool: ToolContext) -> Any:  # noqa: ARG002
+    def prepare(self, item: Any, *_: Any, **keywords: Any) -> Any:  # noqa: ARG002
         """Make the files that all rollouts of an item begin with; a dict returned here is part of the verifier's
         ``workspace_meta``. Called in every slot, or with ``prepare = "once"`` in one, from which the others are forked:
-        then no process that it started is left."""
+        then no process that it started is left. Keyword: ``exec_tool``."""
         return {}
 
     def prepare_key(self, item: Any) -> Awaitable[str | None] | str | None:
@@ -168,21 +174,23 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         the same limits) begin alike. By default the item's id. None: every rollout of this item prepares its own."""
         return item_id(item)
 
-    def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: ToolContext) -> Any:  # noqa: ARG002
-        """Prepare the trajectory's slot; a dict returned here is passed to the verifier as ``workspace_meta``."""
+    def setup_trajectory_workspace(self, item: Any, *_: Any, **keywords: Any) -> Any:  # noqa: ARG002
+        """Prepare the trajectory's slot; a dict returned here is passed to the verifier as ``workspace_meta``.
+        Keywords: ``trajectory_id``, ``exec_tool``."""
         return {}
 
-    async def verify_and_score_trajectory(
+    def verify_and_score_trajectory(
         self,
         item: Any,
         final_response: str,
-        *,
-        trajectory_id: str,  # noqa: ARG002
-        exec_tool: ToolContext,  # noqa: ARG002
-        agent_result: AgentResult,  # noqa: ARG002
-        workspace_meta: dict[str, Any],  # noqa: ARG002
-    ) -> tuple[float, dict[str, Any]]:
-        """The score, and data to record in the transcript. By default: ``score_trajectory``."""
+        *_: Any,
+        **keywords: Any,  # noqa: ARG002
+    ) -> float | tuple[float, dict[str, Any]] | Awaitable[float | tuple[float, dict[str, Any]]]:
+        """The score, and data to record in the transcript. By default: ``score_trajectory``. Keywords:
+        ``trajectory_id``, ``exec_tool``, ``agent_result``, ``workspace_meta``."""
+        return self._final_response_scored(item, final_response)
+
+    async def _final_response_scored(self, item: Any, final_response: str) -> tuple[float, dict[str, Any]]:
         score = await call_hook("score_trajectory", self.score_trajectory, item, final_response)
         return finite("score_trajectory", score), {}
 
@@ -190,12 +198,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self,
         item: Any,  # noqa: ARG002
         agent_result: AgentResult,  # noqa: ARG002
-        *,
-        trajectory_id: str,  # noqa: ARG002
-        workspace_meta: dict[str, Any],  # noqa: ARG002
+        *_: Any,
+        **keywords: Any,  # noqa: ARG002
     ) -> float | Awaitable[float | None] | None:
         """The score of a rollout whose slot was destroyed by the policy's own commands. There is nothing left to
-        verify; by default the attempt has failed: 0.0. None: no score, the group continues without it."""
+        verify; by default the attempt has failed: 0.0. None: no score, the group continues without it. Keywords:
+        ``trajectory_id``, ``workspace_meta``."""
         return 0.0
 
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
