@@ -28,7 +28,7 @@ ImageOption = Annotated[
         "--image",
         metavar="REF",
         help="The slot's root, in which the command is root: debian:trixie, oci:DIR, docker-archive:FILE, "
-        "docker-daemon:NAME, or the digest of an image in the store (agentenv images list).",
+        "docker-daemon:NAME, localhost/NAME (agentenv images build -t), or the digest of an image in the store.",
     ),
 ]
 DockerfileOption = Annotated[

@@ -1,4 +1,4 @@
-"""``agentenv images pull | build | list | prefetch | gc | serve``: the image store of this machine."""
+"""``agentenv images pull | build | tag | list | rm | prefetch | gc | serve``: the image store of this machine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from agentenv.cli.options import (
 from agentenv.cli.output import announce, debugging, err, escape, out, print_json, run_to_end, verb
 from agentenv.cli.progress import shown
 from agentenv.errors import ConfigError
+from agentenv.store.reference import committed, parse
 
 if TYPE_CHECKING:
     from agentenv.api.image_keeper.keeper import KeeperSettings
@@ -77,6 +78,10 @@ def build(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="The Dockerfile; by default DIR/Dockerfile.")
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--tag", "-t", metavar="NAME[:TAG]", help="Name the image localhost/NAME here; repeatable."),
+    ] = None,
     target: Annotated[
         str, typer.Option("--target", metavar="STAGE", help="The stage to build; by default the last.")
     ] = "",
@@ -92,10 +97,11 @@ def build(
     """Build an image from a Dockerfile, without Docker: its commands run in image slots of this machine.
 
     FROM, RUN, COPY, ADD (of files), WORKDIR, ENV, ARG, USER, SHELL, CMD and ENTRYPOINT are understood, several stages
-    too. A step that was built before, from the same files, is not run again. The image is named by its digest.
+    too. A step that was built before, from the same files, is not run again. The digest of the image is printed.
 
     \b
     Examples:
+      agentenv images build -t base:1 images/base     # FROM localhost/base:1, --image localhost/base:1
       agentenv images build tasks/hello
       agentenv images build . -f docker/Dockerfile --build-arg VERSION=3
     """
@@ -104,22 +110,78 @@ def build(
     from agentenv.sdk.image_builds import BuildLimits, build_image
     from agentenv.wire.network import NetworkPolicy
 
+    held, given = opened_store(), [_name(name) for name in names or ()]
     options = Options(target=target, arguments=_assignments(argument or []))
     limits = BuildLimits(memory_mib, memory_mib * 3 // 4, network=NetworkPolicy("public" if network else "none"))
     with Shown(quiet=as_json) as listeners:
         built = asyncio.run(
-            build_image(directory, opened_store(), file=file, options=options, limits=limits, listeners=listeners)
+            build_image(directory, held, file=file, options=options, limits=limits, listeners=listeners)
         )
+    with held.pin(built.image) as image:
+        for name in given:
+            held.name(name, image)
     if as_json:
-        print_json({"digest": built.image, "steps_run": built.ran, "steps_cached": built.cached})
+        print_json({"digest": built.image, "names": given, "steps_run": built.ran, "steps_cached": built.cached})
     else:
         out().print(built.image, soft_wrap=True)
+
+
+@images.command()
+@verb
+def tag(
+    reference: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="A digest of the store (sha256:…), or any reference.")
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", help="What localhost/NAME means from now on.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an image a name in this store. It never hides an image of a registry: it is used as localhost/NAME.
+
+    \b
+    Examples:
+      agentenv images tag sha256:0123… base:1
+      agentenv images tag debian:trixie base:1
+    """
+    held, named = opened_store(store), _name(name)
+    with shown(quiet=as_json) as report:
+        image = held.ensure(reference, progress=report)
+    held.name(named, image)
+    if as_json:
+        print_json({"name": named, "digest": image.digest})
+    else:
+        out().print(f"{escape(named)} {image.digest}", soft_wrap=True)
+
+
+@images.command()
+@verb
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME[:TAG]...")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove names that `images build -t`, `images tag` or `commit` gave. Their images stay until `images gc`, which
+    removes them as any others then.
+
+    \b
+    Examples:
+      agentenv images rm base:1
+    """
+    held, removed = opened_store(store), [_name(name) for name in names]
+    for name in removed:
+        if not held.unname(parse(name)):
+            raise ConfigError("NAME", f"no image in this store is named {name}", next_step="agentenv images list")
+        if not as_json:
+            out().print(f"[green]removed[/] {escape(name)}", soft_wrap=True)
+    if as_json:
+        print_json({"names": removed})
 
 
 @images.command("list")
 @verb
 def list_images(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show the images of the store: digest, size, last use, and the references they were fetched by.
+    """Show the images of the store: digest, size, last use, and what means them: names, and the references they were
+    fetched by.
 
     Sizes are of all layers of an image; the last line has what they take together, each layer once.
 
@@ -288,6 +350,11 @@ async def _serve(
         line = f"[green]listening[/] on {url} · {len(keeper.stored)} images in {escape(where)} · Ctrl-C stops it"
         announce({"url": url, "store": where}, line, as_json=as_json)
         await asyncio.Event().wait()
+
+
+def _name(text: str) -> str:
+    """A name given here, in full. Raises ConfigError."""
+    return str(committed(text))
 
 
 def _assignments(given: list[str]) -> dict[str, str]:

@@ -510,7 +510,7 @@ async def committed(session: ToolSession, name: str) -> str:
 def _reference(name: str) -> str:
     """``committed:NAME``. Raises ConfigError (``name``)."""
     try:
-        return str(committed_reference(name.removeprefix("committed:")))
+        return str(committed_reference(name))
     except ConfigError as error:
         raise ConfigError("name", f"got {name!r}", next_step="give a name like a registry's: prepared:1") from error
 

@@ -39,6 +39,15 @@ def write(layout: Layout, name: Name) -> None:
     replace(layout.name(name.reference), json.dumps(asdict(name)).encode())
 
 
+def remove(layout: Layout, reference: str) -> bool:
+    """Let it mean nothing. Returns whether it meant something."""
+    try:
+        layout.name(reference).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def all_of(layout: Layout) -> Iterator[Name]:
     """All names of a store."""
     for path in sorted(layout.names.glob("*.json")):

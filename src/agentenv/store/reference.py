@@ -7,7 +7,8 @@
 ``docker-archive:FILE[:NAME]``        of the tar that ``docker save`` writes
 ``docker-daemon:NAME``                of this machine's Docker engine
 ``dockerfile:DIR``                    to be built from a Dockerfile
-``committed:NAME[:TAG]``              made of a slot's files by ``commit("NAME:TAG")``
+``localhost/NAME[:TAG]``              named here, by ``commit("NAME:TAG")`` or ``agentenv images tag``
+``committed:NAME[:TAG]``              the same in full, as it is stored and sent
 ``sha256:…``                          the one of a store that has this digest; without any registry
 ====================================  ==============================================================
 """
@@ -31,10 +32,13 @@ _LONGEST_NAME: Final = 255
 _HUB, _OFFICIAL = "docker.io", "library"
 _SCHEMES: Final[tuple[Kind, ...]] = ("oci", "docker-archive", "docker-daemon", "dockerfile")
 _COMMITTED: Final[Kind] = "committed"
+_HERE: Final = "localhost"
+"""Before a name it means what Docker and podman mean by it: an image of no registry."""
+_GIVEN_HERE: Final = (f"{_COMMITTED}:", f"{_HERE}/")
 _STORED: Final[Kind] = "sha256"
 _ALLOWED: Final = (
-    "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME, committed:NAME, "
-    "sha256:DIGEST"
+    "allowed: NAME[:TAG][@DIGEST], oci:PATH[:TAG], docker-archive:FILE[:NAME], docker-daemon:NAME, localhost/NAME, "
+    "committed:NAME, sha256:DIGEST"
 )
 
 
@@ -69,8 +73,8 @@ def parse(text: str) -> Reference:
     for kind in _SCHEMES:
         if scheme == kind:
             return _of_scheme(kind, rest, text)
-    if scheme == _COMMITTED:
-        return committed(rest)
+    if is_committed(text):
+        return committed(text)
     if scheme == _STORED:
         if not is_digest(text):
             raise _wrong(text, "it is not sha256: and 64 hexadecimal digits")
@@ -79,8 +83,10 @@ def parse(text: str) -> Reference:
 
 
 def committed(name: str) -> Reference:
-    """What ``commit(name)`` names: ``prepared``, ``team/prepared:2``. Raises ConfigError (``image``)."""
-    parsed = _of_registry(name, name)
+    """What ``commit(name)`` and ``agentenv images tag`` name: ``prepared``, ``team/prepared:2``, also with a prefix.
+    Raises ConfigError (``image``)."""
+    given = name.removeprefix(f"{_COMMITTED}:").removeprefix(f"{_HERE}/")
+    parsed = _of_registry(given, name)
     if parsed.digest:
         raise _wrong(name, "a digest already names an image")
     short = parsed.name.removeprefix(f"{_HUB}/").removeprefix(f"{_OFFICIAL}/")
@@ -88,12 +94,12 @@ def committed(name: str) -> Reference:
 
 
 def is_committed(text: str) -> bool:
-    """Whether a reference is a name that ``commit`` gave."""
-    return text.startswith(f"{_COMMITTED}:")
+    """Whether a reference is a name given here, by ``commit`` or ``agentenv images tag``."""
+    return text.startswith(_GIVEN_HERE)
 
 
 def has_source(text: str) -> bool:
-    """Whether a reference says where its image comes from. Digests and names of ``commit`` do not: only nodes that have
+    """Whether a reference says where its image comes from. Digests and names given here do not: only nodes that have
     the image know them."""
     return not text.startswith(f"{_STORED}:") and not is_committed(text)
 
@@ -141,6 +147,8 @@ def _of_registry(name: str, text: str) -> Reference:
     host, slash, path = before.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         host, path = _HUB, before
+    if host == _HERE:
+        raise _wrong(text, f"{_HERE}/ is no registry; one of this machine is named with its port: {_HERE}:443/{path}")
     if host == _HUB and "/" not in path:
         path = f"{_OFFICIAL}/{path}"
     if not _HOST.fullmatch(host) or len(path) > _LONGEST_NAME:

@@ -150,6 +150,10 @@ class Store:
             raise ConfigError("image", f"{reference!r} cannot be named: only registry references can")
         self._note(str(wanted), image.digest, named_s)
 
+    def unname(self, reference: Reference) -> bool:
+        """Let a name mean nothing here; its image stays until :meth:`gc`. Returns whether it meant something."""
+        return names.remove(self.layout, str(reference))
+
     def named(self, reference: Reference) -> Name | None:
         """What a name means here, whether or not its image is (still) in the store; None if it means nothing."""
         return names.read(self.layout.name(str(reference)))
@@ -276,7 +280,8 @@ class Store:
                     return intake.take(image_of_archive(files, wanted.tag))
             case "committed":
                 raise ImageUnavailableError(
-                    f"no image in this store is named {wanted} (any more)", next_step="commit it again"
+                    f"no image in this store is named {wanted} (any more)",
+                    next_step="make it again (commit, agentenv images build -t), or name another (agentenv images tag)",
                 )
             case "sha256":
                 raise ImageUnavailableError(

@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import pytest
 
 from agentenv.store import Store
+from agentenv.store.reference import parse
 from tests.cli import Command
 from tests.image_sources import member, oci_layout, tar_of
 
@@ -57,6 +58,33 @@ def test_what_people_read(tmp_path: Path, command: Command, reference: str) -> N
 def test_an_image_used_a_moment_ago_is_kept(command: Command, reference: str) -> None:
     command.told("images", "pull", reference)
     assert command.told("images", "gc", "--budget", "0")["images"] == []
+
+
+def test_a_name_given_here_hides_no_registrys_image(tmp_path: Path, command: Command, reference: str) -> None:
+    tagged = command.told("images", "tag", reference, "debian:trixie")
+    assert tagged["name"] == "committed:debian:trixie"
+    (listed,) = command.told("images", "list")["images"]
+    assert (listed["digest"], sorted(listed["references"])) == (
+        tagged["digest"],
+        ["committed:debian:trixie", reference],
+    )
+    for name in ("localhost/debian:trixie", "committed:debian:trixie", tagged["digest"]):
+        assert command.told("images", "pull", name)["images"][0]["digest"] == tagged["digest"]
+    store = Store(tmp_path / "cache/store")
+    assert store.named(parse("debian:trixie")) is None
+    assert command.told("images", "tag", "localhost/debian:trixie", "localhost/base")["digest"] == tagged["digest"]
+    assert command.told("images", "rm", "debian:trixie", "base")["names"] == [
+        "committed:debian:trixie",
+        "committed:base:latest",
+    ]
+    code, _, stderr = command.run("images", "rm", "base")
+    assert (code, "no image in this store is named committed:base:latest" in stderr) == (2, True)
+    assert store.references() == {tagged["digest"]: [reference]}
+
+
+def test_a_build_is_not_begun_for_what_cannot_be_a_name(tmp_path: Path, command: Command) -> None:
+    code, _, stderr = command.run("images", "build", "-t", "Upper", str(tmp_path))
+    assert (code, "'Upper' cannot be a part of a name" in stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

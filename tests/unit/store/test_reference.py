@@ -23,7 +23,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("registry:5000/a/b", "registry:5000/a/b:latest"),
         (f"registry:5000/a/b@{DIGEST}", f"registry:5000/a/b@{DIGEST}"),
         (f"registry.example/a:tag@{DIGEST}", f"registry.example/a@{DIGEST}"),
-        ("localhost/a:1", "localhost/a:1"),
+        ("localhost:5000/a:1", "localhost:5000/a:1"),
         ("[::1]:5000/a:1", "[::1]:5000/a:1"),
         ("oci:/images/a", "oci:/images/a"),
         ("oci:/images/a:v1", "oci:/images/a:v1"),
@@ -34,6 +34,9 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         (f"docker-daemon:{DIGEST}", f"docker-daemon:{DIGEST}"),
         ("dockerfile:tasks/1", "dockerfile:tasks/1"),
         ("committed:prepared", "committed:prepared:latest"),
+        ("localhost/a", "committed:a:latest"),
+        ("localhost/team/a:1", "committed:team/a:1"),
+        ("committed:localhost/a:1", "committed:a:1"),
         (DIGEST, DIGEST),
         ("committed:registry:5000/team/prepared:2", "committed:registry:5000/team/prepared:2"),
     ],
@@ -63,7 +66,7 @@ def test_paths_can_be_made_absolute() -> None:
         "", " ", "a b", "a\n", "Debian", "a/B", "-a", "a-", "a:", "a:.x", "a:" + "t" * 129, "a//b", "/a", "a/", "a@",
         "a@sha256:12", f"a@{DIGEST.upper()}", "a@sha512:" + "0" * 128, "--help", "a/../b", "oci:", "docker-archive:",
         "docker-daemon:", "x.y:port/a", "committed:", "committed:A", f"committed:a@{DIGEST}",
-        "http://registry.example/a", "a" * 300,
+        "http://registry.example/a", "a" * 300, "localhost/", "docker://localhost/a", f"localhost/a@{DIGEST}",
     ],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused_with_what_is_allowed(text: str) -> None:
