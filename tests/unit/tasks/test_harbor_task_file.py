@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.tasks.harbor.directories import read_task, read_tasks
 from agentenv.tasks.harbor.players import oracle
-from agentenv.tasks.harbor.task import HarborTask, Healthcheck
+from agentenv.tasks.harbor.task import HarborTask, Healthcheck, from_dockerfiles
 from agentenv.wire.network import NetworkPolicy
 
 OURS = Path(__file__).parents[3] / "examples/tasks"
@@ -72,6 +72,20 @@ def test_a_task_of_terminal_bench_2(tmp_path: Path) -> None:
     assert found.image == f"dockerfile:{tmp_path}/one/environment"
     assert (found.memory_mib, found.storage_mib) == (2048, 512)
     assert (found.agent.network, found.agent.timeout_s) == (NetworkPolicy("none"), math.inf)
+
+
+def test_a_dockerfile_beside_an_image_is_chosen_by_whoever_plays(tmp_path: Path) -> None:
+    both = task(tmp_path, f"{IMAGE}[verifier.environment]\ndocker_image = 'debian'\n", dockerfile="FROM debian\n")
+    (both.directory / "tests/Dockerfile").touch()
+    both = read_task(both.directory, {})
+    assert both.separate is not None
+    assert (both.image, both.separate.image) == ("registry.example/tasks/one:1", "debian")
+    chosen = from_dockerfiles(both)
+    assert chosen.separate is not None
+    assert chosen.image == f"dockerfile:{both.directory}/environment"
+    assert chosen.separate.image == f"dockerfile:{both.directory}/tests"
+    alone = task(tmp_path, name="two")
+    assert from_dockerfiles(alone) == alone
 
 
 def test_a_network_is_what_harbor_gives_by_default(tmp_path: Path) -> None:

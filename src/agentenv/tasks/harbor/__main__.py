@@ -37,6 +37,7 @@ def main() -> int:
         "tasks": str(options.tasks),
         "only_tasks": options.only_tasks,
         "image": options.image,
+        "image_from": options.image_from,
         "host_env": options.host_env,
         "allow_network": options.network,
         "storage": options.storage,
@@ -57,6 +58,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--agent", choices=tuple(EXPECTED), help="only this one plays; both by default")
     parser.add_argument("--only-tasks", type=comma_separated, default=[], help="names, separated by commas")
     parser.add_argument("--image", default="", help="in place of each task's own; {task} is the task's name")
+    parser.add_argument(
+        "--image-from",
+        choices=("image", "dockerfile"),
+        default="image",
+        help="of a task that names an image and has a Dockerfile: which of them is used",
+    )
     parser.add_argument(
         "--host-env", type=comma_separated, default=[], help="this machine's variables that tasks may name"
     )

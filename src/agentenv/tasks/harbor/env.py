@@ -25,7 +25,7 @@ from agentenv.errors import ConfigError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.directories import read_tasks
 from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
-from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate
+from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, from_dockerfiles
 from agentenv.tasks.harbor.verifier import Judged, handed_over, judged
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
@@ -45,6 +45,9 @@ class HarborConfig(AgentEnvConfig):
     tasks: str = Field(default="", description="A task directory, or a directory of task directories")
     only_tasks: Names = Field(default_factory=list, description="Tasks of these names")
     image: str = Field(default="", description="Image in place of each task's own; {task} in it is the task's name")
+    image_from: Literal["image", "dockerfile"] = Field(
+        default="image", description="Of a task that names an image and has a Dockerfile: which of them is used"
+    )
     storage: Literal["auto", "memory", "disk"] = Field(
         default="auto",
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
@@ -83,7 +86,8 @@ class HarborEnv(AgentEnv):
         if not config.tasks:
             raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
         caps = Caps(config.max_cpus, config.max_memory_mib)
-        found = [caps.of(task) for task in read_tasks(Path(config.tasks), offered, config.only_tasks)]
+        chosen = from_dockerfiles if config.image_from == "dockerfile" else lambda task: task
+        found = [caps.of(chosen(task)) for task in read_tasks(Path(config.tasks), offered, config.only_tasks)]
         if config.tool_pool_mode == "local":
             for task in found:
                 check_fits(task, this_machine())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +59,8 @@ class Machine:
 
     image: str
     """A reference (docs/images.md); ``dockerfile:…`` where the task has a Dockerfile and no image."""
+    dockerfile: str = ""
+    """``dockerfile:…`` where the task has a Dockerfile, also beside an image."""
     cpus: float | None = None
     memory_mib: int | None = None
     storage_mib: int | None = None
@@ -110,6 +112,12 @@ class HarborTask(Machine):
     def other_user(self) -> str | None:
         """The user of everything but the agent; None: the image's user. Root where the agent has another user."""
         return "root" if self.agent.user else None
+
+
+def from_dockerfiles(task: HarborTask) -> HarborTask:
+    """The task, each of whose machines has the image of its Dockerfile if there is one."""
+    separate = task.separate and replace(task.separate, image=task.separate.dockerfile or task.separate.image)
+    return replace(task, image=task.dockerfile or task.image, separate=separate)
 
 
 def named(directory: Path) -> str:

@@ -118,7 +118,7 @@ class _Reader:
             name=self._directory.name,
             directory=self._directory,
             instruction=self._instruction(),
-            image=self._image(),
+            **self._agents_image(),
             tests=(tests or self._directory / "tests",),
             script=SCRIPT,
             solution=self._existing("solution") or self._directory / "solution",
@@ -163,10 +163,11 @@ class _Reader:
             allowed = "allowed: separate" + ("" if own else ", shared")
             raise self._error("verifier.environment_mode", f"got {mode!r}", allowed)
         section = self._verifiers_environment()
-        image = self._named_image("verifier.environment") or self._built("tests")
+        own_image = self._image("verifier.environment", "tests")
+        has_tests = bool(own_image["image"])
         return Separate(
-            image=image or self._image(),
-            has_tests=bool(image),
+            **(own_image if has_tests else self._agents_image()),
+            has_tests=has_tests,
             artifacts=self._artifacts(),
             **self._limits(section),
         )
@@ -226,11 +227,15 @@ class _Reader:
             found = value
         return found
 
-    def _image(self) -> str:
-        if image := self._named_image("environment"):
+    def _image(self, section: str, context: str) -> dict[str, Any]:
+        """A machine's: what the section names, else that of the Dockerfile; empty if there is neither."""
+        built = self._built(context)
+        return {"image": self._named_image(section) or built, "dockerfile": built}
+
+    def _agents_image(self) -> dict[str, Any]:
+        image = self._image("environment", "environment")
+        if image["image"]:
             return image
-        if built := self._built("environment"):
-            return built
         raise self._error("environment.docker_image", "is missing, and there is no environment/Dockerfile")
 
     def _built(self, context: str) -> str:
