@@ -216,6 +216,20 @@ OTHERS = {
         "task.toml": '[environment.env]\nP = "a-${NOPE:-x}-b"\n',
         "solution/solve.sh": "[ \"$P\" = 'a-${NOPE:-x}-b' ] && touch /tmp/done\n",
     },
+    "compose-of-main": {
+        "environment/docker-compose.yaml": "services:\n  main:\n    environment: [A=b]\n"
+        "    volumes: ['./notes:/srv/notes', './notes/one:/usr/bin/one:ro']\n",
+        "environment/notes/one": "1\n",
+        "solution/solve.sh": '[ "$A$(cat /srv/notes/one /usr/bin/one | wc -l)" = b2 ] && touch /tmp/done\n',
+    },
+    "compose-of-the-verifier": {
+        "task.toml": "artifacts = ['/tmp/done']\n[verifier]\nenvironment_mode = 'separate'\n",
+        "tests/docker-compose.yaml": "services:\n  main:\n    volumes:\n"
+        "      - {type: bind, source: ./key, target: /tests/keys/one, read_only: true}\n",
+        "tests/key": "a\n",
+        "tests/test.sh": "[ -e /tmp/done ] && [ -s /tests/keys/one ] && r=1 || r=0\n"
+        "echo $r > /logs/verifier/reward.txt\n",
+    },
     "marked": {"instruction.md": f"<!-- bench-canary GUID 0 -->\n\n{SAYS}\n"},
 }
 """Tasks that Harbor plays, by what is not usual about them."""
@@ -243,6 +257,33 @@ def test_what_is_not_usual_is_played_as_harbor_plays_it(
     ]
     said = [group.trajectories[0].messages[1]["content"] for group in read_records(tmp_path / "out/rollouts.jsonl")]
     assert said == [f"[task:{task}]\n{SAYS}\n" for task in names]
+
+
+TERMINAL_BENCH: dict[str, str] = {
+    "task.yaml": f"instruction: {SAYS}\nrun_tests_in_same_shell: true\n",
+    "Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir -p /app/old\n",
+    "docker-compose.yaml": "services:\n  client:\n    build: .\n    working_dir: /app\n    tty: true\n"
+    "    volumes: ['./:/app', '${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}']\n",
+    "main.cpp": "int\n",
+    "data/two": "2\n",
+    "tests/test_a.py": "",
+    "run-tests.sh": "echo == short test summary info ==\n"
+    "[ -e /tmp/done ] && found=PASSED || found=FAILED\necho $found a.py::test_a\n",
+    "solution.sh": "there='Dockerfile data docker-compose.yaml main.cpp task.yaml'\n"
+    '[ "$(pwd) $(echo *) $(cat data/two)" = "/app $there 2" ] && touch /tmp/done\n',
+}
+
+
+def test_what_terminal_bench_mounts_is_there_without_tests_and_solution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in TERMINAL_BENCH.items():
+        (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mounted" / name).write_text(text)
+    with (tmp_path / "mounted/solution.sh").open("a") as file:
+        file.write(f"# {'large ' * 2_000_000}\n")
+    assert run(monkeypatch, tmp_path / "mounted") == 0, capsys.readouterr().out
+    assert rows(capsys.readouterr().out) == ["ok mounted 1 0 S", "1 of 1 ok"]
 
 
 def test_more_than_this_machine_has_is_refused_before_anything_is_played_unless_it_is_capped(

@@ -9,7 +9,7 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.tasks.harbor.directories import read_task, read_tasks
 from agentenv.tasks.harbor.players import oracle
-from agentenv.tasks.harbor.task import HarborTask, Healthcheck, from_dockerfiles
+from agentenv.tasks.harbor.task import HarborTask, Healthcheck, Mount, from_dockerfiles
 from agentenv.wire.network import NetworkPolicy
 
 OURS = Path(__file__).parents[3] / "examples/tasks"
@@ -210,17 +210,66 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str) -> None:
         read_task(directory, {})
 
 
-def test_compose_files_are_refused_where_harbor_reads_them(tmp_path: Path) -> None:
+def test_compose_files_are_read_where_harbor_reads_them(tmp_path: Path) -> None:
     directory = written(tmp_path)
     (directory / "tests/docker-compose.yaml").write_text("services: {}\n")
     (directory / "environment/docker-compose.yml").write_text("services: {}\n")
     assert read_task(directory, {}).separate is None, "both are material"
     (directory / "task.toml").write_text(SEPARATE + IMAGE)
-    with pytest.raises(ConfigError, match=r"tests/docker-compose\.yaml.*one container"):
+    with pytest.raises(ConfigError, match=r"tests/docker-compose\.yaml: task one: has no services"):
         read_task(directory, {})
-    (directory / "environment/docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(ConfigError, match=r"environment/docker-compose\.yaml.*one container"):
+
+
+def test_a_compose_file_adds_to_main(tmp_path: Path) -> None:
+    directory = written(tmp_path, SEPARATE + IMAGE + "env = { A = 'mine' }\n")
+    (directory / "environment/docker-compose.yaml").write_text("""\
+services:
+  main:
+    build: {context: "${CONTEXT_DIR}"}
+    image: ${MAIN_IMAGE_NAME}
+    command: ["sh", "-c", "sleep infinity"]
+    working_dir: /srv
+    environment: ["A=theirs", "B=${TEST_DIR}"]
+    volumes: ["${HOST_VERIFIER_LOGS_PATH}:${ENV_VERIFIER_LOGS_PATH}", "./Dockerfile:/a/b", "../task.toml:/t"]
+    shm_size: 1g
+""")
+    (directory / "environment/Dockerfile").touch()
+    mounted = "{type: bind, source: ./test.sh, target: /tests/again.sh, read_only: true}"
+    (directory / "tests/docker-compose.yaml").write_text(f"services: {{main: {{volumes: [{mounted}]}}}}\n")
+    found = read_task(directory, {})
+    assert (found.env, found.workdir) == ({"A": "mine", "B": "/tests"}, "/srv")
+    assert found.mounts == (
+        Mount("/a/b", (("", directory / "environment/Dockerfile"),)),
+        Mount("/t", (("", directory / "task.toml"),)),
+    )
+    assert found.unknown == ("services.main.shm_size",)
+    assert found.separate is not None
+    assert found.separate.mounts == (Mount("/tests/again.sh", (("", directory / "tests/test.sh"),)),)
+
+
+@pytest.mark.parametrize(
+    ("service", "field"),
+    [
+        ("web: {image: x}", "environment/docker-compose.yaml"),
+        ("main: {}, web: {image: x}", "environment/docker-compose.yaml"),
+        ("main: {image: x}", "services.main.image"),
+        ("main: {build: .., image: x}", "services.main.build"),
+        ("main: {build: ./below}", "services.main.build"),
+        ("main: {user: games}", "services.main.user"),
+        ("main: {mem_limit: 1g}", "services.main.mem_limit"),
+        ("main: {network_mode: none}", "services.main.network_mode"),
+        ("main: {privileged: true}", "services.main.privileged"),
+        ("main: {volumes: ['../solution:/s']}", "services.main.volumes"),
+    ],
+)
+def test_what_a_compose_file_may_not_add_is_refused_by_file_and_field(tmp_path: Path, service: str, field: str) -> None:
+    directory = written(tmp_path, dockerfile="FROM debian\n")
+    (directory / "environment/below").mkdir()
+    (directory / "environment/below/Dockerfile").touch()
+    (directory / "environment/docker-compose.yaml").write_text(f"services: {{{service}}}\n")
+    with pytest.raises(ConfigError, match=r"environment/docker-compose\.yaml") as caught:
         read_task(directory, {})
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

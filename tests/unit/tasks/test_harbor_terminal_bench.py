@@ -8,7 +8,7 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.tasks.harbor.directories import read_task, read_tasks
 from agentenv.tasks.harbor.players import oracle
-from agentenv.tasks.harbor.task import HarborTask
+from agentenv.tasks.harbor.task import HarborTask, Mount
 from agentenv.wire.network import NetworkPolicy
 
 TASK = "instruction: Do it.\ndifficulty: easy\n"
@@ -114,7 +114,6 @@ def test_an_image_of_its_own_and_a_context_below(tmp_path: Path) -> None:
         ("difficulty: easy\n", "instruction"),
         (TASK + "parser_name: mlebench\n", "parser_name"),
         (TASK + "max_test_timeout_sec: soon\n", "max_test_timeout_sec"),
-        (TASK + "run_tests_in_same_shell: true\n", "run_tests_in_same_shell"),
         ("- a\n", "task.yaml"),
         ("a: [", "task.yaml"),
     ],
@@ -137,7 +136,25 @@ def test_what_is_wrong_in_task_yaml_is_refused_by_name(tmp_path: Path, task: str
         (CLIENT + "    entrypoint: /start.sh\n", "services.client.entrypoint"),
         (CLIENT + "    networks: [inner]\n", "services.client.networks"),
         (CLIENT + "    network_mode: host\n", "services.client.network_mode"),
-        (CLIENT + "    volumes: ['./data:/data']\n", "services.client.volumes"),
+        *(
+            (CLIENT + f"    volumes: [{volume}]\n", "services.client.volumes")
+            for volume in (
+                "'./missing:/data'",
+                "'data:/data'",
+                "'/etc:/data'",
+                "'../two:/data'",
+                "'./Dockerfile:data'",
+                "'.:/'",
+                "'./tests:/app'",
+                "'./tests/a:/app'",
+                "'./x/../solution.sh:/app'",
+                "'~/x:/app'",
+                "'./Dockerfile'",
+                "{type: tmpfs, target: /a}",
+                "{type: bind, source: ./Dockerfile}",
+                "1",
+            )
+        ),
         (CLIENT + "    command: bash -c '/usr/sbin/sshd && sleep infinity'\n", "services.client.command"),
         (CLIENT + "    working_dir: srv\n", "services.client.working_dir"),
         (CLIENT + "    mem_limit: much\n", "services.client.mem_limit"),
@@ -157,6 +174,32 @@ def test_what_a_slot_cannot_do_is_refused_by_name(tmp_path: Path, compose: str, 
     with pytest.raises(ConfigError, match="task one: ") as caught:
         read(tmp_path, compose=compose)
     assert caught.value.field == field
+
+
+def test_what_is_mounted_is_copied_without_what_the_agent_must_not_see(tmp_path: Path) -> None:
+    volumes = (
+        "['./:/app/', './data/one.txt:/etc/one.txt:ro', {type: bind, source: ./data, target: /srv/d, read_only: true},"
+        " '${T_BENCH_TASK_LOGS_PATH}:/logs']"
+    )
+    directory = written(tmp_path, TASK, f"{CLIENT}    volumes: {volumes}\n", **{"solution.sh": "", "main.cpp": ""})
+    (directory / "data").mkdir()
+    (directory / "data/one.txt").touch()
+    whole, file, below = read_task(directory, {}).mounts
+    assert whole == Mount(
+        "/app",
+        tuple(
+            (name, directory / name) for name in ("Dockerfile", "data", "docker-compose.yaml", "main.cpp", "task.yaml")
+        ),
+    )
+    assert file == Mount("/etc/one.txt", (("", directory / "data/one.txt"),))
+    assert below == Mount("/srv/d", (("", directory / "data"),))
+    (directory / "out").symlink_to("/etc")
+    with pytest.raises(ConfigError, match="out: task one: leads out of the task"):
+        read_task(directory, {})
+
+
+def test_the_shell_of_the_tests_is_their_own(tmp_path: Path) -> None:
+    assert read(tmp_path, TASK + "run_tests_in_same_shell: true\n").unknown == ("run_tests_in_same_shell",)
 
 
 def test_a_service_has_no_others_beside_it(tmp_path: Path) -> None:

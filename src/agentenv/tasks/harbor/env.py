@@ -25,8 +25,9 @@ from agentenv.errors import ConfigError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.directories import read_tasks
 from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
+from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, from_dockerfiles
-from agentenv.tasks.harbor.verifier import Judged, handed_over, judged
+from agentenv.tasks.harbor.verifier import Judged, handed_over, judged, lay_mount
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
 
@@ -168,13 +169,18 @@ class HarborEnv(AgentEnv):
         return replace(settings, system_prompt=prompt, max_s=max_s if max_s < math.inf else None)
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
-        """Nothing is prepared, the image has everything: the directory of logs is made as Harbor does, and the task's
+        """The directory of logs is made as Harbor does, what a compose file mounts is copied, and the task's
         healthcheck is waited for. Raises TaskError."""
         make = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/* && pwd"
         done = await exec_tool.terminal(make, user="root")
         if done.exit_code:
             raise TaskError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
         task = self.tasks[item["task_id"]]
+        try:
+            for mount in task.mounts:
+                await lay_mount(exec_tool, mount)
+        except NoRewardError as error:
+            raise TaskError(f"what {task.name} mounts cannot be copied: {error}") from error
         if task.healthcheck is not None:
             await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
         return {"workdir": done.stdout.strip(), "image": item["image"]}

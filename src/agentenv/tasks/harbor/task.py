@@ -24,6 +24,8 @@ TESTS: Final = "/tests"
 """Where slots get the verifier's files."""
 MAX_FILE_BYTES: Final = 1024 * 1024
 """Of a task's file that is read here: its settings, its instruction, its Dockerfile."""
+PRIVATE: Final = frozenset({"tests", "run-tests.sh", "solution", "solution.sh", "solution.yaml"})
+"""Of a task's directory, what its agent must not see."""
 _OURS: Final = "a task has only what lies in its directory"
 _NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
@@ -53,6 +55,16 @@ class Healthcheck:
     """So many failures in a row mean that it never will be."""
 
 
+@dataclass(frozen=True)
+class Mount:
+    """What a machine has at ``target`` instead of what its image has there: a copy of the task's files, since a slot
+    shares nothing with this machine."""
+
+    target: str
+    entries: tuple[tuple[str, Path], ...]
+    """Names below ``target``, and what they are; an empty name: it is ``target`` itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """An image, and what a slot of it has. ``env`` has its templates (``${NAME}``) filled in."""
@@ -71,6 +83,7 @@ class Machine:
     """What these limits are called in the task's files."""
     build_timeout_s: float = DEFAULT_TIMEOUT_S
     env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +140,9 @@ def named(directory: Path) -> str:
     return directory.name
 
 
-def wrong(directory: Path, name: str, problem: str, next_step: str = "") -> ConfigError:
-    """What is wrong with a field, or a file, of a task."""
-    return ConfigError(name, f"task {directory.name}: {problem}", next_step=next_step)
+def wrong(directory: Path, name: str, problem: str, next_step: str = "", *, file: str = "") -> ConfigError:
+    """What is wrong with a field of a task's file, or with the file ``name``."""
+    return ConfigError(name, f"task {directory.name}: {problem}" + (f" ({file})" if file else ""), next_step=next_step)
 
 
 def inside(directory: Path, name: str) -> Path | None:
@@ -165,27 +178,27 @@ def _unread(directory: Path, name: str, error: LeadsOutError | OSError) -> Confi
     return wrong(directory, name, f"cannot be read: {error.strerror or error}")
 
 
-def image_reference(directory: Path, name: str, text: str) -> str:
+def image_reference(directory: Path, name: str, text: str, file: str) -> str:
     """The value of a field that names an image. Raises ConfigError when it cannot be one, or names files or an engine
     of this machine: a task has only what lies in its directory."""
     try:
         reference = parse_reference(text)
     except ConfigError as error:
-        raise wrong(directory, name, error.message, error.next_step) from error
+        raise wrong(directory, name, error.message, error.next_step, file=file) from error
     if is_of_this_machine(reference):
-        raise wrong(
-            directory, name, f"{text} is an image of this machine", "name a registry's, or a stored one (sha256:…)"
-        )
+        allowed = "name a registry's, or a stored one (localhost/NAME, sha256:…)"
+        raise wrong(directory, name, f"{text} is an image of this machine", allowed, file=file)
     return text
 
 
-def absolute(directory: Path, name: str, text: str) -> str:
+def absolute(directory: Path, name: str, text: str, file: str) -> str:
     """The value of a field that is an absolute path, or empty. Raises ConfigError."""
     if text and not text.startswith("/"):
-        raise wrong(directory, name, f"got {text!r}", "allowed: an absolute path")
+        raise wrong(directory, name, f"got {text!r}", "allowed: an absolute path", file=file)
     return text
 
 
-def not_offered(directory: Path, name: str, variable: str) -> ConfigError:
+def not_offered(directory: Path, name: str, variable: str, file: str) -> ConfigError:
     """What is wrong with a field whose template names a variable of this machine."""
-    return wrong(directory, name, f"requests {variable} of this machine", "offer it by name (host_env), if it is set")
+    offer = "offer it by name (host_env), if it is set"
+    return wrong(directory, name, f"requests {variable} of this machine", offer, file=file)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
+from agentenv.tasks.harbor.compose import Service, only_service
 from agentenv.tasks.harbor.task import (
     DEFAULT_TIMEOUT_S,
+    TESTS,
     HarborTask,
     Healthcheck,
     Phase,
@@ -36,6 +38,8 @@ FILE: Final = "task.toml"
 SCRIPT: Final = "test.sh"
 COMPOSE: Final = "docker-compose.yaml"
 """The only name by which Harbor knows such a file."""
+VARIABLES: Final[Mapping[str, str]] = {"CONTEXT_DIR": ".", "TEST_DIR": TESTS}
+"""What compose files may name in addition to the variables that this machine offers."""
 NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
     "no-network": "none",
     "public": "public",
@@ -107,6 +111,8 @@ class _Reader:
         self._directory = directory
         self._raw = raw
         self._host_env = host_env
+        self._unused: list[str] = []
+        """Fields of compose files."""
 
     def task(self) -> HarborTask:
         self._refuse_what_slots_lack()
@@ -114,6 +120,7 @@ class _Reader:
         tests = self._existing("tests")
         if not (separate and separate.has_tests) and not self._existing(f"tests/{SCRIPT}"):
             raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
+        limits = self._limits("environment", "environment")
         return HarborTask(
             name=self._directory.name,
             directory=self._directory,
@@ -128,29 +135,41 @@ class _Reader:
             solution_env=self._env("solution"),
             healthcheck=self._healthcheck(),
             separate=separate,
-            unknown=tuple(self._unknown(separate)),
-            **self._limits("environment"),
+            unknown=(*self._unknown(separate), *self._unused),
+            **limits,
         )
 
     def _instruction(self) -> str:
         name = "instruction.md"
         instruction = instruction_of(text_of(self._directory, name))
         if not instruction.strip():
-            raise self._error(name, "is empty")
+            raise wrong(self._directory, name, "is empty")
         return instruction
 
-    def _limits(self, section: str) -> dict[str, Any]:
-        """The fields of a machine except its image."""
+    def _limits(self, section: str, place: str) -> dict[str, Any]:
+        """The fields of a machine except its image; ``place`` may have a compose file."""
+        service = self._service(place)
         return {
             "cpus": self._number(section, "cpus"),
             "memory_mib": self._mib(section, "memory_mb", "memory"),
             "storage_mib": self._mib(section, "storage_mb", "storage"),
             "cpus_field": f"{section}.cpus",
             "memory_field": f"{section}.memory_mb",
-            "workdir": self._workdir(section),
+            "workdir": self._workdir(section) or service.workdir(),
             "build_timeout_s": self._seconds(section, "build_timeout_sec", DEFAULT_TIMEOUT_S, math.inf),
-            "env": self._env(section),
+            "env": {**service.env(), **self._env(section)},
+            "mounts": service.mounts(),
         }
+
+    def _service(self, place: str) -> Service:
+        """What the compose file of a directory adds to its machine."""
+        name = f"{place}/{COMPOSE}"
+        if not self._existing(name):
+            return Service(self._directory, name, "services.main", {}, {})
+        service = only_service(self._directory, name, {**VARIABLES, **self._host_env})
+        service.check_is_main()
+        self._unused += service.unknown()
+        return service
 
     def _separate(self) -> Separate | None:
         """The verifier's own machine. Its image is what it names, or that of a Dockerfile next to the tests (which both
@@ -169,7 +188,7 @@ class _Reader:
             **(own_image if has_tests else self._agents_image()),
             has_tests=has_tests,
             artifacts=self._artifacts(),
-            **self._limits(section),
+            **self._limits(section, "tests"),
         )
 
     def _has_verifiers_environment(self) -> bool:
@@ -211,10 +230,6 @@ class _Reader:
                 raise self._error(f"{section}.{name}", f"is not supported: {why}")
         if self._raw.get("steps"):
             raise self._error("steps", "tasks of several steps are not supported")
-        apart = self._has_verifiers_environment() or self._text("verifier", "environment_mode") == "separate"
-        for place in ("environment", "tests") if apart else ("environment",):
-            if self._existing(f"{place}/{COMPOSE}"):
-                raise self._error(f"{place}/{COMPOSE}", "compose files are not supported: a machine is one container")
 
     def _section(self, name: str) -> Mapping[str, Any]:
         if not name:
@@ -247,7 +262,7 @@ class _Reader:
 
     def _named_image(self, section: str) -> str:
         image = self._text(section, "docker_image")
-        return image_reference(self._directory, f"{section}.docker_image", image) if image else ""
+        return image_reference(self._directory, f"{section}.docker_image", image, FILE) if image else ""
 
     def _healthcheck(self) -> Healthcheck | None:
         section = "environment.healthcheck"
@@ -262,7 +277,7 @@ class _Reader:
         return Healthcheck(command, **{name: value for name, value in fields.items() if value is not None})  # type: ignore[arg-type]  # retries too is a number
 
     def _workdir(self, section: str) -> str:
-        return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"))
+        return absolute(self._directory, f"{section}.workdir", self._text(section, "workdir"), FILE)
 
     def _phase(self, section: str, environment: str, usual_s: float, most_s: float) -> Phase:
         user = self._section(section).get("user", "")
@@ -355,11 +370,11 @@ class _Reader:
             return text
         variable, default = template[1], template[2]
         if variable not in self._host_env and default is None:
-            raise not_offered(self._directory, name, variable)
+            raise not_offered(self._directory, name, variable, FILE)
         return self._host_env.get(variable, default)
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return wrong(self._directory, name, problem, next_step)
+        return wrong(self._directory, name, problem, next_step, file="" if "/" in name else FILE)
 
 
 def _as_number(value: object) -> float | None:

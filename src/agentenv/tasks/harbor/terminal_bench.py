@@ -1,90 +1,36 @@
 """Terminal-Bench 1's format: ``task.yaml``, a Dockerfile, and a compose file with one service.
 
 It is read as Harbor's ``task migrate`` maps it (https://github.com/laude-institute/terminal-bench is the format's
-home), but nothing is written: it becomes the same task. Its compose file is read strictly: what changes a machine and
-cannot be done for a slot is refused by name, other fields are named in ``HarborTask.unknown``.
+home), but nothing is written: it becomes the same task.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentenv.errors import ConfigError
+from agentenv.tasks.harbor.compose import loaded, only_service
 from agentenv.tasks.harbor.rewards import PRINTED, Results
-from agentenv.tasks.harbor.task import (
-    PUBLIC,
-    TESTS,
-    HarborTask,
-    Phase,
-    absolute,
-    image_reference,
-    inside,
-    named,
-    not_offered,
-    text_of,
-    wrong,
-)
+from agentenv.tasks.harbor.task import TESTS, HarborTask, Phase, inside, named, wrong
 from agentenv.wire.base import MAX_TIMEOUT_S
-from agentenv.wire.network import NetworkPolicy
 
 FILE: Final = "task.yaml"
 SCRIPT: Final = "run-tests.sh"
-COMPOSE: Final = "docker-compose.yaml"
+COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml")
 VARIABLES: Final[Mapping[str, str]] = {
     "T_BENCH_TEST_DIR": TESTS,
     "T_BENCH_CONTAINER_LOGS_PATH": "/logs",
     "T_BENCH_CONTAINER_AGENT_LOGS_PATH": "/agent-logs",
 }
 """What compose files may name in addition to the variables that this machine offers."""
-_READ: Final = frozenset(
-    {"build", "image", "command", "environment", "working_dir", "user", "network_mode", "volumes", "deploy"}
-    | {"cpus", "mem_limit"}
-)
-"""Fields of a service that mean something here."""
-_NEEDLESS: Final = frozenset(
-    {"container_name", "platform", "init", "tty", "stdin_open", "labels", "restart", "stop_grace_period"}
-)
-"""Fields of a service that slots need no word about."""
 _OF_PEOPLE: Final = frozenset(
     {"author_name", "author_email", "difficulty", "category", "tags", "estimated_duration_sec", "disable_asciinema"}
     | {"expert_time_estimate_min", "junior_time_estimate_min"}
 )
 """Fields of task.yaml that describe the task, and are not needed to play it."""
-_LACKING: Final[Mapping[str, str]] = {
-    "privileged": "slots have only the rights of docs/isolation.md",
-    "cap_add": "slots have only the rights of docs/isolation.md",
-    "security_opt": "slots have only the rights of docs/isolation.md",
-    "devices": "slots have no devices of the machine",
-    "runtime": "slots have no devices of the machine",
-    "gpus": "slots have no GPU",
-    "entrypoint": "an image's programs are not started",
-    "depends_on": "there are no other services",
-    "networks": "there are no other services",
-    "links": "there are no other services",
-    "pid": "slots share nothing with each other",
-    "ipc": "slots share nothing with each other",
-    "env_file": "name the variables in environment",
-    "extra_hosts": "slots have the hosts of their network",
-    "secrets": "name variables in environment",
-    "configs": "COPY it in the Dockerfile",
-    "tmpfs": "all of a slot's files are in memory, or on disk (storage)",
-}
-"""Fields of a service that mean something a slot cannot do, and why."""
-_LOGS: Final = re.compile(r"\$\{T_BENCH_\w+\}:\$\{T_BENCH_\w+\}(:rw)?")
-_IDLE: Final = re.compile(r"((exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /dev/null)|(/bin/)?(ba)?sh);?")
-_MOST_COMMAND_CHARS: Final = 1000
-_SHELLS: Final = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg])?b?", re.IGNORECASE)
-_MIB_OF: Final = {"b": 1 / 2**20, "k": 1 / 1024, "m": 1, "g": 1024}
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]{0,1024}))?\}")
-_NETWORKS: Final[Mapping[str, NetworkPolicy]] = {"none": NetworkPolicy("none"), "bridge": PUBLIC, "default": PUBLIC}
 
 
 class TaskYaml(BaseModel):
@@ -97,6 +43,7 @@ class TaskYaml(BaseModel):
     max_agent_timeout_sec: float = Field(default=360.0, gt=0)
     max_test_timeout_sec: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT_S)
     run_tests_in_same_shell: bool = False
+    """Left out, as ``harbor task migrate`` does: the verifier has a shell of its own."""
 
 
 def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
@@ -106,9 +53,12 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
     script, tests, keys = (inside(directory, name) for name in (SCRIPT, "tests", "solution.yaml"))
     if script is None:
         raise wrong(directory, SCRIPT, "is missing", "a task is scored by it")
-    service = _Service(directory, *_service(directory), {**VARIABLES, **host_env})
+    compose = next((name for name in COMPOSE if inside(directory, name)), "")
+    service = only_service(directory, compose, {**VARIABLES, **host_env})
     solution = inside(directory, "solution.sh") or keys or directory / "solution.sh"
     network, user = service.network(), service.text("user")
+    unread = (task.model_extra or {}).keys() - _OF_PEOPLE
+    unread |= {"run_tests_in_same_shell"} if task.run_tests_in_same_shell else set()
     return HarborTask(
         name=named(directory),
         directory=directory,
@@ -126,201 +76,21 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
         memory_field=f"{service.at}.mem_limit",
         workdir=service.workdir(),
         env={"TEST_DIR": TESTS, **service.env()},
-        unknown=(*sorted((task.model_extra or {}).keys() - _OF_PEOPLE), *service.unknown()),
+        mounts=service.mounts(),
+        unknown=(*sorted(unread), *service.unknown()),
     )
-
-
-def _loaded(directory: Path, name: str) -> Any:
-    text = text_of(directory, name)
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise wrong(directory, name, "has aliases (*NAME), which are not read", "write out their values")
-        return yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise wrong(directory, name, f"is not valid: {' '.join(str(error).split())}") from error
 
 
 def _task_yaml(directory: Path) -> TaskYaml:
     try:
-        task = TaskYaml.model_validate(_loaded(directory, FILE))
+        return TaskYaml.model_validate(loaded(directory, FILE))
     except ValidationError as error:
         first = error.errors()[0]
-        raise wrong(directory, ".".join(map(str, first["loc"])) or FILE, first["msg"]) from error
-    if task.run_tests_in_same_shell:
-        raise wrong(directory, "run_tests_in_same_shell", "is not supported: the verifier has a shell of its own")
-    return task
+        raise wrong(directory, ".".join(map(str, first["loc"])) or FILE, first["msg"], file=FILE) from error
 
 
 def _results(directory: Path, task: TaskYaml) -> Results:
     for known in ("pytest", "swebench"):
         if task.parser_name == known:
             return known
-    raise wrong(directory, "parser_name", f"got {task.parser_name!r}", f"allowed: {', '.join(PRINTED)}")
-
-
-def _service(directory: Path) -> tuple[str, Mapping[str, Any]]:
-    """The one service of the compose file, with its name. Without a file: what a Dockerfile needs."""
-    name = next((name for name in (COMPOSE, "docker-compose.yml") if inside(directory, name)), "")
-    if not name:
-        return "client", {"build": "."}
-    compose = _loaded(directory, name)
-    services = compose.get("services") if isinstance(compose, dict) else None
-    if not isinstance(services, dict) or not services or not all(isinstance(one, dict) for one in services.values()):
-        raise wrong(directory, name, "has no services")
-    if len(services) > 1:
-        raise wrong(directory, name, f"tasks of several containers are not supported: {', '.join(map(str, services))}")
-    if more := sorted(compose.keys() - {"services", "version", "name"}):
-        raise wrong(directory, more[0], f"of {name} is not supported: there is one machine, and nothing else")
-    (found,) = services.items()
-    return f"services.{found[0]}", found[1]
-
-
-class _Service:
-    """Reads the fields of the service in which the agent works."""
-
-    def __init__(self, directory: Path, at: str, raw: Mapping[str, Any], offered: Mapping[str, str]) -> None:
-        self._directory = directory
-        self.at = at
-        self._raw = raw
-        self._offered = offered
-        for name, why in _LACKING.items():
-            if raw.get(name):
-                raise self._error(name, f"is not supported: {why}")
-        self._check_command()
-        self._check_volumes()
-
-    def unknown(self) -> Iterable[str]:
-        """Unused fields."""
-        known = _READ | _NEEDLESS | _LACKING.keys()
-        return sorted(f"{self.at}.{name}" for name in self._raw if name not in known)
-
-    def image(self) -> str:
-        """A reference: of the Dockerfile, else of the named image."""
-        build = self._raw.get("build")
-        if build is None:
-            return self._named_image()
-        table = {"context": build} if isinstance(build, str) else build
-        if not isinstance(table, dict):
-            raise self._error("build", f"got {build!r}", "allowed: a directory, or a table with context")
-        for name in ("args", "target", "additional_contexts", "secrets", "ssh", "dockerfile_inline"):
-            if table.get(name):
-                raise self._error(f"build.{name}", "is not supported", "write it into the Dockerfile")
-        if str(table.get("dockerfile", "Dockerfile")).removeprefix("./") != "Dockerfile":
-            raise self._error("build.dockerfile", f"got {table['dockerfile']!r}", "allowed: Dockerfile, in the context")
-        named = self._filled("build.context", str(table.get("context", ".")))
-        context = inside(self._directory, named)
-        if context is None or inside(self._directory, f"{named}/Dockerfile") is None:
-            raise self._error("build", f"there is no Dockerfile in {named}")
-        return f"dockerfile:{context}"
-
-    def _named_image(self) -> str:
-        image = str(self._raw.get("image", ""))
-        if not image or "${T_BENCH_" in image:
-            raise self._error("build", "is missing, and the file that image names does not exist")
-        return image_reference(self._directory, f"{self.at}.image", self._filled("image", image))
-
-    def _check_command(self) -> None:
-        """Slots start no program of their own: only what would wait is accepted."""
-        command = self._raw.get("command")
-        words = [command] if isinstance(command, str) else [str(word) for word in command or ()]
-        try:
-            parts = shlex.split(command) if isinstance(command, str) and len(command) <= _MOST_COMMAND_CHARS else words
-        except ValueError:
-            parts = words
-        if len(parts) == 3 and parts[0] in _SHELLS and parts[1] in ("-c", "-lc"):
-            parts = parts[2:]
-        if parts and not _IDLE.fullmatch(" ".join(parts).strip()):
-            problem = f"{' '.join(parts)[:100]!r} would not be started: an image's programs are not"
-            raise self._error("command", problem, "start it from the instruction or the tests instead")
-
-    def _check_volumes(self) -> None:
-        for volume in self._raw.get("volumes") or ():
-            if not isinstance(volume, str) or not _LOGS.fullmatch(volume):
-                raise self._error("volumes", f"{volume!r} is not mounted", "COPY it in the Dockerfile")
-
-    def env(self) -> dict[str, str]:
-        """The environment. A variable without a value is this machine's, if it is offered."""
-        variables = self._raw.get("environment") or {}
-        if isinstance(variables, list):
-            pairs = [str(each).partition("=") for each in variables]
-            variables = {name: value if equals else None for name, equals, value in pairs}
-        if not isinstance(variables, dict):
-            raise self._error("environment", f"got {variables!r}", "allowed: a list of NAME=VALUE, or a table")
-        found = {
-            name: self._offered.get(name) if value is None else self._filled(f"environment.{name}", _as_text(value))
-            for name, value in variables.items()
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def workdir(self) -> str:
-        """Empty: the image's."""
-        workdir = self._filled("working_dir", self.text("working_dir"))
-        return absolute(self._directory, f"{self.at}.working_dir", workdir)
-
-    def network(self) -> NetworkPolicy:
-        """That of both phases: Docker's, which reaches everything, unless there is none."""
-        mode = self.text("network_mode") or "default"
-        if mode not in _NETWORKS:
-            raise self._error("network_mode", f"got {mode!r}", f"allowed: {', '.join(_NETWORKS)}")
-        return _NETWORKS[mode]
-
-    def cpus(self) -> float | None:
-        """A limit of the slot."""
-        cpus = self._limit("cpus")
-        if cpus is None:
-            return None
-        try:
-            return float(cpus)
-        except ValueError as error:
-            raise self._error("cpus", f"got {cpus!r}", "allowed: a number") from error
-
-    def memory_mib(self) -> int | None:
-        """A limit of the slot."""
-        limit = self._limit("mem_limit", "memory")
-        if limit is None:
-            return None
-        size = _SIZE.fullmatch(limit)
-        if size is None:
-            raise self._error("mem_limit", f"got {limit!r}", "allowed: 512m, 2g and the like")
-        return max(1, int(float(size[1]) * _MIB_OF[(size[2] or "b").lower()]))
-
-    def _limit(self, name: str, in_deploy: str = "") -> str | None:
-        """A limit, of the service itself or below ``deploy.resources.limits``."""
-        value = self._raw.get(name)
-        found: Any = self._raw
-        for part in ("deploy", "resources", "limits"):
-            found = found.get(part) if isinstance(found, dict) else None
-        if value is None and isinstance(found, dict):
-            value = found.get(in_deploy or name)
-        return None if value is None else self._filled(name, str(value))
-
-    def text(self, name: str) -> str:
-        """A field that is text, or a number as text; empty if it is not there."""
-        value = self._raw.get(name)
-        if value is None:
-            return ""
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise self._error(name, f"got {value!r}", "allowed: text")
-        return str(value)
-
-    def _filled(self, name: str, text: str) -> str:
-        """The value of a field with all its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is
-        a stranger's file: it gets only what was offered by name."""
-
-        def of(found: re.Match[str]) -> str:
-            variable, default = found[1], found[2]
-            if variable in self._offered:
-                return self._offered[variable]
-            if default is None:
-                raise not_offered(self._directory, f"{self.at}.{name}", variable)
-            return default
-
-        return _VARIABLE.sub(of, text)
-
-    def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return wrong(self._directory, f"{self.at}.{name}", problem, next_step)
-
-
-def _as_text(value: object) -> str:
-    """A value as compose writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    raise wrong(directory, "parser_name", f"got {task.parser_name!r}", f"allowed: {', '.join(PRINTED)}", file=FILE)

@@ -17,11 +17,13 @@ from typing import Any, Final
 from agentenv.errors import PolicyRefusalError, TaskError, ToolCallError
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.tasks.harbor.rewards import REWARD, NoRewardError, parse_json, parse_printed, parse_text
-from agentenv.tasks.harbor.task import TESTS, HarborTask, Separate
+from agentenv.tasks.harbor.task import TESTS, HarborTask, Mount, Separate
 
 LOGS: Final = "/logs/verifier"
 PRINTED: Final = f"{LOGS}/output.txt"
 """All that the verifier prints, where that has its results: it may be more than a call returns."""
+STAGED: Final = "/logs/.agentenv-mounted"
+"""Where a file is, until it is moved to where it is mounted."""
 PREPARE_TIMEOUT_S: Final = 120.0
 MAX_ARTIFACT_BYTES: Final = 1024**3
 """Of each artifact of a verifier on another machine."""
@@ -105,13 +107,32 @@ async def handed_over(agents: SlotTools, verifiers: SlotTools, separate: Separat
     return ""
 
 
-async def lay(slot: SlotTools, target: str, places: Iterable[Path], script: str) -> None:
+async def lay(slot: SlotTools, target: str, places: Iterable[Path], script: str = "") -> None:
     """Upload files, and what directories have in them, to a directory. All of it is root's then, and ``script`` can be
     run, as Harbor does it. Raises NoRewardError when a command fails there, and what an upload raises."""
-    await _as_root(slot, f"mkdir -p {target} && chmod 777 {target}")  # files are uploaded as the agent's user
+    at = shlex.quote(target)
+    await _as_root(slot, f"mkdir -p {at} && chmod 777 {at}")  # files are uploaded as the agent's user
     for place in places:
         await slot.upload(place, target if place.is_dir() else f"{target}/{place.name}")
-    await _as_root(slot, f"chown -R root:root {target} && chmod -R go-w {target} && chmod +x {target}/{script}")
+    runnable = f" && chmod +x {at}/{shlex.quote(script)}" if script else ""
+    await _as_root(slot, f"chown -R root:root {at} && chmod -R go-w {at}{runnable}")
+
+
+async def lay_mount(slot: SlotTools, mount: Mount) -> None:
+    """Copy what a task's compose file mounts. A directory stays the one that it was, since shells may be in it. Raises
+    as :func:`lay`."""
+    target = shlex.quote(mount.target)
+    if any(name or place.is_dir() for name, place in mount.entries):
+        await _as_root(slot, f"shopt -s dotglob nullglob; mkdir -p {target} && rm -rf -- {target}/*")
+    for name, place in mount.entries:
+        path = f"{mount.target}/{name}" if name else mount.target
+        if place.is_dir():
+            await lay(slot, path, (place,))
+            continue
+        await lay(slot, STAGED, (place,))  # its directory may be no one's to write to
+        at, parent = shlex.quote(path), shlex.quote(str(PurePosixPath(path).parent))
+        staged = shlex.quote(f"{STAGED}/{place.name}")
+        await _as_root(slot, f"mkdir -p {parent} && rm -rf -- {at} && mv {staged} {at} && rm -rf {STAGED}")
 
 
 async def _prepare(slot: SlotTools, task: HarborTask) -> None:
@@ -123,6 +144,8 @@ async def _prepare(slot: SlotTools, task: HarborTask) -> None:
         await _as_root(slot, f"chmod +x {TESTS}/{task.script}")
     else:
         await lay(slot, TESTS, task.tests, task.script)
+    for mount in task.separate.mounts if task.separate else ():
+        await lay_mount(slot, mount)
 
 
 async def _as_root(slot: SlotTools, command: str) -> None:

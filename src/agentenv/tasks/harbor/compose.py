@@ -1,0 +1,299 @@
+"""The one service of a compose file, as a machine: read strictly.
+
+What changes a machine and cannot be done for a slot is refused by name; other fields are named as unused. What the file
+mounts of the task's directory is copied into the slot (:class:`agentenv.tasks.harbor.task.Mount`).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from agentenv.errors import ConfigError
+from agentenv.tasks.harbor.task import (
+    PRIVATE,
+    PUBLIC,
+    Mount,
+    absolute,
+    image_reference,
+    inside,
+    not_offered,
+    text_of,
+    wrong,
+)
+from agentenv.wire.network import NetworkPolicy
+
+_READ: Final = frozenset(
+    {"build", "image", "command", "environment", "working_dir", "user", "network_mode", "volumes", "deploy"}
+    | {"cpus", "mem_limit"}
+)
+"""Fields of a service that mean something here."""
+_OF_MAIN: Final = frozenset({"build", "image", "command", "environment", "working_dir", "volumes"})
+"""Those that a file of Harbor's may add to its ``main``."""
+_NEEDLESS: Final = frozenset(
+    {"container_name", "platform", "init", "tty", "stdin_open", "labels", "restart", "stop_grace_period"}
+)
+"""Fields of a service that slots need no word about."""
+_LACKING: Final[Mapping[str, str]] = {
+    "privileged": "slots have only the rights of docs/isolation.md",
+    "cap_add": "slots have only the rights of docs/isolation.md",
+    "security_opt": "slots have only the rights of docs/isolation.md",
+    "devices": "slots have no devices of the machine",
+    "runtime": "slots have no devices of the machine",
+    "gpus": "slots have no GPU",
+    "entrypoint": "an image's programs are not started",
+    "depends_on": "there are no other services",
+    "networks": "there are no other services",
+    "links": "there are no other services",
+    "pid": "slots share nothing with each other",
+    "ipc": "slots share nothing with each other",
+    "env_file": "name the variables in environment",
+    "extra_hosts": "slots have the hosts of their network",
+    "secrets": "name variables in environment",
+    "configs": "COPY it in the Dockerfile",
+    "tmpfs": "all of a slot's files are in memory, or on disk (storage)",
+}
+"""Fields of a service that mean something a slot cannot do, and why."""
+_LOGS: Final = re.compile(r"\$\{(T_BENCH|HOST)_\w+\}:")
+"""A volume of the harness: of Terminal-Bench, and of a file that ``harbor task migrate`` has made."""
+_IDLE: Final = re.compile(r"((exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /dev/null)|(/bin/)?(ba)?sh);?")
+_MOST_COMMAND_CHARS: Final = 1000
+_SHELLS: Final = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg])?b?", re.IGNORECASE)
+_MIB_OF: Final = {"b": 1 / 2**20, "k": 1 / 1024, "m": 1, "g": 1024}
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]{0,1024}))?\}")
+_NETWORKS: Final[Mapping[str, NetworkPolicy]] = {"none": NetworkPolicy("none"), "bridge": PUBLIC, "default": PUBLIC}
+
+
+def loaded(directory: Path, name: str) -> Any:
+    """What a YAML file of a task has in it. Raises ConfigError."""
+    text = text_of(directory, name)
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise wrong(directory, name, "has aliases (*NAME), which are not read", "write out their values")
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise wrong(directory, name, f"is not valid: {' '.join(str(error).split())}") from error
+
+
+def only_service(directory: Path, name: str, offered: Mapping[str, str]) -> Service:
+    """The one service of a task's compose file ``name``; an empty name: what a Dockerfile needs. ``offered``: what its
+    templates may name. Raises ConfigError naming the task, the file and the field."""
+    if not name:
+        return Service(directory, "", "services.client", {"build": "."}, offered)
+    compose = loaded(directory, name)
+    services = compose.get("services") if isinstance(compose, dict) else None
+    if not isinstance(services, dict) or not services or not all(isinstance(one, dict) for one in services.values()):
+        raise wrong(directory, name, "has no services")
+    if len(services) > 1:
+        raise wrong(directory, name, f"tasks of several containers are not supported: {', '.join(map(str, services))}")
+    if more := sorted(compose.keys() - {"services", "version", "name"}):
+        raise wrong(directory, more[0], "is not supported: there is one machine, and nothing else", file=name)
+    (found,) = services.items()
+    return Service(directory, name, f"services.{found[0]}", found[1], offered)
+
+
+class Service:
+    """Reads the fields of the service in which the agent works."""
+
+    def __init__(self, directory: Path, file: str, at: str, raw: Mapping[str, Any], offered: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._file = file
+        self.at = at
+        self._raw = raw
+        self._offered = offered
+        for name, why in _LACKING.items():
+            if raw.get(name):
+                raise self._error(name, f"is not supported: {why}")
+        self._check_command()
+
+    def check_is_main(self) -> None:
+        """Raises ConfigError when it does not merely add to the ``main`` that Harbor itself describes: files,
+        environment, a directory. What else a machine has is in task.toml."""
+        if self.at != "services.main":
+            raise wrong(self._directory, self._file, f"tasks of several containers are not supported: main, {self.at}")
+        for name in sorted(_READ - _OF_MAIN):
+            if self._raw.get(name):
+                raise self._error(name, "is not read", "write it into task.toml")
+        if not self._raw.get("build"):
+            if (image := str(self._raw.get("image") or "")) and "${" not in image:
+                raise self._error("image", f"got {image!r}", "write it into task.toml (environment.docker_image)")
+        elif self.image() != f"dockerfile:{inside(self._directory, self._below('.'))}":
+            raise self._error("build", "is another directory", f"allowed: {posixpath.dirname(self._file)}")
+
+    def unknown(self) -> Iterable[str]:
+        """Unused fields."""
+        known = _READ | _NEEDLESS | _LACKING.keys()
+        return sorted(f"{self.at}.{name}" for name in self._raw if name not in known)
+
+    def image(self) -> str:
+        """A reference: of the Dockerfile, else of the named image."""
+        build = self._raw.get("build")
+        if build is None:
+            return self._named_image()
+        table = {"context": build} if isinstance(build, str) else build
+        if not isinstance(table, dict):
+            raise self._error("build", f"got {build!r}", "allowed: a directory, or a table with context")
+        for name in ("args", "target", "additional_contexts", "secrets", "ssh", "dockerfile_inline"):
+            if table.get(name):
+                raise self._error(f"build.{name}", "is not supported", "write it into the Dockerfile")
+        if str(table.get("dockerfile", "Dockerfile")).removeprefix("./") != "Dockerfile":
+            raise self._error("build.dockerfile", f"got {table['dockerfile']!r}", "allowed: Dockerfile, in the context")
+        named = self._below(self._filled("build.context", str(table.get("context", "."))))
+        context = inside(self._directory, named)
+        if context is None or inside(self._directory, f"{named}/Dockerfile") is None:
+            raise self._error("build", f"there is no Dockerfile in {named}")
+        return f"dockerfile:{context}"
+
+    def _named_image(self) -> str:
+        image = str(self._raw.get("image", ""))
+        if not image or "${T_BENCH_" in image:
+            raise self._error("build", "is missing, and the file that image names does not exist")
+        return image_reference(self._directory, f"{self.at}.image", self._filled("image", image), self._file)
+
+    def _check_command(self) -> None:
+        """Slots start no program of their own: only what would wait is accepted."""
+        command = self._raw.get("command")
+        words = [command] if isinstance(command, str) else [str(word) for word in command or ()]
+        try:
+            parts = shlex.split(command) if isinstance(command, str) and len(command) <= _MOST_COMMAND_CHARS else words
+        except ValueError:
+            parts = words
+        if len(parts) == 3 and parts[0] in _SHELLS and parts[1] in ("-c", "-lc"):
+            parts = parts[2:]
+        if parts and not _IDLE.fullmatch(" ".join(parts).strip()):
+            problem = f"{' '.join(parts)[:100]!r} would not be started: an image's programs are not"
+            raise self._error("command", problem, "start it from the instruction or the tests instead")
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """What the service mounts of the task's directory, without what the agent must not see of it. Volumes for a
+        harness' logs are left out."""
+        found = []
+        for volume in self._raw.get("volumes") or ():
+            if isinstance(volume, str):
+                if _LOGS.match(volume):
+                    continue
+                source, _, rest = self._filled("volumes", volume).partition(":")
+                target, _, _mode = rest.partition(":")
+            elif isinstance(volume, dict) and volume.get("type") == "bind":
+                source, target = (self._filled("volumes", str(volume.get(name, ""))) for name in ("source", "target"))
+            else:
+                raise self._error("volumes", f"{volume!r} is not mounted", "COPY it in the Dockerfile")
+            found.append(self._mount(volume, source, posixpath.normpath(target)))
+        return tuple(found)
+
+    def _mount(self, volume: object, source: str, target: str) -> Mount:
+        if not target.startswith("/") or not target.strip("/") or not source.startswith("."):
+            raise self._error("volumes", f"{volume!r} is not mounted", "allowed: ./FILE:/PATH, of the task's directory")
+        name = self._below(source)
+        private = name.partition("/")[0] in PRIVATE and not self._is_verifiers
+        place = None if name.partition("/")[0] == ".." or private else inside(self._directory, name)
+        if place is None:
+            why = "has what the agent must not see" if private else "is not in the task's directory"
+            raise self._error("volumes", f"{source} {why}", "COPY what the agent needs in the Dockerfile")
+        if place != self._directory:
+            return Mount(target, (("", place),))
+        names = sorted(child.name for child in place.iterdir() if child.name not in PRIVATE)
+        below = ((name, inside(self._directory, name)) for name in names)
+        return Mount(target, tuple((name, child) for name, child in below if child is not None))
+
+    def _below(self, path: str) -> str:
+        """A path of the compose file, which is relative to its directory, as one of the task's."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self._file), path))
+
+    @property
+    def _is_verifiers(self) -> bool:
+        return self._file.startswith("tests/")
+
+    def env(self) -> dict[str, str]:
+        """The environment. A variable without a value is this machine's, if it is offered."""
+        variables = self._raw.get("environment") or {}
+        if isinstance(variables, list):
+            pairs = [str(each).partition("=") for each in variables]
+            variables = {name: value if equals else None for name, equals, value in pairs}
+        if not isinstance(variables, dict):
+            raise self._error("environment", f"got {variables!r}", "allowed: a list of NAME=VALUE, or a table")
+        found = {
+            name: self._offered.get(name) if value is None else self._filled(f"environment.{name}", _as_text(value))
+            for name, value in variables.items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def workdir(self) -> str:
+        """Empty: the image's."""
+        workdir = self._filled("working_dir", self.text("working_dir"))
+        return absolute(self._directory, f"{self.at}.working_dir", workdir, self._file)
+
+    def network(self) -> NetworkPolicy:
+        """That of both phases: Docker's, which reaches everything, unless there is none."""
+        mode = self.text("network_mode") or "default"
+        if mode not in _NETWORKS:
+            raise self._error("network_mode", f"got {mode!r}", f"allowed: {', '.join(_NETWORKS)}")
+        return _NETWORKS[mode]
+
+    def cpus(self) -> float | None:
+        """A limit of the slot."""
+        cpus = self._limit("cpus")
+        if cpus is None:
+            return None
+        try:
+            return float(cpus)
+        except ValueError as error:
+            raise self._error("cpus", f"got {cpus!r}", "allowed: a number") from error
+
+    def memory_mib(self) -> int | None:
+        """A limit of the slot."""
+        limit = self._limit("mem_limit", "memory")
+        if limit is None:
+            return None
+        size = _SIZE.fullmatch(limit)
+        if size is None:
+            raise self._error("mem_limit", f"got {limit!r}", "allowed: 512m, 2g and the like")
+        return max(1, int(float(size[1]) * _MIB_OF[(size[2] or "b").lower()]))
+
+    def _limit(self, name: str, in_deploy: str = "") -> str | None:
+        """A limit, of the service itself or below ``deploy.resources.limits``."""
+        value = self._raw.get(name)
+        found: Any = self._raw
+        for part in ("deploy", "resources", "limits"):
+            found = found.get(part) if isinstance(found, dict) else None
+        if value is None and isinstance(found, dict):
+            value = found.get(in_deploy or name)
+        return None if value is None else self._filled(name, str(value))
+
+    def text(self, name: str) -> str:
+        """A field that is text, or a number as text; empty if it is not there."""
+        value = self._raw.get(name)
+        if value is None:
+            return ""
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise self._error(name, f"got {value!r}", "allowed: text")
+        return str(value)
+
+    def _filled(self, name: str, text: str) -> str:
+        """The value of a field with all its templates (``${NAME}``, ``${NAME:-default}``) replaced. A task is
+        a stranger's file: it gets only what was offered by name."""
+
+        def of(found: re.Match[str]) -> str:
+            variable, default = found[1], found[2]
+            if variable in self._offered:
+                return self._offered[variable]
+            if default is None:
+                raise not_offered(self._directory, f"{self.at}.{name}", variable, self._file)
+            return default
+
+        return _VARIABLE.sub(of, text)
+
+    def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
+        return wrong(self._directory, f"{self.at}.{name}", problem, next_step, file=self._file)
+
+
+def _as_text(value: object) -> str:
+    """A value as compose writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
