@@ -230,6 +230,7 @@ OTHERS = {
         "tests/test.sh": "[ -e /tmp/done ] && [ -s /tests/keys/one ] && r=1 || r=0\n"
         "echo $r > /logs/verifier/reward.txt\n",
     },
+    "in two words": {},
     "marked": {"instruction.md": f"<!-- bench-canary GUID 0 -->\n\n{SAYS}\n"},
 }
 """Tasks that Harbor plays, by what is not usual about them."""
@@ -257,6 +258,25 @@ def test_what_is_not_usual_is_played_as_harbor_plays_it(
     ]
     said = [group.trajectories[0].messages[1]["content"] for group in read_records(tmp_path / "out/rollouts.jsonl")]
     assert said == [f"[task:{task}]\n{SAYS}\n" for task in names]
+
+
+def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, change in (("good", ""), ("gpu", "gpus = 1"), ("large", "cpus = 4096"), ("unsolved", "")):
+        shutil.copytree(TASKS / "count-requests", tmp_path / "tasks" / name)
+        toml = (tmp_path / "tasks" / name / "task.toml").read_text()
+        (tmp_path / "tasks" / name / "task.toml").write_text(toml.replace("cpus = 1", change or "cpus = 1"))
+    shutil.rmtree(tmp_path / "tasks/unsolved/solution")
+    assert run(monkeypatch, tmp_path / "tasks") == 0
+    good, gpu, large, unsolved, end = rows(capsys.readouterr().out)
+    assert (good, end) == ("ok good 1 0 S", "1 of 1 ok, 3 refused")
+    assert gpu == "-- gpu refused: environment.gpus: task gpu: slots have no GPU (task.toml)"
+    assert large.startswith("-- large refused: environment.cpus: task large: requests 4096 cores")
+    assert unsolved.startswith("-- unsolved refused: solution: task unsolved: is missing")
+    assert run(monkeypatch, tmp_path / "tasks", "--strict") == 2
+    assert "slots have no GPU" in capsys.readouterr().err
+    assert run(monkeypatch, tmp_path / "tasks", "--only-tasks", "gpu,large") == 2
 
 
 TERMINAL_BENCH: dict[str, str] = {

@@ -68,7 +68,8 @@ class Reference:
 def parse(text: str) -> Reference:
     """Parse a reference. Raises ConfigError (``image``), naming what is allowed."""
     scheme, _, rest = text.partition(":")
-    if any(char.isspace() or ord(char) < 32 for char in text) or not text:
+    blank = " " if scheme == "dockerfile" else ""  # a path that no other program or machine is handed
+    if any((char.isspace() or ord(char) < 32) and char not in blank for char in text) or not text:
         raise _wrong(text, "empty, or has white space")
     for kind in _SCHEMES:
         if scheme == kind:

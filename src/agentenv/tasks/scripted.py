@@ -66,6 +66,8 @@ class Table:
         """``names``: the players."""
         self.names = names
         self.results: list[Result] = []
+        self.refused: Mapping[str, str] = {}
+        """Records that are not played, and why; they are listed at the end."""
         self._of = self._width = 0
 
     def begin(self, records: Sequence[str]) -> None:
@@ -89,9 +91,11 @@ class Table:
         print(row.rstrip(), flush=True)
 
     def end(self) -> None:
-        """Print how many are as they must be."""
+        """Print what was not played, and how many are as they must be."""
+        for record, reason in self.refused.items():
+            print(f"--  {record:{self._width}}  refused: {' '.join(reason.split())}")
         good = sum(result.good for result in self.results)
-        print(f"{good} of {self._of} ok", flush=True)
+        print(f"{good} of {self._of} ok" + (f", {len(self.refused)} refused" if self.refused else ""), flush=True)
 
 
 async def play(

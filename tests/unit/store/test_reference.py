@@ -33,6 +33,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("docker-daemon:app:1", "docker-daemon:app:1"),
         (f"docker-daemon:{DIGEST}", f"docker-daemon:{DIGEST}"),
         ("dockerfile:tasks/1", "dockerfile:tasks/1"),
+        ("dockerfile:my tasks/1", "dockerfile:my tasks/1"),
         ("committed:prepared", "committed:prepared:latest"),
         ("localhost/a", "committed:a:latest"),
         ("localhost/team/a:1", "committed:team/a:1"),
@@ -66,7 +67,8 @@ def test_paths_can_be_made_absolute() -> None:
         "", " ", "a b", "a\n", "Debian", "a/B", "-a", "a-", "a:", "a:.x", "a:" + "t" * 129, "a//b", "/a", "a/", "a@",
         "a@sha256:12", f"a@{DIGEST.upper()}", "a@sha512:" + "0" * 128, "--help", "a/../b", "oci:", "docker-archive:",
         "docker-daemon:", "x.y:port/a", "committed:", "committed:A", f"committed:a@{DIGEST}",
-        "http://registry.example/a", "a" * 300, "localhost/", "docker://localhost/a", f"localhost/a@{DIGEST}",
+        "http://registry.example/a", "a" * 300, "localhost/", "oci:a b",
+        "dockerfile:a\tb", "docker://localhost/a", f"localhost/a@{DIGEST}",
     ],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused_with_what_is_allowed(text: str) -> None:

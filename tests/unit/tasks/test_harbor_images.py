@@ -105,7 +105,7 @@ async def test_slots_of_a_farm_have_its_own_limits_where_the_task_has_none(tmp_p
     env = harbor(tmp_path, tool_pool_mode="farm")
     toml = tmp_path / "tasks/count-requests/task.toml"
     toml.write_text(toml.read_text().replace("memory_mb = 1024", "").replace("storage_mb = 512", ""))
-    env.tasks = {task.name: task for task in read_tasks(toml.parent, {})}
+    env.tasks = {task.name: task for task in read_tasks(toml.parent, {}).tasks}
     root = await env.task_image(await env.get_next_item())
     assert (root.memory_mib, root.storage_mib) == (None, None)
 
@@ -145,7 +145,7 @@ def test_settings_of_a_cluster_are_the_backends(tmp_path: Path, made: Callable[.
 @pytest.mark.parametrize("mode", ["nomad", "farm"])
 def test_a_verifier_with_a_machine_of_its_own_is_of_this_machine(tmp_path: Path, mode: str) -> None:
     config = HarborConfig(**values(tmp_path, {"tool_pool_mode": mode}), tasks=str(TASKS / "merge-hosts"))
-    with pytest.raises(ConfigError, match=r"tool_pool_mode: .*a machine of their own.*allowed: local"):
+    with pytest.raises(ConfigError, match=r"tool_pool_mode: .*a machine of its own.*allowed: local"):
         HarborEnv(config, [SERVER])
 
 

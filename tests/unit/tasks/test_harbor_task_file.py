@@ -313,9 +313,9 @@ def test_an_instruction_of_marks_alone_is_empty(tmp_path: Path) -> None:
 def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         written(tmp_path, name=name)
-    assert [each.name for each in read_tasks(tmp_path, {})] == ["a", "b", "c"]
-    assert [each.name for each in read_tasks(tmp_path, {}, ["c"])] == ["c"]
-    assert [each.name for each in read_tasks(tmp_path / "b", {})] == ["b"]
+    assert [each.name for each in read_tasks(tmp_path, {}).tasks] == ["a", "b", "c"]
+    assert [each.name for each in read_tasks(tmp_path, {}, ["c"]).tasks] == ["c"]
+    assert [each.name for each in read_tasks(tmp_path / "b", {}).tasks] == ["b"]
     with pytest.raises(ConfigError, match="'d' is not a task"):
         read_tasks(tmp_path, {}, ["a", "d"])
     with pytest.raises(ConfigError, match=r"has no task\.toml or task\.yaml"):
@@ -323,9 +323,30 @@ def test_a_directory_of_tasks_is_read_in_order(tmp_path: Path) -> None:
 
 
 def test_our_own_tasks_have_all_that_a_task_has() -> None:
-    found = read_tasks(OURS, {})
+    found = read_tasks(OURS, {}).tasks
     assert len(found) >= 4
     for each in found:
         assert each.unknown == ()
         assert len(oracle(each)) == 2
     assert {each.results for each in found} == {"reward", "pytest"}
+
+
+def test_a_task_that_cannot_be_played_leaves_the_others(tmp_path: Path) -> None:
+    for name in ("a", "two words", "no  good"):
+        written(tmp_path, name=name)
+    written(tmp_path, IMAGE + "gpus = 1\n", name="b")
+    (written(tmp_path, name="c") / "tests/test.sh").unlink()
+
+    def prepare(task: HarborTask) -> HarborTask:
+        if task.name == "a":
+            raise ConfigError("max_cpus", "too few")
+        return task
+
+    found = read_tasks(tmp_path, {}, prepare=prepare)
+    assert [task.name for task in found.tasks] == ["two words"]
+    assert {name: error.message for name, error in found.refused.items()} == {
+        "a": "max_cpus: too few",
+        "b": "environment.gpus: task b: slots have no GPU (task.toml)",
+        "c": "tests/test.sh: task c: is missing",
+        "no  good": "tasks: 'no  good' is not a valid task name",
+    }

@@ -51,6 +51,20 @@ def test_a_long_reason_keeps_both_ends() -> None:
     assert len(said) < 300
 
 
+async def partly(_directory: Path, table: Table) -> None:
+    table.refused = {"three": "environment.gpus: slots\nhave none"}
+    table.begin(["one"])
+    table.add(Result("one", (1.0, 0.0), 1.25))
+
+
+def test_what_is_not_played_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(["oracle", "empty"], partly, None) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "--  three   refused: environment.gpus: slots have none",
+        "1 of 1 ok, 1 refused",
+    ]
+
+
 async def play(_directory: Path, table: Table) -> None:
     table.begin(["one", "another"])
     for record, scores, reason in (("one", (1.0, 0.0), ""), ("another", (None, 0.0), "oracle: no")):

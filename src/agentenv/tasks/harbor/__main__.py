@@ -1,17 +1,23 @@
 """``python -m agentenv.tasks.harbor DIRECTORY``: checks tasks. Each is played by two scripted agents.
 
 The oracle runs the task's own solution and must score 1; the empty agent changes nothing and must score 0.
-Exit code 1 when a task fails this check, 2 when a setting or a task is malformed.
+Tasks that cannot be played are listed at the end. Exit code 1 when a task fails this check, 2 when a setting is
+malformed or no task can be played; with --strict also when one cannot.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.tasks.scripted import EXPECTED, Table, comma_separated, play, report
+
+if TYPE_CHECKING:
+    from agentenv.tasks.harbor.task import HarborTask
 
 
 async def check(directory: Path, table: Table, **fields: object) -> list[GroupRecord]:
@@ -19,11 +25,15 @@ async def check(directory: Path, table: Table, **fields: object) -> list[GroupRe
     raises."""
     from agentenv.tasks.harbor import players
 
+    def records(env: players.CheckedEnv) -> Mapping[str, HarborTask]:
+        table.refused = {name: str(error) for name, error in env.refused.items()}
+        return env.tasks
+
     return await play(
         directory,
         players.CheckedEnv,
         {"group_size": len(table.names), "players": list(table.names), "tool_timeout_s": 3000.0, **fields},
-        lambda env: env.tasks,
+        records,
         lambda task: [getattr(players, name)(task) for name in table.names],
         table,
     )
@@ -38,6 +48,7 @@ def main() -> int:
         "only_tasks": options.only_tasks,
         "image": options.image,
         "image_from": options.image_from,
+        "strict": options.strict,
         "host_env": options.host_env,
         "allow_network": options.network,
         "storage": options.storage,
@@ -68,6 +79,7 @@ def _arguments() -> argparse.Namespace:
         "--host-env", type=comma_separated, default=[], help="this machine's variables that tasks may name"
     )
     parser.add_argument("--network", action="store_true", help="give tasks the network they request")
+    parser.add_argument("--strict", action="store_true", help="play nothing when one of the tasks is refused")
     parser.add_argument("--storage", choices=("auto", "memory", "disk"), default="auto", help="where slots write")
     parser.add_argument("--max-cpus", type=float, help="limit of CPU cores; a task that requests more gets this many")
     parser.add_argument("--max-memory-mib", type=int, help="limit of memory; a task that requests more gets this much")

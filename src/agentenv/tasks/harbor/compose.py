@@ -104,7 +104,7 @@ class Service:
 
     def __init__(self, directory: Path, file: str, at: str, raw: Mapping[str, Any], offered: Mapping[str, str]) -> None:
         self._directory = directory
-        self._file = file
+        self.file = file
         self.at = at
         self._raw = raw
         self._offered = offered
@@ -117,7 +117,7 @@ class Service:
         """Raises ConfigError when it does not merely add to the ``main`` that Harbor itself describes: files,
         environment, a directory. What else a machine has is in task.toml."""
         if self.at != "services.main":
-            raise wrong(self._directory, self._file, f"tasks of several containers are not supported: main, {self.at}")
+            raise wrong(self._directory, self.file, f"tasks of several containers are not supported: main, {self.at}")
         for name in sorted(_READ - _OF_MAIN):
             if self._raw.get(name):
                 raise self._error(name, "is not read", "write it into task.toml")
@@ -125,7 +125,7 @@ class Service:
             if (image := str(self._raw.get("image") or "")) and "${" not in image:
                 raise self._error("image", f"got {image!r}", "write it into task.toml (environment.docker_image)")
         elif self.image() != f"dockerfile:{inside(self._directory, self._below('.'))}":
-            raise self._error("build", "is another directory", f"allowed: {posixpath.dirname(self._file)}")
+            raise self._error("build", "is another directory", f"allowed: {posixpath.dirname(self.file)}")
 
     def unknown(self) -> Iterable[str]:
         """Unused fields."""
@@ -155,7 +155,7 @@ class Service:
         image = str(self._raw.get("image", ""))
         if not image or "${T_BENCH_" in image:
             raise self._error("build", "is missing, and the file that image names does not exist")
-        return image_reference(self._directory, f"{self.at}.image", self._filled("image", image), self._file)
+        return image_reference(self._directory, f"{self.at}.image", self._filled("image", image), self.file)
 
     def _check_command(self) -> None:
         """Slots start no program of their own: only what would wait is accepted."""
@@ -205,11 +205,11 @@ class Service:
 
     def _below(self, path: str) -> str:
         """A path of the compose file, which is relative to its directory, as one of the task's."""
-        return posixpath.normpath(posixpath.join(posixpath.dirname(self._file), path))
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.file), path))
 
     @property
     def _is_verifiers(self) -> bool:
-        return self._file.startswith("tests/")
+        return self.file.startswith("tests/")
 
     def env(self) -> dict[str, str]:
         """The environment. A variable without a value is this machine's, if it is offered."""
@@ -228,7 +228,7 @@ class Service:
     def workdir(self) -> str:
         """Empty: the image's."""
         workdir = self._filled("working_dir", self.text("working_dir"))
-        return absolute(self._directory, f"{self.at}.working_dir", workdir, self._file)
+        return absolute(self._directory, f"{self.at}.working_dir", workdir, self.file)
 
     def network(self) -> NetworkPolicy:
         """That of both phases: Docker's, which reaches everything, unless there is none."""
@@ -285,13 +285,13 @@ class Service:
             if variable in self._offered:
                 return self._offered[variable]
             if default is None:
-                raise not_offered(self._directory, f"{self.at}.{name}", variable, self._file)
+                raise not_offered(self._directory, f"{self.at}.{name}", variable, self.file)
             return default
 
         return _VARIABLE.sub(of, text)
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return wrong(self._directory, f"{self.at}.{name}", problem, next_step, file=self._file)
+        return wrong(self._directory, f"{self.at}.{name}", problem, next_step, file=self.file)
 
 
 def _as_text(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +20,24 @@ READERS: Final[Mapping[str, Reader]] = {
 """The file by which a format is known, and what reads it; a directory with several has the first."""
 
 
-def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = ()) -> tuple[HarborTask, ...]:
-    """The tasks at ``place``: a task directory, or a directory of them; in the order of their names.
+@dataclass(frozen=True)
+class Found:
+    """The tasks of a directory, in the order of their names, and by name why others cannot be played."""
 
-    ``host_env``: what templates may name. Raises ConfigError naming the task and the field.
+    tasks: tuple[HarborTask, ...]
+    refused: Mapping[str, ConfigError]
+
+
+def read_tasks(
+    place: Path,
+    host_env: Mapping[str, str],
+    only: Iterable[str] = (),
+    prepare: Callable[[HarborTask], HarborTask] = lambda task: task,
+) -> Found:
+    """The tasks at ``place``: a task directory, or a directory of them.
+
+    ``host_env``: what templates may name. ``prepare``: what is done with each; it may refuse one with a ConfigError.
+    Raises ConfigError when there are none, or one of ``only`` is missing.
     """
     directories = [place] if _reader(place) else sorted(each for each in _below(place) if _reader(each))
     wanted = set(only)
@@ -33,11 +48,19 @@ def read_tasks(place: Path, host_env: Mapping[str, str], only: Iterable[str] = (
         raise ConfigError(
             "tasks", f"{place} has no {files}, and no directory below it has", next_step="name task directories"
         )
-    return tuple(read_task(each, host_env) for each in directories if not wanted or each.name in wanted)
+    tasks, refused = [], {}
+    for directory in directories:
+        if wanted and directory.name not in wanted:
+            continue
+        try:
+            tasks.append(prepare(read_task(directory, host_env)))
+        except ConfigError as error:
+            refused[directory.name] = error
+    return Found(tuple(tasks), refused)
 
 
 def read_task(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
-    """One task directory. Raises ConfigError naming the task and the field."""
+    """One task directory. Raises ConfigError naming the task, the file and the field."""
     directory = directory.absolute()
     return (_reader(directory) or task_file.read_task_file)(directory, host_env)
 

@@ -49,6 +49,9 @@ class HarborConfig(AgentEnvConfig):
     image_from: Literal["image", "dockerfile"] = Field(
         default="image", description="Of a task that names an image and has a Dockerfile: which of them is used"
     )
+    strict: bool = Field(
+        default=False, description="Refuse to start when a task cannot be played, instead of leaving it out"
+    )
     storage: Literal["auto", "memory", "disk"] = Field(
         default="auto",
         description="Where slots write: in memory (at most half of it), on the container's disk, or (auto) on the disk "
@@ -86,31 +89,45 @@ class HarborEnv(AgentEnv):
         offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
         if not config.tasks:
             raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
-        caps = Caps(config.max_cpus, config.max_memory_mib)
-        chosen = from_dockerfiles if config.image_from == "dockerfile" else lambda task: task
-        found = [caps.of(chosen(task)) for task in read_tasks(Path(config.tasks), offered, config.only_tasks)]
-        if config.tool_pool_mode == "local":
-            for task in found:
-                check_fits(task, this_machine())
-        self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
+        found = read_tasks(Path(config.tasks), offered, config.only_tasks, self.prepared)
+        self.refused = found.refused
+        if found.refused and (config.strict or not found.tasks):
+            raise next(iter(found.refused.values()))
+        self.tasks: dict[str, HarborTask] = {task.name: task for task in found.tasks}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
         self._images = TaskImages(network=config.allow_network)
         self._verifiers: AsyncFarm | None = None
-        if any(task.separate for task in found):
-            if config.tool_pool_mode != "local":
-                raise ConfigError(
-                    "tool_pool_mode", "tasks have verifiers with a machine of their own", next_step="allowed: local"
-                )
+        if any(task.separate for task in found.tasks):
             self._verifiers = AsyncFarm(self.build_backend(), slots=config.slots_per_container, start_timeout_s=600.0)
-        machines: list[Machine] = [*found, *(task.separate for task in found if task.separate)]
+        machines: list[Machine] = [*found.tasks, *(task.separate for task in found.tasks if task.separate)]
         most_mib = max((machine.memory_mib or 0 for machine in machines), default=0)
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
 
+    def prepared(self, task: HarborTask) -> HarborTask:
+        """A task as these settings play it. Raises ConfigError when they cannot."""
+        config: HarborConfig = self.config
+        if config.image_from == "dockerfile":
+            task = from_dockerfiles(task)
+        task = Caps(config.max_cpus, config.max_memory_mib).of(task)
+        if config.tool_pool_mode == "local":
+            check_fits(task, this_machine())
+        elif task.separate:
+            problem = f"task {task.name}: its verifier has a machine of its own"
+            raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
+        return task
+
+    def list_refused(self) -> None:
+        """Log which tasks are left out, and why."""
+        for error in self.refused.values():
+            logger.warning("left out: %s", error)
+
     async def setup_agent_env(self) -> None:
-        """Open the verifiers' containers, and log, once for all tasks, which of their requests are not fulfilled."""
+        """Open the verifiers' containers, and log, once for all tasks, which are left out and which of their requests
+        are not fulfilled."""
         if self._verifiers is not None:
             await self._verifiers.open()
+        self.list_refused()
         for task in self.tasks.values():
             if task.unknown:
                 logger.warning("task %s: unused fields: %s", task.name, ", ".join(task.unknown))

@@ -46,10 +46,12 @@ def check_fits(task: HarborTask, this: ThisMachine) -> None:
     for machine in (task, task.separate) if task.separate else (task,):
         if (machine.cpus or 0) > this.cores:
             requested, has, cap = f"{machine.cpus:g} cores", str(this.cores), f"max_cpus={this.cores}"
-            raise wrong(task.directory, machine.cpus_field, *_too_much(requested, has, cap))
+            problem = _too_much(requested, has, cap)
+            raise wrong(task.directory, machine.cpus_field, *problem, file=machine.limits_file)
         if (machine.memory_mib or 0) > this_mib:
             requested, has, cap = f"{machine.memory_mib} MiB", str(this_mib), f"max_memory_mib={this_mib} or less"
-            raise wrong(task.directory, machine.memory_field, *_too_much(requested, has, cap))
+            problem = _too_much(requested, has, cap)
+            raise wrong(task.directory, machine.memory_field, *problem, file=machine.limits_file)
 
 
 def _too_much(requested: str, has: str, cap: str) -> tuple[str, str]:

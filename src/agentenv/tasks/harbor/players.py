@@ -97,6 +97,16 @@ class CheckedEnv(HarborEnv):
 
     env_config_cls = CheckConfig
 
+    def prepared(self, task: HarborTask) -> HarborTask:
+        """As every run's; the oracle needs a solution. Raises ConfigError."""
+        task = super().prepared(task)
+        if "oracle" in self.config.players:
+            oracle(task)
+        return task
+
+    def list_refused(self) -> None:
+        """The table of the check has them."""
+
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **named: Any) -> dict[str, Any]:
         """As every rollout's; with the solution, if it is the oracle's. Raises TaskError."""
         workspace = await super().setup_trajectory_workspace(item, exec_tool=exec_tool, **named)

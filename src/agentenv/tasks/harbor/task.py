@@ -27,7 +27,7 @@ MAX_FILE_BYTES: Final = 1024 * 1024
 PRIVATE: Final = frozenset({"tests", "run-tests.sh", "solution", "solution.sh", "solution.yaml"})
 """Of a task's directory, what its agent must not see."""
 _OURS: Final = "a task has only what lies in its directory"
-_NAME: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+_NAME: Final = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_.+-]+(?: [A-Za-z0-9_.+-]+)*")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Machine:
     cpus_field: str = "environment.cpus"
     memory_field: str = "environment.memory_mb"
     """What these limits are called in the task's files."""
+    limits_file: str = "task.toml"
+    """Where they are."""
     build_timeout_s: float = DEFAULT_TIMEOUT_S
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -136,7 +138,11 @@ def from_dockerfiles(task: HarborTask) -> HarborTask:
 def named(directory: Path) -> str:
     """A task's name: that of its directory. Raises ConfigError when it cannot be one."""
     if not _NAME.fullmatch(directory.name):
-        raise ConfigError("tasks", f"{directory.name!r} is not a valid task name", next_step="letters, digits, _ . + -")
+        raise ConfigError(
+            "tasks",
+            f"{directory.name!r} is not a valid task name",
+            next_step="letters, digits, _ . + -, and single blanks between them",
+        )
     return directory.name
 
 

@@ -74,6 +74,7 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
         memory_mib=service.memory_mib(),
         cpus_field=f"{service.at}.cpus",
         memory_field=f"{service.at}.mem_limit",
+        limits_file=service.file,
         workdir=service.workdir(),
         env={"TEST_DIR": TESTS, **service.env()},
         mounts=service.mounts(),
