@@ -238,7 +238,8 @@ async def test_a_committed_name_means_on_every_node_what_was_named_last(nodes: N
         for node, tag, layer in ((first, "old", LAYERS[0]), (second, "new", LAYERS[1]))
     )
     first.keeper.store.name(name, old, 1.0)
-    assert (await _named(second, name)).image == wire.ImageRef(reference=name, digest=old.digest)
+    for written in (name, "localhost/prepared:1"):
+        assert (await _named(second, written)).image == wire.ImageRef(reference=name, digest=old.digest)
     second.keeper.store.name(name, new, 2.0)
     assert (await _named(third, name)).image == wire.ImageRef(reference=name, digest=new.digest)
     first.keeper.store.name(name, old, 3.0)

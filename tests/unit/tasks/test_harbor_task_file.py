@@ -74,6 +74,11 @@ def test_a_task_of_terminal_bench_2(tmp_path: Path) -> None:
     assert (found.agent.network, found.agent.timeout_s) == (NetworkPolicy("none"), math.inf)
 
 
+@pytest.mark.parametrize("image", ["localhost/base:1", "committed:base:1", f"sha256:{64 * 'a'}"])
+def test_an_image_of_a_store_may_be_named(tmp_path: Path, image: str) -> None:
+    assert task(tmp_path, f"[environment]\ndocker_image = {image!r}\n").image == image
+
+
 def test_a_dockerfile_beside_an_image_is_chosen_by_whoever_plays(tmp_path: Path) -> None:
     both = task(tmp_path, f"{IMAGE}[verifier.environment]\ndocker_image = 'debian'\n", dockerfile="FROM debian\n")
     (both.directory / "tests/Dockerfile").touch()
