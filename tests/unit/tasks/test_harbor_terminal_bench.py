@@ -193,6 +193,12 @@ def test_what_is_mounted_is_copied_without_what_the_agent_must_not_see(tmp_path:
     )
     assert file == Mount("/etc/one.txt", (("", directory / "data/one.txt"),))
     assert below == Mount("/srv/d", (("", directory / "data"),))
+    (directory / "another").symlink_to("solution.sh")
+    assert read_task(directory, {}).mounts[0] == whole
+    (directory / "docker-compose.yaml").write_text(f"{CLIENT}    volumes: ['./another:/a']\n")
+    with pytest.raises(ConfigError, match="has what the agent must not see"):
+        read_task(directory, {})
+    (directory / "docker-compose.yaml").write_text(f"{CLIENT}    volumes: ['.:/a']\n")
     (directory / "out").symlink_to("/etc")
     with pytest.raises(ConfigError, match="out: task one: leads out of the task"):
         read_task(directory, {})

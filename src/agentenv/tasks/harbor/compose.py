@@ -192,24 +192,24 @@ class Service:
         if not target.startswith("/") or not target.strip("/") or not source.startswith("."):
             raise self._error("volumes", f"{volume!r} is not mounted", "allowed: ./FILE:/PATH, of the task's directory")
         name = self._below(source)
-        private = name.partition("/")[0] in PRIVATE and not self._is_verifiers
-        place = None if name.partition("/")[0] == ".." or private else inside(self._directory, name)
-        if place is None:
-            why = "has what the agent must not see" if private else "is not in the task's directory"
+        place = None if name.partition("/")[0] == ".." else inside(self._directory, name)
+        if place is None or self._is_private(place):
+            why = "is not in the task's directory" if place is None else "has what the agent must not see"
             raise self._error("volumes", f"{source} {why}", "COPY what the agent needs in the Dockerfile")
         if place != self._directory:
             return Mount(target, (("", place),))
-        names = sorted(child.name for child in place.iterdir() if child.name not in PRIVATE)
-        below = ((name, inside(self._directory, name)) for name in names)
-        return Mount(target, tuple((name, child) for name, child in below if child is not None))
+        below = ((child.name, inside(self._directory, child.name)) for child in sorted(place.iterdir()))
+        entries = ((name, child) for name, child in below if child is not None and not self._is_private(child))
+        return Mount(target, tuple(entries))
+
+    def _is_private(self, place: Path) -> bool:
+        """Whether a path without links is one that the agent must not see; a verifier's machine has no agent."""
+        first = place.relative_to(self._directory).parts[:1]
+        return not self.file.startswith("tests/") and bool(first) and first[0] in PRIVATE
 
     def _below(self, path: str) -> str:
         """A path of the compose file, which is relative to its directory, as one of the task's."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.file), path))
-
-    @property
-    def _is_verifiers(self) -> bool:
-        return self.file.startswith("tests/")
 
     def env(self) -> dict[str, str]:
         """The environment. A variable without a value is this machine's, if it is offered."""
