@@ -289,8 +289,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user`` and
-        ``output_bytes``: see :meth:`exec`, which runs a program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``, and waits for the
+        slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`, which runs a
+        program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.

@@ -131,7 +131,8 @@ def plain_container_for(fields: RootFields, settings: ContainerSettings) -> Cont
         )
     for_images = [name for name, value in fields.items() if value and name not in _OF_PLAIN and value != "memory"]
     if for_images:
-        raise ConfigError(for_images[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
+        cure = "give calls cwd=…, or name an image" if for_images[0] == "workdir" else "name an image, or leave it out"
+        raise ConfigError(for_images[0], "is for sandboxes with an image", next_step=cure)
     memory_mib, storage_mib = fields.get("memory_mib"), fields.get("storage_mib")
     _check_positive(memory_mib=memory_mib, storage_mib=storage_mib)
     return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)

@@ -126,8 +126,9 @@ class Sandbox(OpenedSandbox):
         output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user`` and
-        ``output_bytes``: see :meth:`exec`, which runs a program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``, and waits for the
+        slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`, which runs a
+        program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
@@ -244,13 +245,14 @@ class Sandbox(OpenedSandbox):
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``.
+        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``. It
+        waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside them).
 
         ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
-        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``on_output(stream,
-        text)`` is called with the output as it comes, as text; stream is "stdout" or "stderr". What it raises cancels
-        the program and is raised here.
+        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``truncated`` of the
+        result says that there was more. ``on_output(stream, text)`` is called with the output as it comes, as text;
+        stream is "stdout" or "stderr". What it raises cancels the program and is raised here.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """

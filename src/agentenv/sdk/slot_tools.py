@@ -43,6 +43,7 @@ from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
 from agentenv.store.store import Store
 from agentenv.tools.toolsets import EXTERNAL
+from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
@@ -213,13 +214,14 @@ class SlotTools(ABC):
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``.
+        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``. It
+        waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside them).
 
         ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
-        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``on_output(stream,
-        text)`` is called with the output as it comes, as text; stream is "stdout" or "stderr". What it raises cancels
-        the program and is raised here.
+        kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``truncated`` of the
+        result says that there was more. ``on_output(stream, text)`` is called with the output as it comes, as text;
+        stream is "stdout" or "stderr". What it raises cancels the program and is raised here.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
@@ -333,7 +335,10 @@ class SlotTools(ABC):
     async def _read_whole(self, path: str, binary: bool) -> ReadFileReply:
         reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
         if reply.truncated:
-            raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
+            limit = (
+                f"{reply.size_bytes} bytes, more than the {MAX_FILE_BYTES} of one call; download() has no such limit"
+            )
+            raise OSError(errno.EFBIG, limit, path)
         return reply
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import hashlib
 import inspect
@@ -36,6 +37,7 @@ from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
 from agentenv.sdk.sandbox import Process, StreamedProcess
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.spec import Bind
 
 AWAITED: dict[object, object] = {
@@ -200,6 +202,34 @@ def test_more_forks_than_the_container_has_slots_for_are_refused_at_once(forks: 
             box.fork(asked)
         assert shell.state().exit_code is None, "nothing was killed for a checkpoint"
         assert box.read_file("kept") == "here"
+
+
+def test_limits_of_a_result_and_of_a_file_are_named() -> None:
+    with Sandbox("fake", output_bytes=2000) as box:
+        program = ["python3", "-c", "print('x' * 5000); import sys; print('short', file=sys.stderr)"]
+        cut, whole = box.exec(program), box.exec(program, output_bytes=6000)
+        assert (cut.truncated, len(cut.stdout_bytes), cut.stdout_dropped_bytes, cut.stderr_dropped_bytes) == (
+            True, 2000, 3001, 0,
+        )  # fmt: skip
+        assert (whole.truncated, len(whole.stdout_bytes)) == (False, 5001)
+        box.run(f"truncate -s {MAX_FILE_BYTES + 1} large")
+        with pytest.raises(
+            OSError, match=rf"{MAX_FILE_BYTES + 1} bytes, .* {MAX_FILE_BYTES} of one call; download"
+        ) as raised:
+            box.read_file("large", binary=True)
+        assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, "large")
+    with pytest.raises(ConfigError, match=r"workdir: .* an image \(give calls cwd="):
+        Sandbox("fake", workdir="/workspace/src")
+
+
+async def test_calls_of_a_sandbox_run_one_at_a_time_and_programs_beside_them() -> None:
+    async with AsyncSandbox("fake") as box:
+        await box.write_file("line", "")
+        both = "[ -e busy ] && echo twice >> line; touch busy; sleep 0.3; rm busy"
+        beside = await box.start("sleep 1000")
+        await asyncio.gather(box.run(both), box.exec(["bash", "-c", both]), box.run(both))
+        assert await box.read_file("line") == ""
+        assert (await beside.state()).exit_code is None
 
 
 async def test_a_farm_is_a_pool_of_awaited_sandboxes() -> None:
