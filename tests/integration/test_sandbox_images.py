@@ -119,6 +119,20 @@ async def test_the_images_user_is_whose_everything_runs(tmp_path: Path, images: 
         assert (await box.terminal("id -un")).stdout == "app\n"
 
 
+async def test_what_paths_name_is_changed_with_the_rights_of_the_images_user(images: dict[str, str]) -> None:
+    async with AsyncSandbox(image=images["app"], workdir="/home/app", memory_mib=512, storage_mib=128) as box:
+        await box.mkdir("made")
+        await box.write_file("made/f", "1")
+        await box.rename("made/f", "~/f")
+        await box.rename("~/f", "/tmp/f")
+        assert (await box.exec(["ls", "-ld", "/home/app/made", "/tmp/f"])).stdout.count(" app ") == 2
+        with pytest.raises(PermissionError):
+            await box.mkdir("/etc/new")
+        with pytest.raises(PermissionError):
+            await box.remove("/etc/passwd")
+        await box.remove("/tmp/f")
+
+
 async def test_bytes_pass_unchanged_up_to_the_cap(box: AsyncSandbox) -> None:
     every = bytes(range(256)) * 4096
     result = await box.exec(["cat"], stdin=every, output_bytes=2 * len(every))
