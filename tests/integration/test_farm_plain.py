@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -76,6 +77,18 @@ async def test_calls_of_a_trajectory_go_to_one_slot_and_a_failing_command_is_dat
         assert lease.tags == Tags(
             run="tests", environment="plain", kind="train", item=lease.tags.item, tokens=lease.tags.tokens
         )
+
+
+async def test_paths_are_changed_and_looked_at_by_the_tool_for_code() -> None:
+    async with shared() as farm:
+        http = await farm.client()
+        assert (await http.tool("t1", "paths", {"action": "mkdir", "path": "made"})).body["success"]
+        again = (await http.tool("t1", "paths", {"action": "mkdir", "path": "made"})).body
+        assert (again["success"], again["metadata"]["exit_code"]) == (False, errno.EEXIST)
+        renamed = await http.tool("t1", "paths", {"action": "rename", "path": "made", "target": "other"})
+        assert renamed.body["success"]
+        seen = (await http.tool("t1", "paths", {"action": "stat", "path": "other"})).body["metadata"]["content"]
+        assert (seen["entry"]["path"], seen["entry"]["kind"]) == ("other", "directory")
 
 
 async def test_two_trajectories_run_in_parallel() -> None:

@@ -15,7 +15,7 @@ from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import CallObserver
 from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
-from agentenv.tools.catalog import FOR_CODE, ToolCatalog
+from agentenv.tools.catalog import UNOFFERED, ToolCatalog
 from agentenv.wire.leases import RunKind, SlotRequest, Tags, short_tag
 from agentenv.wire.roots import RootSpec
 
@@ -84,7 +84,7 @@ class ToolExecutor:
             raise ConfigError(
                 "catalog", f"the external tools {external_tools} need a tool server", next_step="configure one"
             )
-        self.catalog = catalog.extended(*(spec for spec in FOR_CODE if spec.name not in catalog))
+        self.catalog = catalog.extended(*(spec for spec in UNOFFERED if spec.name not in catalog))
         self.settings = settings
         self.external = external
         self.observer = observer

@@ -21,7 +21,7 @@ from agentenv.wire.tools import CODE_TOOLS
 
 BUILTIN: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in SLOT_TOOLS)
 """The tools every slot has, from their rows in the wire vocabulary."""
-FOR_CODE: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in CODE_TOOLS)
+UNOFFERED: Final = tuple(ToolSpec(one.name, one.description, one.arguments) for one in CODE_TOOLS)
 """What an executor runs besides, for hooks and scripts; in no catalog that is offered to a model."""
 _SNIPPET_CHARS = 20
 
