@@ -182,6 +182,19 @@ async def test_a_dry_run_that_finds_something_wrong_ends_with_status_2(
     assert log.splitlines()[-1].startswith(said)
 
 
+async def test_without_a_tokenizer_an_openai_server_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # a download would fail
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+        arguments = flags(tmp_path, policy, env__total_steps=1, env__data_path_to_save_groups=tmp_path / "g.jsonl")
+        at = arguments.index("--env.tokenizer_name")
+        status, log = await run(tmp_path, "process", *arguments[:at], *arguments[at + 2 :])
+    assert status == 0, log
+    [group] = [json.loads(line) for line in (tmp_path / "g.jsonl").read_text().splitlines()]
+    assert (group["tokens"], group["masks"], group["scores"]) == ([[0], [0]], [[-100], [-100]], [1.0, 0.0])
+    assert [messages[-1]["content"] for messages in group["messages"]] == ["done", "I give up"]
+    assert "WARNING" not in log
+
+
 async def test_a_misspelt_hook_is_one_line_and_status_2(tmp_path: Path) -> None:
     async with ScriptedPolicy({}) as policy:
         with pytest.MonkeyPatch.context() as patch:

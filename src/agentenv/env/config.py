@@ -390,7 +390,8 @@ def explained(env: object, config: AgentFields) -> Iterator[None]:
             raise ConfigError(
                 "tokenizer_name",
                 f"{getattr(config, 'tokenizer_name', None)!r} cannot be loaded: {reason}",
-                next_step="allowed: a Hugging Face name that can be downloaded here, or a local directory",
+                next_step="allowed: a Hugging Face name that can be downloaded here, or a local directory; "
+                "server_type openai needs none",
             ) from error
         if hasattr(env, "tokenizer") and isinstance(error, OSError):
             raise ConfigError(

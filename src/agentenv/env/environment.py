@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, get_origin
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
@@ -55,7 +55,14 @@ from agentenv.config import explain
 from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives, taken_flags
 from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.images import ItemsAhead, RootsOf
-from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
+from agentenv.env.model_servers import (
+    SERVERS,
+    address_of,
+    expect_servers,
+    server_type_of,
+    tokenizer_loaded,
+    with_tokenizer,
+)
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
 from agentenv.env.preflight import check_numbers, check_servers, first_item, places, probe
@@ -94,11 +101,19 @@ usage: {program} serve|process|evaluate [--SETTING VALUE ...]
 `{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
 
 
+DEFAULT_TOKENIZER: Final[str] = BaseEnvConfig.model_fields["tokenizer_name"].default
+
+
 class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
     """atropos' settings and ours in one flat model. Raises: ConfigError (see :class:`AgentFields`)."""
 
     worker_timeout: float = Field(
         default=7200, description="Seconds after which atropos cancels a group and forgets its item; -1: never"
+    )
+
+    tokenizer_name: str = Field(
+        default=DEFAULT_TOKENIZER,
+        description="A Hugging Face name or a directory; the default is not loaded with server_type openai",
     )
 
     @model_validator(mode="after")
@@ -287,7 +302,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         several = isinstance(server_configs, (APIServerConfig, list))
         if type(self).server_cls is APIServer:
             self.server_cls = SERVERS[kind]
-        with explained(self, config):
+        named = config.tokenizer_name != DEFAULT_TOKENIZER
+        with explained(self, config), tokenizer_loaded(named or kind != "openai"):
             super().__init__(config, configs if several else configs[0], slurm, testing)
         self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
         self._warn_of_queueing(configs)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 import openai
+from atroposlib.envs import base as atropos
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
@@ -214,6 +216,38 @@ def with_tokenizer(server: ServerBaseline, tokenizer_name: str) -> ServerBaselin
     if server.tokenizer_name != "none":
         return server
     return server.model_copy(update={"tokenizer_name": tokenizer_name})
+
+
+class NoTokenizer:
+    """In place of a tokenizer that nobody named, where its tokens would be for reading only."""
+
+    @classmethod
+    def from_pretrained(cls, _: str) -> NoTokenizer:
+        """The same for every name."""
+        return cls()
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> list[int]:
+        """Nothing, for which a group has a placeholder."""
+        return []
+
+    def decode(self, *_: Any, **__: Any) -> str:
+        """What atropos shows of a rollout at wandb."""
+        return "(no text: tokenizer_name is not set)"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no tokenizer is loaded, so it has no {name}: set tokenizer_name")
+
+
+@contextmanager
+def tokenizer_loaded(needed: bool) -> Iterator[None]:
+    """For the body that runs atropos' constructor, which always loads one: unless ``needed``, it gets
+    :class:`NoTokenizer`."""
+    loader = atropos.AutoTokenizer
+    atropos.AutoTokenizer = loader if needed else NoTokenizer
+    try:
+        yield
+    finally:
+        atropos.AutoTokenizer = loader
 
 
 SERVERS: dict[str, type[APIServer]] = {

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from atroposlib.envs import base as atropos
 from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
@@ -22,7 +23,7 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from agentenv.agent.models.openai import failure_of
 from agentenv.agent.protocols import ContextOverflow
 from agentenv.env import model_servers
-from agentenv.env.model_servers import SERVERS, Refused, expect_servers, with_tokenizer
+from agentenv.env.model_servers import SERVERS, Refused, expect_servers, tokenizer_loaded, with_tokenizer
 from agentenv.errors import ModelServerError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker, build_tokenizer
 from agentenv.testing.generate import logprob_of
@@ -233,3 +234,15 @@ async def test_the_scripted_policy_as_a_process_speaks_tokens_too(tmp_path: Path
     finally:
         process.terminate()
         await process.communicate()
+
+
+def test_a_tokenizer_that_is_not_there_says_which_setting_is_missing() -> None:
+    loader = atropos.AutoTokenizer
+    with tokenizer_loaded(False):
+        made = atropos.AutoTokenizer.from_pretrained("any/name")
+    assert atropos.AutoTokenizer is loader
+    assert made.apply_chat_template([{"role": "user"}], tokenize=True) == []
+    with pytest.raises(AttributeError, match="no encode: set tokenizer_name"):
+        made.encode("text")
+    with tokenizer_loaded(True):
+        assert atropos.AutoTokenizer is loader
