@@ -7,16 +7,12 @@ in the frozen models of :mod:`agentenv.config`, which the methods at the end bui
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     ConfigDict,
     Field,
@@ -37,7 +33,6 @@ from agentenv.config import (
     NomadSettings,
     PoolSettings,
     explain,
-    no_such_setting,
     parse_bind,
 )
 from agentenv.deadlines import CALL_TIMEOUT_S
@@ -55,7 +50,6 @@ from agentenv.env.farm_fields import (
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
-from agentenv.tools.schema import closest
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
 from agentenv.wire.spec import SlotLimits
 
@@ -317,65 +311,6 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
             keep_tool_outputs=self.agent_keep_tool_outputs,
             send_reasoning=self.agent_send_reasoning,
         )
-
-
-def joined_negatives(arguments: Sequence[str]) -> list[str]:
-    """``--name -1`` as ``--name=-1``: atropos takes the former for a flag without a value, hence for 1."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined and re.fullmatch(r"-\.?\d\S*|-inf", argument) and re.fullmatch(r"--[^=]+", joined[-1]):
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
-    return joined
-
-
-FLAGS = ("--json", "--dry-run")
-"""Of the commands themselves; atropos' command line has none of them."""
-
-
-def taken_flags(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Those of :data:`FLAGS` that are given, and the other arguments. Raises: ConfigError for a command without one."""
-    flags = set(FLAGS) & set(arguments)
-    if "--dry-run" in flags and "serve" in arguments[:1]:
-        raise ConfigError("--dry-run", "is for process and evaluate", next_step="use it with one of them")
-    return flags, [argument for argument in arguments if argument not in flags]
-
-
-CONFIG_SECTIONS = ("env", "openai", "slurm", "testing")
-"""What atropos reads of a ``--config`` file."""
-
-
-def check_arguments(arguments: Sequence[str], fields: Collection[str]) -> None:
-    """Raises ConfigError for what atropos answers with a traceback or without a hint: a flag of no setting, a
-    ``--config`` that is no file, cannot be read, or has an unknown section. ``fields``: the settings after
-    ``--env.``."""
-    for given, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        flag, equals, value = given.partition("=")
-        if flag == "--config":
-            _check_config_file(value if equals else following)
-        if flag.startswith("--env.") and flag.removeprefix("--env.") not in fields:
-            raise no_such_setting(flag, [f"--env.{name}" for name in fields])
-
-
-def _check_config_file(path: str) -> None:
-    if not Path(path).is_file():
-        raise ConfigError("--config", f"no such file: {path!r}")
-    try:
-        read = yaml.safe_load(Path(path).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError("--config", f"{path} cannot be read: {error}") from error
-    if read is not None and not isinstance(read, dict):
-        raise ConfigError("--config", f"{path} has no sections", next_step="put settings below 'env:'")
-    for section in read or {}:
-        if section not in CONFIG_SECTIONS:
-            meant = closest(str(section), CONFIG_SECTIONS)
-            sections = ", ".join(CONFIG_SECTIONS)
-            raise ConfigError(
-                "--config",
-                f"{path} has a section {section!r}, which nothing reads",
-                next_step=f"did you mean {meant!r}?" if meant else f"sections: {sections}",
-            )
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import asyncio
 import itertools
 import logging
 import re
-import signal
-import sys
 import time
 import uuid
 from collections import Counter
@@ -22,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self,
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import TypeVar
 
 from agentenv.agent.datasets import load_items
-from agentenv.agent.failure_log import FailureLog, authors_traceback
+from agentenv.agent.failure_log import FailureLog
 from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
 from agentenv.agent.hook_slot_gate import HookSlotGate
@@ -51,8 +49,8 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
-from agentenv.config import explain
-from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives, taken_flags
+from agentenv.env.command_line import run_command
+from agentenv.env.config import AgentFields, explained
 from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.model_servers import (
@@ -64,14 +62,14 @@ from agentenv.env.model_servers import (
     with_tokenizer,
 )
 from agentenv.env.models import EnvModels
-from agentenv.env.older_names import differing_defaults, with_flags_of_here
+from agentenv.env.older_names import differing_defaults
 from agentenv.env.preflight import check_numbers, check_servers, first_item, places, probe
-from agentenv.env.progress import RunProgress, print_rows, set_up_logging, silence_atropos
+from agentenv.env.progress import RunProgress, print_rows
 from agentenv.env.records import RunFiles
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
-from agentenv.errors import AgentEnvError, ConfigError, HookError, InfraError, TaskError
+from agentenv.errors import ConfigError, HookError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
@@ -88,18 +86,6 @@ if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer
 
 logger = logging.getLogger(__name__)
-
-_USAGE = """\
-usage: {program} serve|process|evaluate [--SETTING VALUE ...]
-
-  serve     feed a trainer, through atropos' run-api
-  process   roll out --env.total_steps groups into --env.data_path_to_save_groups
-  evaluate  score --env.eval_items items
-
---dry-run (process, evaluate) checks everything up to the first rollout and starts none.
---json prints the results as one JSON document; AGENTENV_DEBUG=1 shows every setting and message.
-`{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
-
 
 DEFAULT_TOKENIZER: Final[str] = BaseEnvConfig.model_fields["tokenizer_name"].default
 
@@ -639,37 +625,10 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def cli(cls) -> NoReturn:
         """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1; a
         hook's bug also with the frames of the author's code."""
-        sys.argv[1:] = joined_negatives(sys.argv[1:])
-        if not sys.argv[1:]:
-            sys.exit(_USAGE.format(program=Path(sys.argv[0]).name))
-        set_up_logging()
-        silence_atropos()
-        APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
-        try:
-            flags, sys.argv[1:] = taken_flags(sys.argv[1:])
-            cls.as_json, cls.dry_run = "--json" in flags, "--dry-run" in flags
-            sys.argv[1:] = with_flags_of_here(sys.argv[1:])
-            check_arguments(sys.argv[1:], cls.env_config_cls.model_fields)
-            super().cli()
-        except ValidationError as error:
-            _exit_with(explain(error), 2)
-        except ConfigError as error:
-            _exit_with(error, 2)
-        except AgentEnvError as error:
-            _exit_with(error, 2 if cls.dry_run else 1)
-        except KeyboardInterrupt:  # everything is closed by now
-            sys.exit(128 + signal.SIGINT)
-        sys.exit(0)
+        run_command(cls, super().cli)
 
 
 def _is_typed(kind: type) -> bool:
     """Whether an environment is written as ``AgentEnv[Config]``, itself or by one of its bases."""
     bases = (base for each in kind.__mro__ for base in vars(each).get("__orig_bases__", ()))
     return any(get_origin(base) is AgentEnv for base in bases)
-
-
-def _exit_with(error: AgentEnvError, status: int) -> NoReturn:
-    if isinstance(error, TaskError) and error.__cause__ is not None and (frames := authors_traceback(error.__cause__)):
-        sys.stderr.write(f"{frames}\n")
-    sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    sys.exit(status)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.env.config import TOOL_CALL_PARSERS, check_arguments, joined_negatives
+from agentenv.env.command_line import check_arguments, joined_negatives
+from agentenv.env.config import TOOL_CALL_PARSERS
 from agentenv.env.environment import AgentEnvConfig
 from agentenv.env.older_names import ALIASES, REFUSED, with_flags_of_here
 from agentenv.errors import ConfigError
