@@ -291,8 +291,6 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         named = config.tokenizer_name != DEFAULT_TOKENIZER
         with explained(self, config), tokenizer_loaded(named or kind != "openai"):
             super().__init__(config, configs if several else configs[0], slurm, testing)
-        self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
-        self._warn_of_queueing(configs)
         self.counts: Counter[str] = Counter()
         self._items = None
         self.get_next_item = watched("get_next_item", self.get_next_item)  # type: ignore[method-assign]  # for atropos
@@ -306,6 +304,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
             self.jsonl_writer = self._files.groups_file(config.data_path_to_save_groups)
+        try:
+            self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
+        except ConfigError:
+            if self.jsonl_writer is not None:
+                self.jsonl_writer.close()  # which removes the empty file
+            raise
+        self._warn_of_queueing(configs)
         self.prepare_reports()
         self.prepare_link()
 

@@ -171,6 +171,18 @@ async def test_a_misspelt_hook_that_may_be_left_out_is_a_warning(
     assert "Setting.setup_trajectory_workspce is no hook, so nothing calls it: did you mean " in caplog.text
 
 
+async def test_an_environment_that_is_refused_leaves_no_empty_file(tmp_path: Path) -> None:
+    groups = tmp_path / "groups.jsonl"
+    tokenizer = build_tokenizer(tmp_path / "bare", chat_template="{{ nothing.there }}")
+    config = Config(
+        tokenizer_name=str(tokenizer), data_path_to_save_groups=str(groups), tool_call_parser="hermes", use_wandb=False
+    )
+    server = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="m", server_type="vllm", api_key="unused")
+    with pytest.raises(ConfigError, match="tokenizer_name"):
+        Plain(config, [server])
+    assert not groups.exists()
+
+
 UNKNOWN = [
     ({"enabled_toolsets": ["nonsense"]}, "enabled_toolsets: no toolset or tool is named 'nonsense'"),
     ({"enabled_toolsets": ["terminal", "web"]}, "enabled_toolsets: toolset 'web' is not available"),
