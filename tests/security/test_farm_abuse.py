@@ -169,7 +169,7 @@ async def test_an_attempt_costs_whoever_makes_it(farm: Served, attacker: aiohttp
 async def test_places_are_computed_once_for_all_who_ask_within_a_moment(
     farm: Served, attacker: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_queue, "_OUTLOOK_S", 3600.0)
+    monkeypatch.setattr(request_queue, "_FORECAST_S", 3600.0)
     computed: list[int] = []
     upcoming = FairShare.upcoming
 
