@@ -364,5 +364,5 @@ def test_too_few_descriptors_for_the_slots_are_said_at_start(place: Path) -> Non
     with Container(place, prefix=("prlimit", "--nofile=150:150"), slots=4) as made:
         failed = made.event("failed")
         assert failed["code"] == "config"
-        assert "4 slots need a limit of 256 open files" in failed["message"]
+        assert "4 slots need a limit of at least 256 open files" in failed["message"]
         assert "ulimit -Hn" in failed["next_step"]
