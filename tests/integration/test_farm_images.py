@@ -292,7 +292,7 @@ async def test_what_no_slot_can_be_made_from_is_refused_and_may_be_corrected(far
             ({"image": reference, "root": {"memory": 1}}, (400, "config"), "memory"),
             ({"image": reference, "root": "all"}, (400, "config"), "root"),
             ({"image": "dockerfile:."}, (400, "config"), "of this machine only"),
-            ({"image": f"oci:{stores.layout.directory}/none"}, (400, "config"), "there is no"),
+            ({"image": f"oci:{stores.layout.directory}/none"}, (400, "config"), "does not exist"),
             ({"image": NOWHERE}, (502, "image_unavailable"), "no reachable node has the image"),
         ):
             refused = await http.bash("t", "true", **named)
