@@ -35,11 +35,6 @@ class MachineNode(Node):
         return f"tcp://{self.address}:{_ENGINE_PORT}"
 
     @property
-    def data(self) -> str:
-        """Its directory on its own disk."""
-        return _ROOT
-
-    @property
     def agentenv(self) -> str:
         """The command, on it."""
         return f"{disk.AT}/.venv/bin/agentenv"

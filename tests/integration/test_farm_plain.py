@@ -136,32 +136,30 @@ async def test_a_wait_that_is_too_long_is_refused_for_now_and_keeps_its_place() 
         assert await http.release("t2")
 
 
+async def granted_between_calls(farm: Shared) -> PlainHttp:
+    """A client whose trajectory t2 got its slot after the call that waited for it."""
+    http = await farm.client()
+    await http.bash("t1", "true")
+    assert (await http.bash("t2", "true")).refusal == (503, "acquire_timeout")
+    await http.release("t1")
+
+    async def granted() -> bool:
+        return await http.held() == {"t2": "held"}
+
+    await eventually(granted)
+    return http
+
+
 async def test_a_slot_that_is_granted_between_two_calls_is_the_next_ones() -> None:
     async with shared(slots=1, plain=PlainSettings(acquire_timeout_s=0.2)) as farm:
-        http = await farm.client()
-        await http.bash("t1", "true")
-        assert (await http.bash("t2", "true")).refusal == (503, "acquire_timeout")
-        await http.release("t1")
-
-        async def granted() -> bool:
-            return await http.held() == {"t2": "held"}
-
-        await eventually(granted)
+        http = await granted_between_calls(farm)
         (lease,) = farm.farm.farm.queue.leases(lambda _: True)
         assert (await http.bash("t2", "true")).body["lease"] == lease.name
 
 
 async def test_a_slot_that_ends_before_anything_was_called_in_it_is_not_the_trajectorys_loss() -> None:
     async with shared(slots=1, plain=PlainSettings(acquire_timeout_s=0.2)) as farm:
-        http = await farm.client()
-        await http.bash("t1", "true")
-        assert (await http.bash("t2", "true")).refusal == (503, "acquire_timeout")
-        await http.release("t1")
-
-        async def granted() -> bool:
-            return await http.held() == {"t2": "held"}
-
-        await eventually(granted)
+        http = await granted_between_calls(farm)
         queue = farm.farm.farm.queue
         (lease,) = queue.leases(lambda _: True)
         queue.end(lease.id, LeaseLostError("it was not renewed"))

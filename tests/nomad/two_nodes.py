@@ -76,11 +76,6 @@ class Node:
         return f"unix://{self.root}/d.sock"
 
     @property
-    def data(self) -> str:
-        """Its directory on its own disk."""
-        return str(self.root)
-
-    @property
     def agentenv(self) -> str:
         """The command, on it."""
         return str(Path(sys.executable).with_name("agentenv"))

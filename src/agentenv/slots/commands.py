@@ -1,4 +1,4 @@
-"""What the ledger tells its manager to do."""
+"""The decisions of the ledger, which the container manager carries out."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ _OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[Wi
 
 
 def _whole(done: Finished, path: str) -> bytes | memoryview:
-    """The output of slotfiles. Raises when it failed, or printed more than was arguments for."""
+    """The output of slotfiles. Raises when it failed, or printed more than was requested."""
     if done.exit_code:
         raise _failure(done.exit_code, path)
     if done.stdout_dropped_bytes:
