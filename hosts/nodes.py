@@ -44,9 +44,9 @@ class MachineNode(Node):
         ip("tuntap", "add", "dev", self.outside, "mode", "tap")
         ip("address", "add", f"{self.host}/24", "dev", self.outside)
         ip("link", "set", self.outside, "up")
-        self.return_()
+        self.start_again()
 
-    def return_(self) -> None:
+    def start_again(self) -> None:
         """Boot the machine, whose disk is as it was made: a machine that died is replaced by a new one."""
         card = (
             *("-netdev", f"tap,id=node,ifname={self.outside},script=no,downscript=no"),

@@ -219,7 +219,7 @@ async def test_a_node_that_dies_ends_its_leases_and_is_used_again_when_it_is_bac
         died_at = time.monotonic()
         await ended_in_time(farm, there, died_at)
         await farm.flowing(50)
-        await asyncio.to_thread(node.return_)
+        await asyncio.to_thread(node.start_again)
         await asyncio.to_thread(nodes.start, node)
         await farm.whole_again(scaled(120.0))
         await until(lambda: {nodes.node_of(one.container) for one in farm.traffic.living()} == set(nodes.nodes))

@@ -115,7 +115,7 @@ class Node:
             _remove_containers(self)
             self._kill("")
 
-    def return_(self) -> None:
+    def start_again(self) -> None:
         """After :meth:`die`: what there is before :meth:`start_engine`."""
 
     def _kill(self, part: str) -> None:

@@ -56,8 +56,8 @@ class Glm47Parser(ToolCallParser):
         reading.calls.append(ParsedCall(name, arguments))
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
-        """One block per call, each on separate lines."""
-        return "\n".join(self._block(call) for call in calls)
+        """One block per call; 4.7 puts nothing between them, as within them."""
+        return self._joint.join(self._block(call) for call in calls)
 
     def _block(self, call: ParsedCall) -> str:
         arguments = call.arguments if isinstance(call.arguments, dict) else {}
