@@ -12,7 +12,6 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP_LOG := $(VENV)/pip-install.log
 EXTRAS := sandbox,env,farm,dev
 PIP_ARGS ?=
 PYTEST_ARGS ?=
@@ -54,10 +53,9 @@ testing:
 containers:
 	@scripts/system-packages nomad
 
-$(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
+$(STAMPS)/python: pyproject.toml constraints.txt scripts/install-python | $(STAMPS)/venv
 	@echo "installing the Python packages of constraints.txt into $(VENV) (minutes when cold)"
-	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]' >$(PIP_LOG) 2>&1 \
-	  || { tail -n 40 $(PIP_LOG) >&2; echo "installing failed: all of it is in $(PIP_LOG)" >&2; exit 1; }
+	@scripts/install-python $(VENV) $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 # -- what people run ------------------------------------------------------------------------------
