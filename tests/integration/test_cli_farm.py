@@ -101,6 +101,13 @@ def test_every_verb_finds_the_farm_another_process_keeps(farm: Farm) -> None:
     assert farm.run("status")[0] == 1
 
 
+def test_status_counts_by_the_goal_that_a_farm_has_grown_to(fake: Farm) -> None:
+    with fake.up("--slots", "1", "--set", "max_containers=2"):
+        assert "1 of 1 ready" in fake.run("status")[1]
+        with fake.started("exec", "--", "sleep", "60"), fake.started("exec", "--", "sleep", "60"):
+            assert wait_for(lambda: "2 of 2 ready" in fake.run("status")[1], DEADLINE_S)
+
+
 def scraped(url: str) -> Samples:
     return parse(httpx.get(url, timeout=DEADLINE_S, trust_env=False).raise_for_status().text)
 
@@ -160,7 +167,7 @@ def test_a_killed_farm_leaves_nothing_gc_does_not_find(farm: Farm) -> None:
             return not farm.left()
 
         if farm.backend == "local":
-            assert farm.run("down")[2].startswith("ended the 1 containers of a farm that no process ran")
+            assert farm.run("down")[2].startswith("ended the 1 container of a farm that no process ran")
         wait_for(swept, DEADLINE_S)
     with farm.up():
         assert farm.told("status")["well"] is True
@@ -190,7 +197,7 @@ with Sandbox(backend="farm") as box:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
-        assert "`agentenv down` ends them" in told
+        assert "unless `agentenv down` ends them, containers and leases stay" in told
 
         _, again = stack.enter_context(farm.up("--slots", "1"))
         assert again["containers"][0]["id"] == said["containers"][0]["id"]

@@ -74,7 +74,8 @@ def serve(
     try:
         run_to_end(_serve(config, Listening(host, port, tls_cert, tls_key), url, as_json))
     except InterruptedBySignalError as ended:
-        err().print(f"interrupted by {ended}; containers and leases stay for the next service")
+        stay = "unless `agentenv down` ends them, containers and leases stay for the next service"
+        err().print(f"interrupted by {ended}; {stay}", soft_wrap=True)
 
 
 @farm.command()
@@ -175,7 +176,7 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
     source = _file(config)
     settings = source.settings if isinstance(source, SettingsFile) else source
     with _noticed(settings) as notice:
-        around = (lambda backend: Watched(backend, notice.handle)) if notice is not None else (lambda backend: backend)
+        around = (lambda backend: Watched(backend, notice)) if notice is not None else (lambda backend: backend)
         async with farm_service(source, listening, url=url, around=around) as service:
             await service.opening
             if notice is not None:

@@ -26,9 +26,7 @@ from agentenv.wire.spec import MIB, ContainerSpec
 
 if TYPE_CHECKING:
     from agentenv.config import ContainerSettings, PoolSettings
-    from agentenv.farm.local import FarmNotice
     from agentenv.metrics.readings import Reading
-    from agentenv.slots.backends.base import ContainerEvent
 
 
 @verb
@@ -141,8 +139,9 @@ def up(
     try:
         run_to_end(_keep(chosen, settings, pool, timeout_s, port, metrics_port, metrics_host, as_json))
     except InterruptedBySignalError as ended:
-        stay = "containers and leases stay for the next `agentenv up`; `agentenv down` ends them"
-        err().print(f"interrupted by {ended}; {stay if chosen is Backend.local else 'every container is stopped'}")
+        stay = "unless `agentenv down` ends them, containers and leases stay for the next `agentenv up`"
+        left = stay if chosen is Backend.local else "every container is stopped"
+        err().print(f"interrupted by {ended}; {left}", soft_wrap=True)
 
 
 def _named(variables: Iterable[str]) -> dict[str, str]:
@@ -184,7 +183,7 @@ async def _keep(
                     farm_service(
                         asked,
                         Listening(port=port),
-                        around=lambda source: Watched(source, lambda event: _both(event, notice, arrival)),
+                        around=lambda source: Watched(source, notice, arrival.handle),
                     )
                 )
                 await service.opening
@@ -195,11 +194,6 @@ async def _keep(
                 notice.publish(metrics_url=url)
             _print_summary(sight_as_json(await look(LocalFarm(backend))), as_json=as_json, stays=True)
             await service.run()
-
-
-def _both(event: ContainerEvent, notice: FarmNotice, arrival: Arrival) -> None:
-    notice.handle(event)
-    arrival.handle(event)
 
 
 @asynccontextmanager

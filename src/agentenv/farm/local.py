@@ -110,12 +110,15 @@ def noticed(backend: Backend, goal: int, *, farm: str = NAME) -> Iterator[FarmNo
 
 
 class Watched:
-    """A backend whose events are also passed to a callback."""
+    """A backend whose goal and events are announced, and the events passed to a callback, too."""
 
-    def __init__(self, backend: ContainerBackend, watch: Callable[[ContainerEvent], None]) -> None:
+    def __init__(
+        self, backend: ContainerBackend, notice: FarmNotice, also: Callable[[ContainerEvent], None] = lambda _: None
+    ) -> None:
         self.name = backend.name
         self._backend = backend
-        self._watch = watch
+        self._notice = notice
+        self._also = also
 
     async def __aenter__(self) -> Self:
         await self._backend.__aenter__()
@@ -138,12 +141,14 @@ class Watched:
 
     async def scale(self, count: int) -> None:
         """See :class:`ContainerBackend`."""
+        self._notice.publish(goal=count)
         await self._backend.scale(count)
 
     async def events(self) -> AsyncIterator[ContainerEvent]:
         """See :class:`ContainerBackend`."""
         async for event in self._backend.events():
-            self._watch(event)
+            self._notice.handle(event)
+            self._also(event)
             yield event
 
     async def replace(self, container_id: str, reason: str) -> None:
@@ -200,11 +205,11 @@ class LocalFarm:
             if not left:
                 return f"no {self._backend} farm is running on this machine"
             await collect(state_dir(), NAME, dry_run=False)
-            return f"ended the {left} containers of a farm that no process ran"
+            return f"ended the {_containers(left)} of a farm that no process ran"
         await self._end_process(int(record["pid"]))
         if self._left(farm := record.get("farm", NAME)):
             await collect(state_dir(), farm, dry_run=False)
-        return f"ended process {record['pid']} and its {len(record.get('containers', ()))} containers"
+        return f"ended process {record['pid']} and its {_containers(len(record.get('containers', ())))}"
 
     async def _end_process(self, pid: int) -> None:
         try:
@@ -229,6 +234,10 @@ class LocalFarm:
     def _run_record(self) -> dict[str, Any] | None:
         records = running(state_dir(), KIND)
         return next((one for one in records if one.get("backend") == self._backend), None)
+
+
+def _containers(count: int) -> str:
+    return f"{count} container{'' if count == 1 else 's'}"
 
 
 def _place(entry: dict[str, Any], now: float) -> Place:
