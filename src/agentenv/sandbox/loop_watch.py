@@ -21,6 +21,9 @@ from typing import Any, Final
 
 STALL_S: Final = 0.05
 """A longer iteration is a stall."""
+_WARNED_S: Final = 1.0
+"""A stall that users notice. A loaded machine has shorter ones, which are logged as information: the metrics have
+them."""
 _RECENT_S: Final = 60.0
 _LOGGED_AGAIN: Final = 1.5
 """A stall is logged when it is longer than the last logged one by this factor."""
@@ -105,7 +108,10 @@ class LoopWatch:
         self._count += 1
         if took_s > _LOGGED_AGAIN * self._logged_s:
             self._logged_s = took_s
-            log.warning("the %s's event loop was held for %.3f s\n%s", self._name, took_s, stack or "(not seen where)")
+            level = logging.WARNING if took_s >= _WARNED_S else logging.INFO
+            log.log(
+                level, "the %s's event loop was held for %.3f s\n%s", self._name, took_s, stack or "(not seen where)"
+            )
 
     @property
     def longest_of_minute_s(self) -> float:

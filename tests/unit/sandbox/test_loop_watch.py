@@ -43,7 +43,7 @@ def hold(for_s: float) -> None:
 
 
 def test_the_longest_turn_is_told_with_its_place(watch: LoopWatch, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         run(watch, 0.12, 0.3, 0.0)
     told = watch.stalls()
     assert told.count >= 2
@@ -52,6 +52,14 @@ def test_the_longest_turn_is_told_with_its_place(watch: LoopWatch, caplog: pytes
     assert told.stack.rstrip().endswith(("while time.monotonic() < until_s:", "pass", "hold(each_s)")), told.stack
     assert "in hold" in told.stack
     assert re.search(r"held for \d+\.\d{3} s", caplog.text)
+
+
+def test_only_what_users_notice_is_a_warning(watch: LoopWatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        run(watch, 0.1, 1.1)
+    levels = {record.levelno >= logging.WARNING: float(record.args[1]) for record in caplog.records if record.args}
+    assert levels[True] >= 1.0
+    assert 0.1 <= levels.get(False, 1.0) <= 1.0
 
 
 def test_what_blocks_in_c_is_told_too(watch: LoopWatch) -> None:
