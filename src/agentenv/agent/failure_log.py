@@ -75,6 +75,8 @@ class FailureLog:
             logger.log(level, "%s", text)
         elif is_shown(count + 1):
             logger.log(level, "again ×%d: %s", count, first)
+        else:
+            logger.info("again: %s", "; ".join(line.strip() for line in text.splitlines()[:2]))
 
     def close(self) -> None:
         """Log how often each failure was repeated since its last line. Repeatable."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any, Protocol
 
-from agentenv.agent.group import end_all
+from agentenv.agent.group import PLACE, Place, end_all
 from agentenv.agent.results import faults_text
 from agentenv.errors import AgentEnvError, InfraError, TaskError
 
@@ -20,6 +20,9 @@ class GroupSource(Protocol):
 
     async def get_next_item(self) -> Any:
         """The next item, or None."""
+
+    def to_play(self, position: int, item: Any) -> bool:
+        """Whether the item at this position is to be rolled out; not if an earlier process has done so."""
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """A group, or None and the items to retry."""
@@ -36,7 +39,8 @@ class ProcessRun:
         self._wanted = wanted
         self._at_once = max(1, at_once)
         self._give_up_after = give_up_after
-        self._returned: list[Any] = []
+        self._returned: list[tuple[int, Any]] = []
+        self._drawn = 0
         self._exhausted = False
         self._failed_in_a_row = 0
         self._faults_before: Counter[str] = Counter()
@@ -52,10 +56,10 @@ class ProcessRun:
         try:
             while True:
                 while len(running) < min(self._at_once, self._wanted - self._env.curr_step):
-                    item = await self._next()
-                    if item is None:
+                    drawn = await self._next()
+                    if drawn is None:
                         break
-                    running.add(asyncio.create_task(self._group(item)))
+                    running.add(asyncio.create_task(self._group(*drawn)))
                 if not running:
                     if self._failed_in_a_row and not self._env.curr_step:
                         raise self._given_up()
@@ -68,17 +72,23 @@ class ProcessRun:
         finally:
             await end_all(running)
 
-    async def _next(self) -> Any:
+    async def _next(self) -> tuple[int, Any] | None:
+        """The next item with its position; None if there are no more."""
         if self._returned:
             return self._returned.pop(0)
-        item = None if self._exhausted else await self._env.get_next_item()
-        self._exhausted = self._exhausted or item is None
-        return item
+        while not self._exhausted:
+            item, position = await self._env.get_next_item(), self._drawn
+            self._exhausted = item is None
+            self._drawn += 1
+            if self._env.to_play(position, item):
+                return position, item
+        return None
 
-    async def _group(self, item: Any) -> None:
+    async def _group(self, position: int, item: Any) -> None:
         env = self._env
+        PLACE.set(Place(position))  # of this task
         group, again = await env.collect_trajectories(item)
-        self._returned.extend(again)
+        self._returned.extend((position, each) for each in again)
         if group is None:
             self._failed_in_a_row += 1
             if self._failed_in_a_row >= self._give_up_after:

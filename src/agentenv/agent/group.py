@@ -7,6 +7,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentenv.agent.jsonable import clean_text, item_id
@@ -16,6 +18,19 @@ from agentenv.agent.transcript import Transcript
 logger = logging.getLogger(__name__)
 
 Outcome = Literal["complete", "partial", "retry"]
+
+
+@dataclass
+class Place:
+    """Where a group belongs in its run: what a command sets for the task that rolls it out."""
+
+    position: int | None = None
+    """The item's number in the sequence of ``get_next_item``."""
+    group: str = ""
+    """The name of the last group that was rolled out there."""
+
+
+PLACE: ContextVar[Place | None] = ContextVar("PLACE", default=None)
 
 
 async def run_group(
@@ -63,6 +78,7 @@ def _transcript_of(task: asyncio.Task[Transcript], item_id: str) -> Transcript:
         finish_reason="fault",
         fault="infra",
         error=clean_text(f"{type(error).__name__}: {error}"),
+        doubtful=True,
     )
 
 
@@ -94,6 +110,11 @@ class ItemRetries:
         logger.error("item %s dropped: %d groups failed (faults: %s)", key, self._limit + 1, faults)
         return []
 
+    def resumed(self, item: Any, failures: int) -> None:
+        """The item's groups had failed so often before this process began."""
+        if failures:
+            self._failures[item_id(item)] = failures
+
     def succeeded(self, item: Any) -> None:
         """Forget the item's failures."""
         self._failures.pop(item_id(item), None)
@@ -103,8 +124,10 @@ SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_rea
 """Transcript fields included in evaluation samples."""
 
 
-def summary(transcripts: Sequence[Transcript]) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Return (metrics, samples). Unscored rollouts are counted, but are in no mean."""
-    results = Results()
-    results.add(transcripts)
-    return results.metrics(), [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]
+def summary(groups: Iterable[Sequence[Transcript]]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return (metrics, samples) of the attempts at each item. Unscored rollouts are counted, but are in no mean."""
+    results, samples = Results(), []
+    for transcripts in groups:
+        results.add(transcripts)
+        samples += [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]
+    return results.metrics(), samples

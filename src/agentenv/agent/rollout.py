@@ -400,6 +400,7 @@ class Rollout:
             score=attempt.score if error is None or isinstance(error, SlotDestroyedError) else None,
             fault=error.fault if error else "none",
             error=_text_of(error) if error else "",
+            doubtful=isinstance(error, InfraError) and not worth_another(error, acted=attempt.acted),
             earlier_attempts=earlier,
             workspace_meta=jsonable(attempt.workspace_meta),
             verification=jsonable(attempt.verification),

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from agentenv.agent.group import outcome_of
+from agentenv.agent.group import PLACE, outcome_of
 from agentenv.agent.jsonable import item_id, item_record, jsonable
 from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
 from agentenv.locks import locked
@@ -30,8 +30,17 @@ def append_line(path: Path, document: Any) -> None:
     again, also that of a writer who was killed. A last line that misses only its line feed gets one. Raises:
     OSError (disk full, no permission), TypeError, ValueError, RecursionError (the document is not JSON, or the file
     does not end with JSON); the file is then unchanged."""
-    line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
-    with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
+    append_text(path, line_of(document))
+
+
+def line_of(document: Any) -> bytes:
+    """The document as one line. Raises: TypeError, ValueError, RecursionError: it is not JSON."""
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+
+def append_text(path: Path, line: bytes) -> None:
+    """As :func:`append_line`, for a line that is one already."""
+    with _locked_as_named(path) as file:
         missing = b""
         with suppress(OSError):  # it cannot be read
             missing = _missing_end(path, file)
@@ -42,6 +51,23 @@ def append_line(path: Path, document: Any) -> None:
             with suppress(OSError):  # not a regular file
                 os.ftruncate(file, size_before)
             raise
+
+
+@contextmanager
+def _locked_as_named(path: Path) -> Iterator[int]:
+    """The file that has this name once its lock is held: a resumed run replaces its files, under their lock."""
+    while True:
+        with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
+            if _is_named(path, file):
+                yield file
+                return
+
+
+def _is_named(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _missing_end(path: Path, file: int) -> bytes:
@@ -82,7 +108,7 @@ def _write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-def _unwritten(write: Callable[[], None]) -> str:
+def unwritten(write: Callable[[], None]) -> str:
     """Why a line could not be written; empty if it was. Neither a full disk nor an odd value in a member's record may
     cost the rollouts themselves."""
     try:
@@ -110,13 +136,16 @@ class RolloutLog:
         except OSError:
             return False
 
-    async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> str:
+    async def add(
+        self, group: str, item: Any, size: int, transcripts: Sequence[Transcript], position: int | None = None
+    ) -> str:
         """Write one group. Returns why it could not be written; empty if it was."""
         if self._path is None:
             return ""
         record = GroupRecord(
             run=self._run,
             group=group,
+            position=position,
             item_id=item_id(item),
             item=item_record(item),
             group_size=size,
@@ -125,7 +154,7 @@ class RolloutLog:
         )
         write = partial(append_record, self._path, record)
         async with self._writing:
-            return await asyncio.to_thread(_unwritten, write)
+            return await asyncio.to_thread(unwritten, write)
 
 
 class GroupsFile:
@@ -137,8 +166,10 @@ class GroupsFile:
         self._lost = lost
 
     def write(self, group: Any) -> None:
-        """Append a group."""
-        if why := _unwritten(partial(append_line, self._path, group)):
+        """Append a group; one of `process` with the name that it has in the records (``group``)."""
+        place = PLACE.get()
+        named = {"group": place.group, **group} if place is not None and place.group else group
+        if why := unwritten(partial(append_line, self._path, named)):
             self._lost(why)
 
     def close(self) -> None:

@@ -149,6 +149,9 @@ class Transcript(Record):
     fault: Fault = "none"
     error: str = ""
     """Type and message of the error that ended the rollout; empty if there was none."""
+    doubtful: bool = False
+    """Whether the model may have caused the infrastructure failure that ended it (:mod:`agentenv.agent.culprit`): such
+    a rollout is not played again."""
     earlier_attempts: list[str] = Field(default_factory=list)
     """The errors of infra-failed attempts before this one."""
     workspace_meta: dict[str, Any] = Field(default_factory=dict)
@@ -190,6 +193,9 @@ class GroupRecord(Record):
     run: RunRecord | None = None
     """None: recorded before runs were named."""
     group: str
+    position: int | None = None
+    """The item's number in the sequence of ``get_next_item``, 0 for the first; None with ``serve`` and outside
+    commands."""
     item_id: str
     item: dict[str, Any] = Field(default_factory=dict)
     group_size: int

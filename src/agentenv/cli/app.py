@@ -29,6 +29,7 @@ VERBS: Final = {
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
     "report": "Write the HTML page of anyone's rollouts: scores, errors, every turn and call.",
     "view": "Serve the page of a rollouts file on this machine until Ctrl-C; it follows a running run.",
+    "runs": "Runs of environments: what there is, how one ended, and going on with one.",
     "image": "Manage the image that containers of a Nomad farm run.",
     "images": "Manage this machine's store of images, which slots use as their root.",
     "farm": "A farm service: one farm of slots for many training runs.",

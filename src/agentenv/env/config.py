@@ -70,7 +70,11 @@ _NOMAD_NAMES = {
 """Fields here → fields of NomadSettings."""
 
 SECRETS = frozenset({"tool_server_token", "farm_token"})
-_PLACES_OF_RESULTS = frozenset({"rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals"})
+_PLACES_OF_RESULTS = frozenset(
+    {"rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals", "runs_dir", "run_name"}
+)
+_SECRET_NAMES = ("token", "key", "password", "secret")
+"""How a setting of an environment's own is named whose value is not written down."""
 
 
 class AgentFields(ContainerFields, FarmFields, PoolSettings):
@@ -213,7 +217,12 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
         default="prompt", description="Field of an item that holds its task, if there is no build_task()"
     )
     eval_items: int = Field(default=0, ge=0, description="Number of items evaluate() runs; 0: none")
-    rollouts_path: str | None = Field(default=None, description="Append each group's transcripts to this .jsonl")
+    eval_epochs: int = Field(default=1, ge=1, le=1000, description="Attempts per item of evaluate(): pass@k")
+    runs_dir: str = Field(default="runs", description="Commands make a directory per run in it; empty: none")
+    run_name: str | None = Field(default=None, min_length=1, description="The run's name; the environment's by default")
+    rollouts_path: str | None = Field(
+        default=None, description="Append each group's transcripts to this .jsonl instead of the run's own"
+    )
     terminal_lifetime: float | None = Field(
         default=None, gt=0, description="A slot is given up after this long without a tool call; no limit by default"
     )
@@ -255,9 +264,19 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
     def _as_set(self, dump: SerializerFunctionWrapHandler, how: SerializationInfo) -> dict[str, Any]:
         return as_set(self, dump(self), self._aliases_set, only_set=how.exclude_unset)
 
+    @classmethod
+    def secrets(cls) -> frozenset[str]:
+        """The settings whose values are never written down: ours, and what is hidden in a ``repr`` or named so."""
+        hidden = {name for name, field in cls.model_fields.items() if not field.repr}
+        return SECRETS | hidden | {name for name in cls.model_fields if name.split("_")[-1] in _SECRET_NAMES}
+
+    def compared(self) -> dict[str, Any]:
+        """The settings that make runs alike: without secrets, and without the places of results."""
+        return self.model_dump(mode="json", exclude=set(self.secrets() | _PLACES_OF_RESULTS), fallback=repr)
+
     def digest(self) -> str:
         """Equal for equal settings, whatever their secrets and where results are written."""
-        settings = self.model_dump(mode="json", exclude=set(SECRETS | _PLACES_OF_RESULTS))
+        settings = self.compared()
         return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:12]
 
     def container_settings(self) -> ContainerSettings:

@@ -14,8 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from pathlib import Path
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, get_origin
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
@@ -26,7 +25,7 @@ from typing_extensions import TypeVar
 from agentenv.agent.datasets import load_items
 from agentenv.agent.failure_log import FailureLog
 from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
-from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
+from agentenv.agent.group import PLACE, ItemRetries, Place, end_all, outcome_of, summary
 from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.hooks import (
     WITHOUT_ARGUMENTS,
@@ -49,7 +48,7 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
-from agentenv.env.command_line import run_command
+from agentenv.env.command_line import Invocation, run_command
 from agentenv.env.config import AgentFields, explained
 from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.images import ItemsAhead, RootsOf
@@ -65,7 +64,7 @@ from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults
 from agentenv.env.preflight import check_numbers, check_servers, first_item, places, probe
 from agentenv.env.progress import RunProgress, print_rows
-from agentenv.env.records import RunFiles
+from agentenv.env.records import RunFiles, groups_in_run
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
@@ -73,6 +72,7 @@ from agentenv.errors import ConfigError, HookError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
+from agentenv.runs.manifest import Verb
 from agentenv.sdk.images import StoredImages
 from agentenv.sdk.roots import ImageRoot, farm_images
 from agentenv.sdk.tool_context import ToolContext
@@ -124,6 +124,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     """Whether the command prints its results as one JSON document: ``--json``."""
     dry_run: ClassVar[bool] = False
     """Whether the command ends before its first rollout: ``--dry-run``."""
+    invocation: ClassVar[Invocation | None] = None
+    """How a user has started the command; None for an environment that is used as a library."""
     jsonl_writer: Any
     _items: Iterator[Any] | None
 
@@ -246,10 +248,16 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             return {}
         began_s = time.time()
         given = [await self.get_next_item() for _ in range(self.config.eval_items)]
-        items = [item for item in given if item is not None]
         counted = self.progress.verb != "serve"  # where the results are those of training
-        rollouts = await asyncio.gather(*(self._roll_out(item, 1, kind="eval", counted=counted) for item in items))
-        metrics, samples = summary(list(itertools.chain(*rollouts)))
+
+        async def attempts(position: int, item: Any) -> Sequence[Transcript]:
+            if counted and not self._files.to_play(position, item):
+                return self._files.kept.evaluated.get(position, ())
+            PLACE.set(Place(position if counted else None))  # of this task
+            return await self._roll_out(item, self.config.eval_epochs, kind="eval", counted=counted)
+
+        rollouts = await asyncio.gather(*itertools.starmap(attempts, enumerate(given)))
+        metrics, samples = summary(rollouts)
         if not counted:
             self.progress.say(f"evaluation at step {self.curr_step}: {metrics}")
         if (directory := self.config.data_dir_to_save_evals) is None:
@@ -289,7 +297,11 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if type(self).server_cls is APIServer:
             self.server_cls = SERVERS[kind]
         named = config.tokenizer_name != DEFAULT_TOKENIZER
-        with explained(self, config), tokenizer_loaded(named or kind != "openai"):
+        with (
+            explained(self, config),
+            tokenizer_loaded(named or kind != "openai"),
+            groups_in_run(config, self.invocation),
+        ):
             super().__init__(config, configs if several else configs[0], slurm, testing)
         self.counts: Counter[str] = Counter()
         self._items = None
@@ -300,10 +312,10 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
         self.progress = RunProgress(as_json=self.as_json)
-        self._files = RunFiles(config, self.name, self._model_name(), self.counts, self.progress)
+        self._files = RunFiles(config, self.name, self._model_name(), self.counts, self.progress, self.invocation)
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
-            self.jsonl_writer = self._files.groups_file(config.data_path_to_save_groups)
+            self.jsonl_writer = self._files.groups_file()
         try:
             self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
         except ConfigError:
@@ -389,6 +401,10 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 ahead = ItemsAhead(self.get_next_item, self.task_image, images.prefetch)
                 self.get_next_item = ahead.next  # type: ignore[method-assign]
             await call_hook("setup_agent_env", self.setup_agent_env)
+            if self.progress.verb:
+                self._files.begin()
+                if self._files.groups and self.jsonl_writer is None:
+                    self.jsonl_writer = self._files.groups_file()
             self._resources = stack.pop_all()
 
     async def _open_pool(self, stack: AsyncExitStack) -> tuple[SlotPool | FarmPool, int, float | None]:
@@ -468,10 +484,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self.report_group(self.config.group_size, transcripts)
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
-        messages = {"include_messages": self.config.include_messages}
-        group = exact_group(transcripts, **messages) if self._models.exact else None
-        if outcome == "retry" or (group is not None and not group["tokens"]):  # an overridden model_for may give none
-            if group is not None and outcome != "retry":
+        group = await self._group_of(transcripts) if outcome != "retry" else None
+        if group is None or not group["tokens"]:  # an overridden model_for may give none
+            if group is not None:
                 logger.error("item %s: no tokens from its models; nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
             if not again:
@@ -479,10 +494,15 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 self.progress.results.missing.no_score(item_id(item), transcripts)
             return None, again
         self._retries.succeeded(item)
-        if group is not None:
-            return group, []
+        return group, []
+
+    async def _group_of(self, transcripts: Sequence[Transcript]) -> dict[str, Any]:
+        """The scored ones as a group for a trainer."""
+        messages = self.config.include_messages
+        if self._models.exact:
+            return exact_group(transcripts, include_messages=messages)
         async with self._tokenizing:  # a fast tokenizer used by two threads at once may fail
-            return await asyncio.to_thread(scored_group, self.tokenizer, transcripts, **messages), []
+            return await asyncio.to_thread(scored_group, self.tokenizer, transcripts, include_messages=messages)
 
     def tools_of_group(self, item: str) -> Sequence[ToolDefinition]:
         """The tools of the next group of an item: all that are offered, or drawn from the ``distribution``."""
@@ -492,13 +512,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         self, item: Any, size: int, *, kind: RunKind = "train", counted: bool = True
     ) -> list[Transcript]:
         key = item_id(item)
-        group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
+        new = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
         together = max(size, self.config.infra_retries)
-        services = self._group_farms.of(group, self.tools_of_group(key), key, kind)
+        services = self._group_farms.of(new, self.tools_of_group(key), key, kind)
         rollout = Rollout(services, self, item, key, retries_together=together)
-        transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
-        for transcript in transcripts:
+        group, transcripts, played = await self._files.play(item, size, new, rollout.run)
+        for transcript in played:
             self.counts["rollouts"] += 1
             self.counts["infra_retries"] += len(transcript.earlier_attempts)
             if self._models.exact and transcript.score is not None and not transcript.token_sequences:
@@ -519,11 +539,16 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     # -- atropos' commands ------------------------------------------------------------------------
 
-    def _shown(self, verb: str, what: str, goal: int | None, **files: str | None) -> AbstractContextManager[None]:
-        """Shows the progress of one of atropos' commands, and where its results are."""
+    @contextmanager
+    def _command(self, verb: Verb, what: str, goal: int | None, size: int, *, resumable: bool = True) -> Iterator[None]:
+        """One of atropos' commands: its run, its progress, its results. Raises: as the body; at the end TaskError or
+        InfraError when a score is missing (but with ``serve``), or something could not be written."""
         about = f"{what}; model {self._model_and_place()}; slots: {self.config.tool_pool_mode}"
-        written = [(name, path) for name, path in {**files, "records": self.config.rollouts_path}.items() if path]
-        return self.progress.shown(verb, about, goal, written, self._files.run_to_name)
+        metrics = self.config.data_dir_to_save_evals if verb == "evaluate" else None
+        with self._files.command(verb, goal, size, metrics, resumable=resumable):
+            with self.progress.shown(verb, about, goal, self._files.ending):
+                yield
+            self.progress.results.missing.check(scores=verb != "serve")
 
     def _model_and_place(self) -> str:
         urls = sorted({url for server in self.server.servers if (url := address_of(server))})
@@ -561,11 +586,10 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's
         API, or at the start the model's server, does not answer for ``trainer_wait_s``; at the end when a record or
         group could not be written."""
-        with self._shown("serve", f"groups of {self.config.group_size}", None):
+        with self._command("serve", f"groups of {self.config.group_size}", None, self.config.group_size):
             async with closed_at_end(self.close):
                 await self._expect_model(self.config.trainer_wait_s)
                 await super().env_manager()
-        self.progress.results.missing.check(scores=False)
 
     async def _run_evaluate(self) -> None:
         """``evaluate``. Raises: InfraError (TaskError when all the faults are the task's) when an item has no score, or
@@ -578,18 +602,19 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if self.dry_run:
             await self._rehearse(f"evaluate {what}", draws=not own)
             return
-        with self._shown("evaluate", what, goal, metrics=self.config.data_dir_to_save_evals):
+        with self._command("evaluate", what, goal, self.config.eval_epochs, resumable=not own):
+            if self._files.nothing_left:
+                return
             async with closed_at_end(self.close):
                 await self._expect_model()
                 await self.setup()
                 with outside_rollouts("evaluate"):
                     await self.evaluate()
-        results = self.progress.results
-        if not own and not results.rollouts:
-            raise no_items()
-        if results.rollouts and not results.scored:
-            raise nothing_scored(f"none of {results.rollouts} rollouts has a score", results.faults)
-        results.missing.check()
+            results = self.progress.results
+            if not own and not results.rollouts:
+                raise no_items()
+            if results.rollouts and not results.scored:
+                raise nothing_scored(f"none of {results.rollouts} rollouts has a score", results.faults)
 
     async def process_manager(self) -> None:
         """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
@@ -608,22 +633,39 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if self.dry_run:
             await self._rehearse(f"process {wanted} groups of {config.group_size}")
             return
-        page = str(Path(config.data_path_to_save_groups).with_suffix(".html"))
-        files = {"groups": config.data_path_to_save_groups, "page": page}
-        with self._shown("process", f"{wanted} groups of {config.group_size}", wanted, **files):
+        with self._command("process", f"{wanted} groups of {config.group_size}", wanted, config.group_size):
+            if self._files.nothing_left:
+                return
             async with closed_at_end(self.close):
                 self.start_wandb()
                 await self._expect_model()
                 await self.setup()
+                await self._keep_unwritten()
                 await ProcessRun(self, wanted, self.max_num_workers, config.give_up_after_failed_groups).run()
-            await self._files.write_page(config.data_path_to_save_groups, page)
-        self.progress.results.missing.check()
+            await self._files.write_page()
+
+    async def _keep_unwritten(self) -> None:
+        """Write the groups that were recorded and not written when this run ended before."""
+        self.curr_step = self._files.kept.groups
+        for name, transcripts in self._files.kept.unwritten.items():
+            PLACE.set(Place(group=name))
+            group = await self._group_of(transcripts)
+            await self.keep_group(group, {"id": transcripts[0].item_id})
+
+    def to_play(self, position: int, item: Any) -> bool:
+        """Whether ``process`` rolls out this item, the one at this position of ``get_next_item``; not if it did so
+        before it was resumed."""
+        if item is not None and (failures := self._files.kept.failures.get(position, 0)):
+            self._retries.resumed(item, failures)
+        return self._files.to_play(position, item)
 
     async def keep_group(self, group: dict[str, Any], item: Any) -> None:
         """Write a group of ``process`` to its file; nothing is sent to a trainer."""
         await self.handle_send_to_api(
             await self.postprocess_histories(group), item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
         )
+        if (place := PLACE.get()) is not None:
+            await self._files.group_ended(place.group)
         await self.wandb_log()
 
     @classmethod

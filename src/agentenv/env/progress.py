@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from agentenv.agent import failure_log
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
 from agentenv.agent.results import Results, faults_text, one_line, scores_text
 from agentenv.agent.transcript import Transcript
@@ -41,6 +42,21 @@ LEAST_GAP = 0.02
 """Without a terminal a line comes no sooner than this part of the run's time after the one before: at most 35 lines
 each time the run becomes twice as long."""
 ERRORS_SHOWN = 10
+LEAST_SECRET = 8
+"""Characters of a secret that is looked for in a log: shorter ones are words, such as ``unused``."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a command says at its end beside its results."""
+
+    files: Sequence[tuple[str, str]] = ()
+    """(what, where) of what was written outside the run's directory."""
+    then: Sequence[str] = ()
+    """Commands to go on with."""
+    run: str = ""
+    """The run's id, where it has a directory, or its records lie among those of others."""
+    directory: str = ""
 
 
 class RunProgress:
@@ -51,29 +67,35 @@ class RunProgress:
         self.results = Results()
         self._as_json = as_json
         self._shown: _Shown | None = None
+        self._took_s = 0.0
 
     @contextmanager
-    def shown(
-        self, verb: str, about: str, goal: int | None, files: Sequence[tuple[str, str]], run: str = ""
-    ) -> Iterator[None]:
+    def shown(self, verb: str, about: str, goal: int | None, ending: Callable[..., Ending] = Ending) -> Iterator[None]:
         """Show the progress of ``verb`` within the body, and the results at its end, however it ends.
 
-        ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``files``: (what, where)
-        of everything that may be written. ``run``: its id, if the records file has other runs' groups as well.
+        ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``ending`` is called at
+        the end, with ``incomplete``: whether something is missing.
         """
         self.results = Results()
         self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
         self._shown.say(f"{verb}: {about}")
+        incomplete = True
         try:
             with self._shown.live():
                 yield
+            incomplete = bool(self.results.missing.text())
         finally:
-            took_s, self._shown = self._shown.elapsed_s(), None
-            written = [(name, path) for name, path in files if Path(path).exists()]
+            self._took_s, self._shown = self._shown.elapsed_s(), None
+            end = ending(incomplete=incomplete)
             if self._as_json:
-                print_rows(result_document(self.results, took_s, written, run).items(), as_json=True)
+                print_rows(self.document(end).items(), as_json=True)
             elif self.results.rollouts:
-                print_rows(result_rows(self.results, took_s, written, run))
+                print_rows(result_rows(self.results, self._took_s, end))
+
+    def document(self, end: Ending) -> dict[str, Any]:
+        """The results so far, as ``--json`` prints them."""
+        took_s = self._shown.elapsed_s() if self._shown is not None else self._took_s
+        return result_document(self.results, took_s, end)
 
     @property
     def verb(self) -> str:
@@ -84,6 +106,12 @@ class RunProgress:
         """Write a line."""
         if self._shown is not None:
             self._shown.say(text)
+
+    def earlier(self, transcripts: Sequence[Transcript]) -> None:
+        """A group has finished before this run was resumed."""
+        self.results.add(transcripts)
+        if self._shown is not None:
+            self._shown.earlier = self.results.groups
 
     def add(self, item: str, transcripts: Sequence[Transcript]) -> None:
         """A group has finished, with or without scores."""
@@ -97,6 +125,8 @@ class _Shown:
 
     def __init__(self, console: Console, verb: str, goal: int | None) -> None:
         self.verb = verb
+        self.earlier = 0
+        """Groups from before this run was resumed."""
         self._console = console
         self._goal = goal
         self._began = time.monotonic()
@@ -132,13 +162,13 @@ class _Shown:
         self._said = now
         done = f"{results.groups}/{self._goal}" if self._goal is not None else str(results.groups)
         scores = scores_text(transcripts) if any(t.score is not None for t in transcripts) else "no score"
-        left = self._left(results.groups)
+        left = self._left(results.groups - self.earlier, results.groups)
         self.say(f"group {done}: {item[:60]}: {scores}; {mean}{faults}; {duration(self.elapsed_s())}{left}")
 
-    def _left(self, done: int) -> str:
-        if self._goal is None or not 0 < done < self._goal:
+    def _left(self, done_here: int, done: int) -> str:
+        if self._goal is None or done_here < 1 or done >= self._goal:
             return ""
-        return f", about {duration(self.elapsed_s() / done * (self._goal - done))} left"
+        return f", about {duration(self.elapsed_s() / done_here * (self._goal - done))} left"
 
 
 def print_rows(rows: Iterable[tuple[str, Any]], *, as_json: bool = False) -> None:
@@ -151,9 +181,7 @@ def print_rows(rows: Iterable[tuple[str, Any]], *, as_json: bool = False) -> Non
         console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
 
 
-def result_rows(
-    results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str = ""
-) -> list[tuple[str, str]]:
+def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str, str]]:
     """(name, text) of every line that is printed at the end of a command."""
     rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
     if results.mean is not None:
@@ -168,15 +196,16 @@ def result_rows(
         rows.append(("", f"{more} more kinds"))
     if results.could_call and not results.calls:
         rows.append(("warning", _no_calls(results.unparsed)))
-    rows += files
-    records = next((where for name, where in files if name == "records"), "")
-    then = f"agentenv report {shlex.quote(records)}" if records else "set --env.rollouts_path to keep every rollout"
-    return [*rows, ("next", f"{then} --run {run}" if records and run else then)]
+    rows += end.files
+    if end.directory:
+        rows.append(("run", end.directory))
+    return rows + [("" if number else "next", command) for number, command in enumerate(end.then)]
 
 
-def result_document(results: Results, took_s: float, files: Sequence[tuple[str, str]], run: str = "") -> dict[str, Any]:
+def result_document(results: Results, took_s: float, end: Ending) -> dict[str, Any]:
     """What :func:`result_rows` says, for programs (``--json``)."""
     return {
+        "groups": results.groups,
         "rollouts": results.rollouts,
         "scored": results.scored,
         "mean": results.mean,
@@ -189,8 +218,9 @@ def result_document(results: Results, took_s: float, files: Sequence[tuple[str, 
             for error in results.errors.most_frequent()
         ],
         "warnings": [_no_calls(results.unparsed)] if results.could_call and not results.calls else [],
-        "files": dict(files),
-        "run": run or None,
+        "files": dict(end.files),
+        "run": end.run or None,
+        "directory": end.directory or None,
     }
 
 
@@ -216,6 +246,63 @@ class _Stderr(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, _: TextIO) -> None:
         """Fixed."""
+
+
+class RunLog(logging.Handler):
+    """Warnings and errors of a command for the log of its run, also those that are only counted on the screen. They
+    wait in memory until there is a file. A disk that is full costs lines of it, nothing else."""
+
+    MOST_WAITING = 1000
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        super().__init__(logging.INFO)
+        self._secrets = sorted((each for each in secrets if len(each) >= LEAST_SECRET), key=len, reverse=True)
+        self._waiting: list[str] = []
+        self._file: TextIO | None = None
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(self)
+        self._counted = logging.getLogger(failure_log.__name__)
+        self._counted.setLevel(min(logging.INFO, self._counted.getEffectiveLevel()))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Warnings, and the failures that are only counted elsewhere."""
+        return record.levelno >= logging.WARNING or record.name == failure_log.__name__
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or keep it until :meth:`open`."""
+        self._write(f"{self.without_secrets(self.format(record))}\n")
+
+    def _write(self, text: str) -> None:
+        if self._file is None:
+            if len(self._waiting) < self.MOST_WAITING:
+                self._waiting.append(text)
+            return
+        with suppress(OSError):
+            self._file.write(text)
+            self._file.flush()
+
+    def open(self, path: Path) -> None:
+        """Append to this file from now on."""
+        with suppress(OSError):
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        waiting, self._waiting = self._waiting, []
+        for text in waiting:
+            self._write(text)
+
+    def without_secrets(self, text: str) -> str:
+        """The text with stars in place of every secret that the command was given."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def close(self) -> None:
+        """Stop. Repeatable."""
+        logging.getLogger().removeHandler(self)
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+        super().close()
 
 
 class _Repetitions(logging.Filter):

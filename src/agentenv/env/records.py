@@ -1,71 +1,347 @@
-"""What a run writes to files: its rollouts, the groups of ``process`` and their page. Whatever cannot be written is
-counted and ends the command with status 1; it never ends a rollout."""
+"""What a run writes to files: its directory with manifest, log and rollouts, the groups of ``process`` and their page.
+Whatever cannot be written is counted and ends the command with status 1; it never ends a rollout."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import logging
+import platform
+import shlex
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atroposlib.frontend.jsonl2html import generate_html
 
 from agentenv._version import __version__
-from agentenv.agent.rollout_log import GroupsFile, RolloutLog
-from agentenv.agent.transcript import RunRecord, Transcript
+from agentenv.agent.group import PLACE, Place, outcome_of, run_group
+from agentenv.agent.jsonable import item_id
+from agentenv.agent.rollout_log import GroupsFile, RolloutLog, unwritten
+from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
 from agentenv.config import debug
+from agentenv.env.command_line import Invocation
 from agentenv.env.config import AgentFields
-from agentenv.env.progress import RunProgress
+from agentenv.env.progress import Ending, RunLog, RunProgress
+from agentenv.errors import ConfigError
+from agentenv.runs.directory import ROOT, RunDirectory
+from agentenv.runs.kept import Kept, read_kept, reopened, to_reopen
+from agentenv.runs.manifest import FILE, GROUPS, LOG, MEMBERS, ROLLOUTS, RunManifest, State, Verb
+from agentenv.runs.members import MembersFile
 
 logger = logging.getLogger(__name__)
 
+DRAW_ALIKE: Final = "get_next_item must give the same items in the same order: seed what it draws by, or sort them"
+
 
 class RunFiles:
-    """The files of one environment object, which is one run. ``counts`` gets ``records_lost``, ``groups_lost``, ...;
-    ``progress`` what and why."""
+    """The files of one environment object, which plays one run. ``counts`` gets ``records_lost``, ``groups_lost``, ...;
+    ``progress`` what and why.
+
+    A command that a user has started (``invocation``) has a directory, from its first rollout on; an environment
+    that is used as a library writes what its settings name, and nothing else.
+    """
 
     def __init__(
-        self, config: AgentFields, environment: str, model: str, counts: Counter[str], progress: RunProgress
+        self,
+        config: AgentFields,
+        environment: str,
+        model: str,
+        counts: Counter[str],
+        progress: RunProgress,
+        invocation: Invocation | None = None,
     ) -> None:
         began = time.time()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
         self.run = RunRecord(
-            id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(began))}-{uuid.uuid4().hex[:6]}",
+            id=f"{stamp}-{uuid.uuid4().hex[:6]}",
             environment=environment,
             model=model,
             settings=config.digest(),
             agentenv=__version__,
             began_unix_s=began,
         )
-        self._path = config.rollouts_path
-        self._rollouts = RolloutLog(config.rollouts_path, self.run)
+        self.kept = Kept()
+        self.groups = getattr(config, "data_path_to_save_groups", None) or ""
+        """The file of the groups of `process`."""
+        self._config = config
         self._counts = counts
         self._progress = progress
+        self._invocation = invocation if invocation is not None and invocation.has_directory(config) else None
+        self._directory: RunDirectory | None = None
+        self._members: MembersFile | None = None
+        self._log: RunLog | None = None
+        self._writing = asyncio.Lock()
+        self._elsewhere: dict[str, str] = {}
+        self._records = config.rollouts_path
+        self._rollouts = RolloutLog(self._records, self.run)
+        self._run_to_name = ""
+        self._about_verb: Verb | None = None
+        self._begun = False
+
+    # -- a command --------------------------------------------------------------------------------
+
+    @contextmanager
+    def command(
+        self, verb: Verb, goal: int | None, size: int, metrics: str | None = None, *, resumable: bool = True
+    ) -> Iterator[None]:
+        """The body is a command; :meth:`begin` is called in it when its first rollout may start. How it ends is in the
+        manifest then.
+
+        Raises: ConfigError when the run that it is to resume cannot be.
+        """
+        state: State = "failed"
+        error = ""
+        self._about_verb = verb
+        self._about = RunManifest(
+            id=self.run.id,
+            name=self._config.run_name or self.run.environment,
+            verb=verb,
+            command=[],
+            directory=str(Path.cwd()),
+            model=self.run.model,
+            settings=self._config.compared(),
+            settings_digest=self.run.settings,
+            versions={
+                "agentenv": __version__,
+                "atroposlib": version("atroposlib"),
+                "python": platform.python_version(),
+            },
+            began_unix_s=self.run.began_unix_s,
+            goal_groups=goal,
+            group_size=size,
+        )
+        self._elsewhere = {
+            name: str(Path(path).absolute())
+            for name, path in (("records", self._records), ("metrics", metrics), ("groups", self._given_groups()))
+            if path
+        }
+        self._run_to_name = self.run.id if self._rollouts.has_content else ""
+        if self._invocation is not None:
+            self._log = RunLog(self._invocation.secrets)
+        try:
+            if self._invocation is not None and self._invocation.resume is not None:
+                self._claim(self._invocation.resume, resumable=resumable)
+            yield
+            state = "finished"
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            state = "interrupted"
+            raise
+        except BaseException as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            self._end(state, error)
+
+    def _given_groups(self) -> str:
+        given = self._invocation is None or "data_path_to_save_groups" in self._invocation.given
+        return self.groups if given else ""
+
+    def _claim(self, path: Path, *, resumable: bool) -> None:
+        about = self._about
+        if not resumable:
+            raise ConfigError("RUN", "an evaluate() of one's own cannot be resumed: nothing says what it has done")
+        directory = RunDirectory.opened(path)
+        try:
+            was = directory.manifest
+            if (was.verb, was.model) != (about.verb, about.model):
+                reason = f"{path} is {was.verb} with model {was.model or '?'}, this is {about.verb} with {about.model}"
+                raise ConfigError("RUN", reason, next_step="agentenv runs resume RUN runs the same command")
+            if was.settings_digest != about.settings_digest:
+                names = [each for each in about.settings if about.settings[each] != was.settings.get(each)]
+                changed = ", ".join(sorted(names)) or f"those of agentenv {was.versions.get('agentenv', '?')}"
+                raise ConfigError(
+                    "RUN", f"{path} has other settings: {changed}", next_step="set them as they were, or start anew"
+                )
+        except BaseException:
+            directory.close()
+            raise
+        self._directory = directory
+        self.run = self.run.model_copy(update={"id": was.id, "began_unix_s": was.began_unix_s})
+        self._elsewhere = was.files
+        self._place_files(directory.path)
 
     @property
-    def run_to_name(self) -> str:
-        """The run's id if its records are appended to those of others, otherwise empty. Call it before the first
-        group is recorded."""
-        return self.run.id if self._rollouts.has_content else ""
+    def nothing_left(self) -> bool:
+        """Whether the run that is to be resumed has ended with every rollout that it can have."""
+        if self._directory is None or self._directory.manifest.state != "finished":
+            return False
+        return not to_reopen(Path(self._records or ""), self.run.id, evaluated=self._about.verb == "evaluate")
+
+    def begin(self) -> None:
+        """The first rollout may start now. Make the directory, or read what the resumed run has. Raises: ConfigError
+        when that cannot be made, or read."""
+        if self._invocation is None:
+            return
+        if self._directory is None:
+            manifest = self._about.model_copy(
+                update={
+                    "command": list(self._invocation.words),
+                    "omitted": list(self._invocation.omitted),
+                    "files": self._elsewhere,
+                }
+            )
+            name = self._config.run_name or self.run.environment
+            self._directory = RunDirectory.made(Path(self._config.runs_dir), name, manifest)
+            self._place_files(self._directory.path)
+            self._members = MembersFile(self._directory.path / MEMBERS)
+        else:
+            try:
+                self._take_up(self._directory)
+            except (OSError, ValueError) as error:
+                raise ConfigError("RUN", f"{self._directory.path} cannot be resumed: {error}") from error
+        self._begun = True
+        assert self._log is not None
+        self._log.open(self._directory.path / LOG)
+
+    def _place_files(self, path: Path) -> None:
+        self._records = self._elsewhere.get("records", str(path / ROLLOUTS))
+        self._rollouts = RolloutLog(self._records, self.run)
+        if self._about.verb == "process":
+            self.groups = self._elsewhere.get("groups", str(path / GROUPS))
+
+    def _take_up(self, directory: RunDirectory) -> None:
+        about, records, members = self._about, Path(self._records or ""), directory.path / MEMBERS
+        evaluated = about.verb == "evaluate"
+        groups = None if evaluated else Path(self.groups)
+        reopened(records, groups, members, self.run.id, evaluated=evaluated)
+        self.kept = read_kept(
+            records, groups, members, self.run.id,
+            size=about.group_size, item_retries=self._config.item_retries, each=self._count_earlier,
+        )  # fmt: skip
+        self._members = MembersFile(members)
+        self._members.take_over(self.kept.members)
+        resumed = [*directory.manifest.resumed_unix_s, time.time()]
+        directory.update(state="running", ended_unix_s=None, error="", resumed_unix_s=resumed)
+
+    def _count_earlier(self, record: GroupRecord, dropped: bool) -> None:
+        self._progress.earlier(record.trajectories)
+        if dropped:
+            self._progress.results.missing.no_score(record.item_id, record.trajectories)
+
+    def _end(self, state: State, error: str) -> None:
+        if self._log is not None:
+            if error:
+                logger.error("the command ended: %s", error)
+            self._log.close()
+            error = self._log.without_secrets(error)
+        directory = self._directory
+        if directory is None:
+            return
+        try:
+            if self._begun:  # else it was to be resumed, and nothing has changed
+                results = self._progress.document(self.ending(incomplete=state != "finished"))
+                directory.update(state=state, error=error, ended_unix_s=time.time(), results=results)
+                if self._members is not None:
+                    self._members.close()
+        except OSError as failure:
+            logger.error("%s cannot be written: %s; it says `running`", directory.path / FILE, failure)
+        finally:
+            directory.close()
+
+    def ending(self, *, incomplete: bool) -> Ending:
+        """What a command says at its end of where things are. ``incomplete``: something is missing."""
+        records = self._records or ""
+        report = [f"agentenv report {shlex.quote(records)}"] if records and Path(records).exists() else []
+        if self._directory is None or not self._begun:
+            places = {"groups": self.groups, "page": self.page, "records": records, **self._elsewhere}
+            there = [(name, path) for name, path in places.items() if path and Path(path).exists()]
+            then = [f"{each} --run {self._run_to_name}" if self._run_to_name else each for each in report]
+            return Ending(there, then or ["set --env.rollouts_path to keep every rollout"], self._run_to_name)
+        places = {**self._elsewhere, **({"page": self.page} if "groups" in self._elsewhere else {})}
+        there = [(name, path) for name, path in places.items() if Path(path).exists()]
+        path = self._directory.path
+        name = shlex.quote(path.name if path.parent == Path(ROOT) else str(path))
+        verb = "resume" if incomplete and self._about.verb != "serve" else "show"
+        return Ending(there, [f"agentenv runs {verb} {name}", *report], self.run.id, str(path))
+
+    # -- its rollouts and groups --------------------------------------------------------------------
+
+    def to_play(self, position: int, item: Any) -> bool:
+        """Whether the item at this position is to be rolled out; not if that was done before this run was resumed.
+
+        Raises: ConfigError when another item was there.
+        """
+        was = self.kept.items.get(position)
+        if item is None:
+            if position <= self.kept.last:
+                last = self.kept.last
+                raise ConfigError(
+                    "get_next_item", f"ends before item {last}, which this run has played", next_step=DRAW_ALIKE
+                )
+            return False
+        if was is not None and was != (now := item_id(item)):
+            raise ConfigError("get_next_item", f"item {position} was {was!r} and is {now!r}", next_step=DRAW_ALIKE)
+        return position not in self.kept.done
+
+    async def play(
+        self, item: Any, size: int, new_name: str, run: Callable[[str], Coroutine[Any, Any, Transcript]]
+    ) -> tuple[str, list[Transcript], list[Transcript]]:
+        """Roll out a group: its name, all its members in order, and those of them that are new. What is kept of a group
+        from before this run was resumed is not played again; every rollout is kept as soon as it has ended."""
+        place = PLACE.get() or Place()
+        earlier = self.kept.open.pop(place.position, None) if place.position is not None else None
+        place.group = group = earlier.group if earlier is not None else new_name
+        members = dict(earlier.members) if earlier is not None else {}
+
+        async def kept(trajectory: str) -> Transcript:
+            transcript = await run(trajectory)
+            await self._keep_member(place, int(trajectory.rpartition("-")[2]), size, transcript)
+            return transcript
+
+        missing = [number for number in range(size) if number not in members]
+        played = await run_group([f"{group}-{number}" for number in missing], kept, item_id(item))
+        members |= zip(missing, played, strict=True)
+        return group, [members[number] for number in range(size)], played
+
+    async def _keep_member(self, place: Place, member: int, size: int, transcript: Transcript) -> None:
+        """Write down a rollout that has ended, if its group has not."""
+        alone = size == 1 and self._about_verb == "evaluate"
+        if self._members is None or place.position is None or alone:
+            return
+        write = partial(self._members.add, place.group, place.position, member, transcript)
+        async with self._writing:
+            if why := await asyncio.to_thread(unwritten, write):
+                self.lost("rollout", MEMBERS, why)
 
     async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> None:
-        """Record a group."""
-        if why := await self._rollouts.add(group, item, size, transcripts):
-            self.lost("record", self._path, why)
+        """Record a group that has ended."""
+        place = PLACE.get() or Place()
+        if why := await self._rollouts.add(group, item, size, transcripts, place.position):
+            self.lost("record", self._records, why)
+            return
+        if self._about_verb != "process" or outcome_of(transcripts) == "retry":
+            await self.group_ended(group)
+        if self._directory is not None:
+            self._directory.progressed(lambda: self._progress.document(self.ending(incomplete=True)))
 
-    def groups_file(self, path: str) -> GroupsFile:
+    async def group_ended(self, group: str) -> None:
+        """Everything of a group is in its files: nothing needs its members any more."""
+        if self._members is None or not group:
+            return
+        async with self._writing:
+            if why := await asyncio.to_thread(unwritten, partial(self._members.ended, group)):
+                self.lost("rollout", MEMBERS, why)
+
+    def groups_file(self) -> GroupsFile:
         """The file of scored groups, in place of the writer that atropos has opened."""
-        return GroupsFile(path, lambda why: self.lost("group", path, why))
+        return GroupsFile(self.groups, lambda why: self.lost("group", self.groups, why))
 
-    async def write_page(self, groups: str, page: str) -> None:
+    @property
+    def page(self) -> str:
+        """atropos' page of the groups."""
+        return str(Path(self.groups).with_suffix(".html")) if self.groups else ""
+
+    async def write_page(self) -> None:
         """atropos' page of the groups that were written, if there are any."""
-        if not await asyncio.to_thread(_page_written, Path(groups), Path(page)):
-            self.lost("page", page, "atropos could not write it, and has printed why")
+        if not await asyncio.to_thread(_page_written, Path(self.groups), Path(self.page)):
+            self.lost("page", self.page, "atropos could not write it, and has printed why")
 
     def lost(self, what: str, path: str | None, why: str) -> None:
         """Count something that could not be written; the first of its kind is logged."""
@@ -73,6 +349,22 @@ class RunFiles:
         if self._counts[f"{what}s_lost"] == 1:
             logger.error("a %s cannot be written to %s: %s; further ones are only counted", what, path, why)
         self._progress.results.missing.lost.add(what, why, "")
+
+
+@contextmanager
+def groups_in_run(config: Any, invocation: Invocation | None) -> Iterator[None]:
+    """atropos' constructor, within which it opens a file for groups: none where they go to the run's directory, which
+    is not there yet."""
+    path = config.data_path_to_save_groups
+    given = invocation is None or "data_path_to_save_groups" in invocation.given or not invocation.has_directory(config)
+    if path is None or (given and (invocation is None or invocation.resume is None)):
+        yield
+        return
+    config.data_path_to_save_groups = None
+    try:
+        yield
+    finally:
+        config.data_path_to_save_groups = path
 
 
 def _page_written(groups: Path, page: Path) -> bool:

@@ -3,7 +3,7 @@
 run.json         this file, replaced as a whole at every change
 lock             locked by the process that plays the run
 rollouts.jsonl   a GroupRecord per line: every group that has ended
-members.jsonl    the rollouts that have ended of groups that have not
+members.jsonl    the rollouts that have ended of groups that have not (:mod:`agentenv.runs.members`)
 groups.jsonl     `process`: the groups for a trainer; groups.html is atropos' page of them
 log.txt          warnings and errors
 """
@@ -40,8 +40,12 @@ class RunManifest(BaseModel):
     verb: Verb
     command: list[str]
     """The words that started it, without secrets: program, verb and flags. ``resume`` runs them again."""
+    omitted: list[str] = Field(default_factory=list)
+    """Flags with secrets, which are not in ``command``; ``resume`` has to be given them again."""
     directory: str
     """The working directory of the command."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Results that the caller wanted elsewhere: ``records``, ``groups``, ``metrics``; absolute paths."""
     model: str
     """Name of the model at its server; empty if the environment has models of its own."""
     settings: dict[str, Any] = Field(default_factory=dict)
