@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentenv.agent.estimates import Attempts
 from agentenv.agent.jsonable import clean_text, item_id
 from agentenv.agent.results import Results, faults_text
 from agentenv.agent.transcript import Transcript
@@ -126,7 +127,7 @@ SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_rea
 
 def summary(groups: Iterable[Sequence[Transcript]]) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return (metrics, samples) of the attempts at each item. Unscored rollouts are counted, but are in no mean."""
-    results, samples = Results(), []
+    results, samples = Results(attempts=Attempts()), []
     for transcripts in groups:
         results.add(transcripts)
         samples += [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import same_kind
 from agentenv.agent.parsers import format_of
 from agentenv.agent.transcript import Transcript
@@ -18,6 +19,7 @@ MOST_NAMED = 5
 """Items without a score that are named; further ones are counted."""
 MOST_READ = 20
 """Rollouts without a call whose first answer is searched for calls that the model's server did not parse."""
+TOKENS = ("prompt", "completion")
 ERROR_CHARACTERS = 300
 """Characters of an error that are shown in one line."""
 
@@ -127,6 +129,10 @@ class Results:
     """Rollouts by whose fault ended them."""
     errors: DistinctErrors = field(default_factory=DistinctErrors)
     missing: Missing = field(default_factory=Missing)
+    attempts: Attempts | None = None
+    """Scores by item, where they are wanted."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """``prompt`` and ``completion`` tokens of all turns, as the model's server counts them."""
     partial: int = 0
     """Rollouts without a score in groups that have one."""
     could_call: int = 0
@@ -145,6 +151,8 @@ class Results:
         for transcript in transcripts:
             self.rollouts += 1
             self._count_calls(transcript)
+            if self.attempts is not None:
+                self.attempts.add(transcript.item_id, [] if transcript.score is None else [transcript.score])
             if transcript.fault != "none":
                 self.faults[transcript.fault] += 1
             if transcript.error:
@@ -159,7 +167,11 @@ class Results:
             self.partial += (self.rollouts - rollouts_before) - (self.scored - scored_before)
 
     def _count_calls(self, transcript: Transcript) -> None:
-        self.calls += sum(len(step.tool_calls) for step in transcript.steps)
+        for step in transcript.steps:
+            self.calls += len(step.tool_calls)
+            for kind in TOKENS:
+                if isinstance(count := (step.usage or {}).get(f"{kind}_tokens"), int):
+                    self.tokens[kind] += count
         if transcript.tools and transcript.steps:
             self.could_call += 1
             if not self.calls and not self.unparsed and self.could_call <= MOST_READ:
@@ -175,13 +187,29 @@ class Results:
         """Standard deviation of the scores (of a sample); None for fewer than two."""
         return math.sqrt(self._squares / (self.scored - 1)) if self.scored > 1 else None
 
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of the mean, clustered by item; None unless scores are kept by item."""
+        return self.attempts.stderr() if self.attempts is not None else None
+
+    def pass_at(self) -> dict[int, tuple[float, int]]:
+        """pass@k for every k, and of how many items that is; empty unless there are several attempts at an item."""
+        if self.attempts is None or (most := self.attempts.most) < 2:
+            return {}
+        found = ((k, self.attempts.pass_at(k)) for k in range(1, most + 1))
+        return {k: each for k, each in found if each is not None}
+
     def metrics(self) -> dict[str, float]:
         """For a file of an evaluation. Unscored rollouts are counted, but are in no mean."""
-        found = {"items": float(self.rollouts), "scored": float(self.scored)}
+        items = self.rollouts if self.attempts is None else self.attempts.items
+        found = {"items": float(items), "scored": float(self.scored)}
         if self.mean is not None:
             found["mean_score"] = self.mean
         if self.deviation is not None:
             found["sd_score"] = self.deviation
+        if (stderr := self.stderr) is not None:
+            found["stderr_score"] = stderr
+        found |= {f"pass_at_{k}": estimate for k, (estimate, _) in self.pass_at().items()}
         return found | {f"fault_{fault}": float(count) for fault, count in self.faults.items()}
 
 

@@ -3,13 +3,14 @@ end."""
 
 from __future__ import annotations
 
+import io
 import itertools
-import os
+import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,9 +20,11 @@ from pydantic import ValidationError
 
 from agentenv.agent.failure_log import authors_traceback
 from agentenv.config import explain, no_such_setting
+from agentenv.env.invocation import invocation_of, program_words
 from agentenv.env.older_names import with_flags_of_here
-from agentenv.env.progress import set_up_logging, silence_atropos
+from agentenv.env.progress import print_models, set_up_logging, silence_atropos
 from agentenv.errors import AgentEnvError, ConfigError, TaskError
+from agentenv.runs.directory import FoundRun
 from agentenv.tools.schema import closest
 
 _USAGE = """\
@@ -29,90 +32,11 @@ usage: {program} serve|process|evaluate [--SETTING VALUE ...]
 
   serve     feed a trainer, through atropos' run-api
   process   roll out --env.total_steps groups into --env.data_path_to_save_groups
-  evaluate  score --env.eval_items items
+  evaluate  score --env.eval_items items, each --epochs times, with --models A,B one model after the other
 
 --dry-run (process, evaluate) checks everything up to the first rollout and starts none.
 --json prints the results as one JSON document; AGENTENV_DEBUG=1 shows every setting and message.
 `{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """A command as a user has started it."""
-
-    words: Sequence[str]
-    """Program, verb and flags, without those that have secrets."""
-    omitted: Sequence[str] = ()
-    """The flags with secrets, without their values."""
-    secrets: Collection[str] = ()
-    """Their values."""
-    given: frozenset[str] = frozenset()
-    """The environment's settings that the command or its ``--config`` names."""
-    resume: Path | None = None
-    """The directory of the run to resume."""
-
-    def has_directory(self, config: Any) -> bool:
-        """Whether its run has a directory."""
-        return bool(config.runs_dir) or self.resume is not None
-
-
-def program_words() -> list[str]:
-    """The words that started this program, up to its own arguments: the interpreter with its options, and the file or
-    ``-m MODULE``."""
-    arguments = len(sys.argv) - 1
-    whole = list(sys.orig_argv)
-    if len(whole) > arguments and whole[len(whole) - arguments :] == sys.argv[1:]:
-        words = whole[: len(whole) - arguments]
-        if words[-1:] == sys.argv[:1] or "-m" in words:
-            return [sys.executable, *words[1:]]
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None:
-        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
-    return [sys.executable, sys.argv[0]]
-
-
-_USER_IN_URL = re.compile(r"://[^/@\s]+:[^/@\s]+@")
-
-
-def invocation_of(
-    program: Sequence[str], arguments: Sequence[str], secret: Collection[str], resume: Path | None
-) -> Invocation:
-    """The invocation of ``program`` with these arguments, of which each flag has its value in the next word, or after
-    ``=``. ``secret``: the environment's settings that are never written down."""
-    words, given = list(program), set()
-    omitted: list[str] = []
-    secrets = [os.environ.get("OPENAI_API_KEY", "")]
-    rest = list(arguments)
-    while rest:
-        flag, equals, value = (word := rest.pop(0)).partition("=")
-        taken = [word]
-        if flag.startswith("--") and not equals and rest and not rest[0].startswith("--"):
-            taken.append(value := rest.pop(0))
-        name = flag.removeprefix("--env.")
-        if name != flag:
-            given.add(name)
-        hidden = flag == "--openai.api_key" or (name != flag and name in secret)
-        if (hidden and not value.startswith("file:")) or _USER_IN_URL.search(value):
-            omitted.append(flag)
-            secrets.append(value)
-        else:
-            words += taken
-        if flag == "--config":
-            given |= {name for section in _sections(value, "env") for name in section}
-            secrets += _secrets_in(value, secret)
-    return Invocation(words, omitted, [each for each in secrets if each], frozenset(given), resume)
-
-
-def _sections(path: str, name: str) -> list[dict[str, Any]]:
-    """A section of a file of settings: one of ``openai`` may be a list."""
-    section = (yaml.safe_load(Path(path).read_text()) or {}).get(name)
-    return [each for each in (section if isinstance(section, list) else [section]) if isinstance(each, dict)]
-
-
-def _secrets_in(path: str, secret: Collection[str]) -> list[str]:
-    found = [env.get(name) for env in _sections(path, "env") for name in secret]
-    found += [server.get("api_key") for server in _sections(path, "openai")]
-    return [str(each) for each in found if each]
 
 
 FLAGS = ("--json", "--dry-run")
@@ -140,6 +64,30 @@ def taken_value(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[s
         kept[at : at + 2 - bool(equals)] = []
         break
     return value, kept
+
+
+def with_epochs(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--epochs K``, of ``evaluate``, by the name of its setting. Raises: ConfigError."""
+    epochs, kept = taken_value("--epochs", arguments)
+    if epochs is None:
+        return kept
+    if "evaluate" not in arguments[:1]:
+        raise ConfigError("--epochs", "is for evaluate", next_step="process has --env.group_size")
+    return [*kept, "--env.eval_epochs", epochs]
+
+
+def commands_of_models(models: str, arguments: Sequence[str], name: str) -> list[list[str]]:
+    """The arguments of one command per model, which end with its name. Raises: ConfigError."""
+    wanted = [model.strip() for model in models.split(",") if model.strip()]
+    if "evaluate" not in arguments[:1]:
+        raise ConfigError("--models", "is for evaluate", next_step="run process once per model")
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise ConfigError("--models", f"got {models!r}", next_step="name each model once, with commas between them")
+    single, kept = taken_value("--openai.model_name", arguments)
+    if single is not None:
+        raise ConfigError("--models", "and --openai.model_name name models both", next_step="give one of them")
+    given, kept = taken_value("--env.run_name", kept)
+    return [[*kept, "--env.run_name", f"{given or name}-{model}", "--openai.model_name", model] for model in wanted]
 
 
 def joined_negatives(arguments: Sequence[str]) -> list[str]:
@@ -200,29 +148,74 @@ def run_command(kind: Any, of_atropos: Callable[[], None]) -> NoReturn:
     APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
     try:
         resume, sys.argv[1:] = taken_value("--resume", sys.argv[1:])
+        models, sys.argv[1:] = taken_value("--models", sys.argv[1:])
         flags, sys.argv[1:] = taken_flags(sys.argv[1:])
         kind.as_json, kind.dry_run = "--json" in flags, "--dry-run" in flags
-        sys.argv[1:] = with_flags_of_here(sys.argv[1:])
+        sys.argv[1:] = with_flags_of_here(with_epochs(sys.argv[1:]))
         check_arguments(sys.argv[1:], kind.env_config_cls.model_fields)
-        kind.invocation = (
-            None
-            if kind.dry_run
-            else invocation_of(program, sys.argv[1:], kind.env_config_cls.secrets(), Path(resume) if resume else None)
-        )
-        of_atropos()
-    except ValidationError as error:
-        _exit_with(explain(error), 2)
+        commands = [sys.argv[1:]] if models is None else commands_of_models(models, sys.argv[1:], str(kind.name))
     except ConfigError as error:
         _exit_with(error, 2)
+    if models is None:
+        sys.exit(_run(kind, of_atropos, program, commands[0], Path(resume) if resume else None)[0])
+    sys.exit(_run_models(kind, of_atropos, program, commands))
+
+
+def _run(
+    kind: Any, of_atropos: Callable[[], None], program: Sequence[str], arguments: list[str], resume: Path | None = None
+) -> tuple[int, list[FoundRun]]:
+    """One command: its status, and its run if it had one."""
+    invocation = invocation_of(program, arguments, kind.env_config_cls.secrets(), resume)
+    kind.invocation, sys.argv[1:] = None if kind.dry_run else invocation, arguments
+    status = 0
+    try:
+        of_atropos()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except ValidationError as error:
+        status = _printed(explain(error), 2)
+    except ConfigError as error:
+        status = _printed(error, 2)
     except AgentEnvError as error:
-        _exit_with(error, 2 if kind.dry_run else 1)
+        status = _printed(error, 2 if kind.dry_run else 1)
     except KeyboardInterrupt:  # everything is closed by now
-        sys.exit(128 + signal.SIGINT)
-    sys.exit(0)
+        status = 128 + signal.SIGINT
+    return status, invocation.ended
+
+
+def _run_models(
+    kind: Any, of_atropos: Callable[[], None], program: Sequence[str], commands: Sequence[list[str]]
+) -> int:
+    """``--models``: one run after the other, and a table of all of them. The highest status."""
+    statuses, rows = [0], []
+    for arguments in commands:
+        with redirect_stdout(io.StringIO()) if kind.as_json else nullcontext():
+            status, ended = _run(kind, of_atropos, program, arguments)
+        statuses.append(status)
+        rows.append({"model": arguments[-1], "status": status, **_compared(ended)})
+        if status > 128:  # by a signal: the others are not wanted either
+            break
+    if kind.as_json:
+        sys.stdout.write(f"{json.dumps({'models': rows})}\n")
+    elif not kind.dry_run:
+        print_models(rows)
+    return max(statuses)
+
+
+def _compared(ended: Sequence[FoundRun]) -> dict[str, Any]:
+    if not ended:
+        return {"run": None, "state": "not started"}
+    run = ended[-1]
+    return {"run": run.name, "state": run.manifest.state, **run.manifest.results}
 
 
 def _exit_with(error: AgentEnvError, status: int) -> NoReturn:
+    sys.exit(_printed(error, status))
+
+
+def _printed(error: AgentEnvError, status: int) -> int:
+    """Print an error; returns ``status``."""
     if isinstance(error, TaskError) and error.__cause__ is not None and (frames := authors_traceback(error.__cause__)):
         sys.stderr.write(f"{frames}\n")
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    sys.exit(status)
+    return status

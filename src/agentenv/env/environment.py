@@ -48,10 +48,11 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
-from agentenv.env.command_line import Invocation, run_command
+from agentenv.env.command_line import run_command
 from agentenv.env.config import AgentFields, explained
 from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.images import ItemsAhead, RootsOf
+from agentenv.env.invocation import Invocation
 from agentenv.env.model_servers import (
     SERVERS,
     address_of,

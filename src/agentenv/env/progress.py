@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from agentenv.agent import failure_log
+from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
-from agentenv.agent.results import Results, faults_text, one_line, scores_text
+from agentenv.agent.results import Results, counted, faults_text, one_line, scores_text
 from agentenv.agent.transcript import Transcript
 from agentenv.config import debug
 from agentenv.durations import duration
@@ -42,6 +44,8 @@ LEAST_GAP = 0.02
 """Without a terminal a line comes no sooner than this part of the run's time after the one before: at most 35 lines
 each time the run becomes twice as long."""
 ERRORS_SHOWN = 10
+MOST_PASS_AT = 8
+"""Estimates of pass@k that are shown one by one."""
 LEAST_SECRET = 8
 """Characters of a secret that is looked for in a log: shorter ones are words, such as ``unused``."""
 
@@ -76,7 +80,7 @@ class RunProgress:
         ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``ending`` is called at
         the end, with ``incomplete``: whether something is missing.
         """
-        self.results = Results()
+        self.results = Results(attempts=Attempts() if verb == "evaluate" else None)
         self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
         self._shown.say(f"{verb}: {about}")
         incomplete = True
@@ -181,12 +185,35 @@ def print_rows(rows: Iterable[tuple[str, Any]], *, as_json: bool = False) -> Non
         console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
 
 
+def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of the runs of several models, to stdout."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    last = max((int(k) for row in rows for k in row.get("pass_at") or ()), default=1)
+    for heading in ("model", "mean", *([f"pass@{last}"] if last > 1 else []), "scored", "faults", "state", "run"):
+        table.add_column(heading, no_wrap=heading != "faults", overflow="fold")
+    for row in rows:
+        error = f" ± {row['stderr']:.3f}" if row.get("stderr") is not None else ""
+        mean = f"{row['mean']:.3f}{error}" if row.get("mean") is not None else "–"
+        at_last = [f"{row['pass_at'][str(last)]:.3f}" if str(last) in (row.get("pass_at") or {}) else "–"]
+        scored = f"{row['scored']} of {row['rollouts']}" if "scored" in row else "–"
+        faults = faults_text(Counter(row.get("faults", {})))
+        found = [row["model"], mean, *at_last * (last > 1), scored, faults, row["state"], row["run"] or "–"]
+        table.add_row(*map(escape, found))
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 200)  # nothing is folded in a file
+    console.print(table)
+
+
 def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str, str]]:
     """(name, text) of every line that is printed at the end of a command."""
     rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
     if results.mean is not None:
         spread = f" (sd {results.deviation:.3f})" if results.deviation is not None else ""
-        rows.append(("mean", f"{results.mean:.3f}{spread}"))
+        error = f" ± {results.stderr:.3f}" if results.stderr is not None else ""
+        rows.append(("mean", f"{results.mean:.3f}{error}{spread}"))
+    if estimates := results.pass_at():
+        rows.append(("pass@k", _pass_at_text(estimates)))
     rows += results.missing.rows()
     rows.append(("faults", faults_text(results.faults)))
     errors = results.errors.most_frequent()
@@ -202,6 +229,15 @@ def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str,
     return rows + [("" if number else "next", command) for number, command in enumerate(end.then)]
 
 
+def _pass_at_text(estimates: Mapping[int, tuple[float, int]]) -> str:
+    """``pass@1 0.5, pass@2 0.75``; of many the powers of two, and the last. With a note where items are left out."""
+    last, items = max(estimates), max(items for _, items in estimates.values())
+    shown = [k for k in estimates if len(estimates) <= MOST_PASS_AT or k & (k - 1) == 0 or k == last]
+    text = ", ".join(f"pass@{k} {estimates[k][0]:.3f}" for k in shown)
+    few = items - estimates[last][1]
+    return f"{text} ({counted(few, 'item')} with fewer scored attempts left out)" if few else text
+
+
 def result_document(results: Results, took_s: float, end: Ending) -> dict[str, Any]:
     """What :func:`result_rows` says, for programs (``--json``)."""
     return {
@@ -210,6 +246,9 @@ def result_document(results: Results, took_s: float, end: Ending) -> dict[str, A
         "scored": results.scored,
         "mean": results.mean,
         "sd": results.deviation,
+        "stderr": results.stderr,
+        "pass_at": {str(k): estimate for k, (estimate, _) in results.pass_at().items()},
+        "tokens": dict(results.tokens),
         "took_s": round(took_s, 3),
         "missing": [{"what": name, "text": text} for name, text in results.missing.rows()],
         "faults": dict(results.faults),
@@ -258,6 +297,7 @@ class RunLog(logging.Handler):
         super().__init__(logging.INFO)
         self._secrets = sorted((each for each in secrets if len(each) >= LEAST_SECRET), key=len, reverse=True)
         self._waiting: list[str] = []
+        self._path: Path | None = None
         self._file: TextIO | None = None
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self)
@@ -273,18 +313,19 @@ class RunLog(logging.Handler):
         self._write(f"{self.without_secrets(self.format(record))}\n")
 
     def _write(self, text: str) -> None:
-        if self._file is None:
+        if self._path is None:
             if len(self._waiting) < self.MOST_WAITING:
                 self._waiting.append(text)
             return
         with suppress(OSError):
+            if self._file is None:
+                self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
             self._file.write(text)
             self._file.flush()
 
     def open(self, path: Path) -> None:
-        """Append to this file from now on."""
-        with suppress(OSError):
-            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        """Append to this file from now on; it is made with its first line."""
+        self._path = path
         waiting, self._waiting = self._waiting, []
         for text in waiting:
             self._write(text)

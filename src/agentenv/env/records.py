@@ -26,11 +26,11 @@ from agentenv.agent.jsonable import item_id
 from agentenv.agent.rollout_log import GroupsFile, RolloutLog, unwritten
 from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
 from agentenv.config import debug
-from agentenv.env.command_line import Invocation
 from agentenv.env.config import AgentFields
+from agentenv.env.invocation import Invocation
 from agentenv.env.progress import Ending, RunLog, RunProgress
 from agentenv.errors import ConfigError
-from agentenv.runs.directory import ROOT, RunDirectory
+from agentenv.runs.directory import ROOT, FoundRun, RunDirectory
 from agentenv.runs.kept import Kept, read_kept, reopened, to_reopen
 from agentenv.runs.manifest import FILE, GROUPS, LOG, MEMBERS, ROLLOUTS, RunManifest, State, Verb
 from agentenv.runs.members import MembersFile
@@ -172,7 +172,11 @@ class RunFiles:
         """Whether the run that is to be resumed has ended with every rollout that it can have."""
         if self._directory is None or self._directory.manifest.state != "finished":
             return False
-        return not to_reopen(Path(self._records or ""), self.run.id, evaluated=self._about.verb == "evaluate")
+        if to_reopen(Path(self._records or ""), self.run.id, evaluated=self._about.verb == "evaluate"):
+            return False
+        self._read_kept(self._directory)
+        self._progress.say("nothing to do: every rollout of this run has ended")
+        return True
 
     def begin(self) -> None:
         """The first rollout may start now. Make the directory, or read what the resumed run has. Raises: ConfigError
@@ -207,18 +211,27 @@ class RunFiles:
             self.groups = self._elsewhere.get("groups", str(path / GROUPS))
 
     def _take_up(self, directory: RunDirectory) -> None:
-        about, records, members = self._about, Path(self._records or ""), directory.path / MEMBERS
-        evaluated = about.verb == "evaluate"
-        groups = None if evaluated else Path(self.groups)
-        reopened(records, groups, members, self.run.id, evaluated=evaluated)
-        self.kept = read_kept(
-            records, groups, members, self.run.id,
-            size=about.group_size, item_retries=self._config.item_retries, each=self._count_earlier,
-        )  # fmt: skip
+        records, groups, members = self._places(directory)
+        reopened(records, groups, members, self.run.id, evaluated=groups is None)
+        self._read_kept(directory)
         self._members = MembersFile(members)
         self._members.take_over(self.kept.members)
         resumed = [*directory.manifest.resumed_unix_s, time.time()]
         directory.update(state="running", ended_unix_s=None, error="", resumed_unix_s=resumed)
+
+    def _places(self, directory: RunDirectory) -> tuple[Path, Path | None, Path]:
+        """The files of records, groups (none with `evaluate`) and members."""
+        groups = None if self._about.verb == "evaluate" else Path(self.groups)
+        return Path(self._records or ""), groups, directory.path / MEMBERS
+
+    def _read_kept(self, directory: RunDirectory) -> None:
+        self.kept = read_kept(
+            *self._places(directory),
+            self.run.id,
+            size=self._about.group_size,
+            item_retries=self._config.item_retries,
+            each=self._count_earlier,
+        )
 
     def _count_earlier(self, record: GroupRecord, dropped: bool) -> None:
         self._progress.earlier(record.trajectories)
@@ -244,12 +257,14 @@ class RunFiles:
             logger.error("%s cannot be written: %s; it says `running`", directory.path / FILE, failure)
         finally:
             directory.close()
+            if self._begun and self._invocation is not None:
+                self._invocation.ended.append(FoundRun(directory.path, directory.manifest))
 
     def ending(self, *, incomplete: bool) -> Ending:
         """What a command says at its end of where things are. ``incomplete``: something is missing."""
         records = self._records or ""
         report = [f"agentenv report {shlex.quote(records)}"] if records and Path(records).exists() else []
-        if self._directory is None or not self._begun:
+        if self._directory is None:
             places = {"groups": self.groups, "page": self.page, "records": records, **self._elsewhere}
             there = [(name, path) for name, path in places.items() if path and Path(path).exists()]
             then = [f"{each} --run {self._run_to_name}" if self._run_to_name else each for each in report]

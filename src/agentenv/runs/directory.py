@@ -70,6 +70,8 @@ class RunDirectory:
     def opened(cls, path: Path) -> Self:
         """The directory of a run that another process began. Raises: ConfigError when that process still runs, or when
         there is no run."""
+        if path.is_relative_to(Path.cwd()):  # as it was named when it was made
+            path = path.relative_to(Path.cwd())
         manifest_of(path)
         patience_s = time.monotonic() + LOOKED_AT_S
         while True:
