@@ -1,4 +1,4 @@
-"""``agentenv report``: the HTML page of a rollouts file."""
+"""``agentenv report``: the HTML page of a run."""
 
 from __future__ import annotations
 
@@ -13,83 +13,129 @@ from agentenv.cli.output import err, escape, out, print_json, verb
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentenv.agent.transcript import GroupRecord
+    from agentenv.runs.records import Run, Source
 
-RolloutsArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="File of rollouts (--env.rollouts_path): a group per line.")
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run's directory or name, or a file of rollouts (--env.rollouts_path)."),
 ]
-TitleOption = Annotated[str | None, typer.Option("--title", help="The page's title; by default the file's name.")]
+TitleOption = Annotated[
+    str | None, typer.Option("--title", help="The page's title; by default environment, model and date.")
+]
 
 
 @verb
 def report(
-    file: RolloutsArgument,
+    run: RunArgument,
     page: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="PAGE", help="Output file; by default FILE with the suffix .html."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PAGE",
+            help="Output file; by default report.html in the run's directory, or FILE with the suffix .html.",
+        ),
     ] = None,
     title: TitleOption = None,
-    run: Annotated[
+    only: Annotated[
         str | None, typer.Option("--run", metavar="ID", help="Only this run's groups; last: the newest run's.")
     ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the HTML page of anyone's rollouts: scores, errors, every turn and call.
+    """Write the HTML page of a run's rollouts: scores, errors, every turn and call.
 
     The page is one file that needs no network. It can be written while a run goes on; `agentenv view` keeps it up to
-    date. Several runs may have written to FILE: each is listed, unless --run chooses one.
+    date. Several runs may have written to a file: each is listed, unless --run chooses one. `agentenv runs view` makes
+    a page about many runs.
 
     \b
     Examples:
-      agentenv report out/rollouts.jsonl --open
+      agentenv report runs/count-words-20260301-101500 --open
       agentenv report out/rollouts.jsonl --out /tmp/page.html --title "Second try"
     """
-    from agentenv.report import read_records, write_report
-    from agentenv.report.page import RecordError
-    from agentenv.report.summary import runs_of
+    from agentenv.report import write_report
+    from agentenv.report.page import title_of
+    from agentenv.report.summary import run_row
 
-    if not file.is_file():
-        raise ConfigError("FILE", f"{file} is not a file", next_step="give the file of --env.rollouts_path")
-    cut: list[int] = []
+    runs, source = runs_at(run)
+    if only is not None:
+        runs = [_named(runs, only)]
+    groups = [group for each in runs for group in each.groups]
     try:
-        groups = list(read_records(file, on_cut=cut.append))
-        if run is not None:
-            groups = _of_run(groups, run)
-        written = write_report(groups, page or file.with_suffix(".html"), title=title or file.name)
-    except RecordError as error:
-        raise ConfigError(
-            "FILE", str(error).splitlines()[0], next_step="give the file of --env.rollouts_path"
-        ) from error
+        facts = runs[0].facts() if len(runs) == 1 else None
+        written = write_report(groups, page or _beside(source), title=title or title_of(runs, source.path), run=facts)
     except OSError as error:
         raise ConfigError("--out", str(error), next_step="name a file in a directory you can write to") from error
     rollouts = sum(len(group.trajectories) for group in groups)
-    rows = [each.row() for each in runs_of(groups)]
+    rows = [run_row(each) for each in runs]
+    problems = [problem for each in runs for problem in each.problems]
     if as_json:
         found = {"page": written, "groups": len(groups), "rollouts": rollouts, "runs": rows}
-        print_json(found | {"cut_line": cut[0] if cut else None})
+        print_json(found | {"left_out": problems})
     else:
-        _print_counts(rollouts, len(groups), rows, cut)
+        _print_counts(rollouts, len(groups), rows)
+        print_problems(problems)
         out().print(str(written), markup=False, soft_wrap=True)
     if browse:
         webbrowser.open(written.resolve().as_uri())
 
 
-def _of_run(groups: list[GroupRecord], name: str) -> list[GroupRecord]:
-    """The groups of the run of this id, or of the last one. Raises: ConfigError when there is none."""
-    from agentenv.report.summary import runs_of
+def runs_at(given: Path) -> tuple[list[Run], Source]:
+    """The runs of one directory or file. Raises: ConfigError: there is none, or it has no records."""
+    from agentenv.runs.records import RecordError, find, read
 
-    found = [run for run in runs_of(groups) if run.id]
+    sources = find(given)
+    if len(sources) != 1:
+        raise ConfigError(
+            "RUN", f"{given} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view"
+        )
+    try:
+        runs = read(sources[0])
+    except RecordError as error:
+        raise ConfigError("RUN", str(error), next_step=rollouts_hint(given)) from error
+    except OSError as error:
+        raise ConfigError("RUN", str(error)) from error
+    if not any(run.groups for run in runs) and any(" is not a group record" in p for run in runs for p in run.problems):
+        raise ConfigError("RUN", runs[0].problems[0], next_step=rollouts_hint(given))
+    return runs, sources[0]
+
+
+def rollouts_hint(given: Path) -> str:
+    """Which file to give instead of one that holds no rollouts."""
+    from agentenv.runs.manifest import ROLLOUTS
+
+    beside = given.parent / ROLLOUTS
+    return f"give {beside}" if beside.is_file() and beside != given else "give the file of --env.rollouts_path"
+
+
+def print_problems(problems: list[str], most: int = 5) -> None:
+    """Say which lines are in none of what is shown."""
+    for problem in problems[:most]:
+        err().print(f"[yellow]note[/] left out: {escape(problem)}", soft_wrap=True)
+    if len(problems) > most:
+        err().print(f"[yellow]note[/] and {len(problems) - most} more lines", soft_wrap=True)
+
+
+def _beside(source: Source) -> Path:
+    return source.path / "report.html" if source.is_directory else source.path.with_suffix(".html")
+
+
+def _named(runs: list[Run], name: str) -> Run:
+    """The run of this id, or the last one. Raises: ConfigError when there is none."""
+    found = [run for run in runs if run.id]
     chosen = [run for run in found if run.id == name] or (found[-1:] if name == "last" else [])
     if not chosen:
         known = ", ".join(run.id for run in found) or "none; these records name no run"
         raise ConfigError("--run", f"no run is named {name}", next_step=f"allowed: last, {known}")
-    return chosen[0].groups
+    return chosen[0]
 
 
-def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: list[int]) -> None:
+def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]]) -> None:
+    from agentenv.agent.results import counted
+
     console = err()
-    console.print(f"{rollouts} rollouts in {groups} groups", soft_wrap=True)
+    console.print(f"{counted(rollouts, 'rollout')} in {counted(groups, 'group')}", soft_wrap=True)
     if len(runs) > 1:
         console.print(
             f"[yellow]note[/] {len(runs)} runs have records here; --run ID (or last) chooses one:", soft_wrap=True
@@ -98,5 +144,3 @@ def _print_counts(rollouts: int, groups: int, runs: list[dict[str, Any]], cut: l
             mean = "no score" if run["mean"] is None else f"mean {run['mean']:.3f}"
             about = f"{run['environment']}, model {run['model'] or '?'}" if run["id"] else "records that name no run"
             console.print(escape(f"  {run['id'] or '–'}  {about}: {run['groups']} groups, {mean}"), soft_wrap=True)
-    if cut:
-        console.print(f"[yellow]note[/] line {cut[0]}, the last, is incomplete and left out", soft_wrap=True)

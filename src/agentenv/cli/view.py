@@ -11,13 +11,13 @@ import typer
 
 from agentenv.cli.options import JsonOption
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
-from agentenv.cli.report import RolloutsArgument, TitleOption
+from agentenv.cli.report import RunArgument, TitleOption
 from agentenv.errors import ConfigError
 
 
 @verb
 def view(
-    file: RolloutsArgument,
+    file: RunArgument,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
     title: TitleOption = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agentenv.report.page import RecordError, read_records, render
+from agentenv.report.page import render
+from agentenv.runs.records import RecordError, read_records
 
 LOOPBACK = "127.0.0.1"
 LEAST_AGE = 10.0

@@ -7,56 +7,23 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
-from pydantic import ValidationError
 
 from agentenv import shipped
 from agentenv.agent.transcript import GroupRecord
 from agentenv.report.shaping import group_row, text_cap, trajectory_body
-from agentenv.report.summary import runs_of, summarise
+from agentenv.report.summary import summarise
+from agentenv.runs.records import Run, runs_of
 
 HERE = Path(__file__).parent
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 """Characters that could begin or end markup inside a data block; in JSON they occur only inside strings."""
-
-
-class RecordError(ValueError):
-    """A line of a rollouts file is not a GroupRecord; the message names file and line."""
-
-
-def read_records(path: Path, *, on_cut: Callable[[int], None] = lambda _: None) -> Iterator[GroupRecord]:
-    """The groups in a ``rollouts.jsonl``, in order. An incomplete last line, of a writer that was killed or still
-    writes, is left out: ``on_cut`` is called with its number.
-
-    Raises: RecordError: a complete line is not a GroupRecord. OSError: the file cannot be read.
-    """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                document = json.loads(line)
-                record = GroupRecord.model_validate(document)
-            except (ValidationError, ValueError) as error:
-                if not line.endswith(b"\n"):
-                    on_cut(number)
-                    return
-                if isinstance(error, ValidationError) and _is_scored_group(document):
-                    raise RecordError(
-                        f"{path}:{number} is a scored group for a trainer (data_path_to_save_groups), not a "
-                        "record of rollouts"
-                    ) from None
-                raise RecordError(f"{path}:{number} is not a group record: {error}") from error
-            yield record
-
-
-def _is_scored_group(document: Any) -> bool:
-    return isinstance(document, dict) and {"tokens", "masks", "scores"} <= document.keys()
 
 
 def write_report(
@@ -86,6 +53,13 @@ def write_report(
     return path
 
 
+def title_of(runs: Sequence[Run], path: Path) -> str:
+    """What a page about these runs is called: environment, model and date of one run, otherwise the file's name."""
+    if len(runs) != 1 or (began := runs[0].began_unix_s) is None:
+        return path.name
+    return " · ".join(filter(None, [runs[0].name, runs[0].model, time.strftime("%Y-%m-%d", time.localtime(began))]))
+
+
 def embed(value: Any) -> Markup:
     """``value`` as JSON that is safe inside a ``<script type="application/json">``: plain ASCII, no ``<``."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
@@ -102,6 +76,9 @@ def render(
     groups = list(records)
     runs = runs_of(groups)
     run = dict(run or (runs[0].facts() if len(runs) == 1 else {}))
+    summary = summarise(groups)
+    if summary["tokens"]:
+        run["Tokens"] = "{:,} in, {:,} out".format(*summary["tokens"])
     cap = text_cap(groups)
     bodies = (trajectory_body(t, cap) for group in groups for t in group.trajectories)
     rows, first = [], 0
@@ -120,7 +97,6 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    summary = summarise(groups)
     return environment.get_template("page.html.j2").generate(
         title=title,
         version=version,

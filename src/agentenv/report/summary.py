@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.agent.jsonable import clean_text
 from agentenv.agent.results import DistinctErrors
 from agentenv.agent.rollout_metrics import is_timeout
-from agentenv.agent.transcript import GroupRecord, RunRecord, Transcript
+from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.report.shaping import bars
+from agentenv.runs.frame import tokens_of
+from agentenv.runs.records import Run, runs_of
 
 BINS = 10
 LONGEST_ERROR = 400
@@ -48,7 +48,7 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
     calls = [call for t in transcripts for step in t.steps for call in step.tool_calls]
     scores = [t.score for t in transcripts if t.score is not None]
     return {
-        "runs": [run.row() for run in runs_of(groups)],
+        "runs": [run_row(run) for run in runs_of(groups)],
         "groups": len(groups),
         "outcomes": dict(Counter(group.outcome for group in groups)),
         "spread": sum(_has_spread(group) for group in groups),
@@ -70,48 +70,21 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "latencies": _latencies(transcripts),
         "time": _time_split(transcripts),
         "span_s": _span_s(transcripts),
+        "tokens": _tokens(transcripts),
     }
 
 
-@dataclass
-class Run:
-    """The groups of one run. ``record`` is None for all groups of files that name no run."""
-
-    record: RunRecord | None
-    groups: list[GroupRecord] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        """Empty for groups without a run."""
-        return self.record.id if self.record else ""
-
-    def facts(self) -> dict[str, str]:
-        """What the run was, by name; empty for groups without a run."""
-        if (run := self.record) is None:
-            return {}
-        began = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run.began_unix_s))
-        facts = {"Environment": run.environment, "Model": run.model, "Run": run.id, "Began": began}
-        return facts | {"Settings": run.settings, "agentenv": run.agentenv}
-
-    def row(self) -> dict[str, Any]:
-        """Its figures next to those of other runs."""
-        scores = [t.score for group in self.groups for t in group.trajectories if t.score is not None]
-        return {
-            "id": self.id,
-            "environment": self.record.environment if self.record else "",
-            "model": self.record.model if self.record else "",
-            "groups": len(self.groups),
-            "scored": len(scores),
-            "mean": sum(scores) / len(scores) if scores else None,
-        }
-
-
-def runs_of(groups: Iterable[GroupRecord]) -> list[Run]:
-    """The groups by their run, in the order in which the runs began to record."""
-    found: dict[str, Run] = {}
-    for group in groups:
-        found.setdefault(group.run.id if group.run else "", Run(group.run)).groups.append(group)
-    return list(found.values())
+def run_row(run: Run) -> dict[str, Any]:
+    """A run's figures next to those of others with records in the same file."""
+    scores = [t.score for t in run.transcripts if t.score is not None]
+    return {
+        "id": run.id,
+        "environment": run.environment,
+        "model": run.model,
+        "groups": len(run.groups),
+        "scored": len(scores),
+        "mean": sum(scores) / len(scores) if scores else None,
+    }
 
 
 def _has_spread(group: GroupRecord) -> bool:
@@ -213,6 +186,13 @@ def _time_split(transcripts: Iterable[Transcript]) -> list[dict[str, Any]]:
         for kind, name in KINDS.items()
         if whole and total[kind]
     ]
+
+
+def _tokens(transcripts: Iterable[Transcript]) -> tuple[int, int] | None:
+    """Of prompts and of completions, as the servers have counted them; None if none did."""
+    counted = [tokens_of(transcript) for transcript in transcripts]
+    known = [(prompt or 0, completion or 0) for prompt, completion in counted if (prompt, completion) != (None, None)]
+    return (sum(prompt for prompt, _ in known), sum(completion for _, completion in known)) if known else None
 
 
 def _span_s(transcripts: Sequence[Transcript]) -> float:

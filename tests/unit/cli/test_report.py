@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from typer.testing import CliRunner
 
 from agentenv.agent.transcript import GroupRecord, RunRecord
 from agentenv.cli.app import app
+from tests import run_directories
 from tests.browser import synthetic
+from tests.run_directories import Played
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def test_its_place_can_be_named(rollouts: Path, tmp_path: Path) -> None:
     page = tmp_path / "a" / "b.html"
     result = CliRunner().invoke(app, ["report", str(rollouts), "--out", str(page), "--json"])
     written = json.loads(result.stdout)
-    assert [written[name] for name in ("page", "groups", "rollouts", "cut_line")] == [str(page), 2, 7, None]
+    assert [written[name] for name in ("page", "groups", "rollouts", "left_out")] == [str(page), 2, 7, []]
     assert page.exists()
 
 
@@ -67,9 +70,39 @@ def test_a_cut_line_is_named(rollouts: Path) -> None:
     rollouts.write_text(rollouts.read_text()[:-20])
     result = CliRunner().invoke(app, ["report", str(rollouts)], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    assert "line 2, the last, is incomplete and left out" in result.stderr
+    assert "note left out: " in result.stderr
+    assert "rollouts.jsonl:2, the last line, is incomplete" in result.stderr
     again = CliRunner().invoke(app, ["report", str(rollouts), "--json"])
-    assert (json.loads(again.stdout)["groups"], json.loads(again.stdout)["cut_line"]) == (1, 2)
+    found = json.loads(again.stdout)
+    assert (found["groups"], found["left_out"]) == (1, [f"{rollouts}:2, the last line, is incomplete"])
+
+
+def test_a_line_that_is_no_record_costs_no_other(rollouts: Path) -> None:
+    rollouts.write_text('{"x": 1}\n' + rollouts.read_text())
+    result = CliRunner().invoke(app, ["report", str(rollouts)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "7 rollouts in 2 groups" in result.stderr
+    assert "rollouts.jsonl:1 is not a group record" in result.stderr
+
+
+def test_a_run_is_given_by_its_directory_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = run_directories.write(tmp_path / "runs", Played("repair", "m-1", items=2))
+    monkeypatch.chdir(tmp_path)
+    for name in (str(directory), "repair", directory.name):
+        result = CliRunner().invoke(app, ["report", name, "--json"])
+        assert Path(json.loads(result.stdout)["page"]).resolve() == directory / "report.html"
+    page = (directory / "report.html").read_text()
+    assert "<title>repair · m-1 · 2026-02-25</title>" in page
+    assert "<dt>Settings</dt><dd>digest-0</dd>" in page
+    assert re.search(r"<dt>Tokens</dt><dd>[\d,]+ in, [\d,]+ out</dd>", page)
+
+
+def test_instead_of_the_groups_file_its_neighbour_is_named(tmp_path: Path) -> None:
+    directory = run_directories.write(tmp_path, Played("train", items=1, verb="process"))
+    result = CliRunner().invoke(app, ["report", str(directory / "groups.jsonl")], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "groups.jsonl:1 is a scored group for a trainer" in result.stderr
+    assert f"next  give {directory / 'rollouts.jsonl'}" in result.stderr
 
 
 GROUPS = '{"tokens": [[1]], "masks": [[-100]], "scores": [1.0], "messages": []}\n'
@@ -78,7 +111,7 @@ GROUPS = '{"tokens": [[1]], "masks": [[-100]], "scores": [1.0], "messages": []}\
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "is not a file"),
+        (None, "is no run, no directory of runs and no file"),
         ('{"x": 1}\n', "is not a group record"),
         (GROUPS, "is a scored group for a trainer (data_path_to_save_groups)"),
     ],

@@ -12,9 +12,10 @@ import pytest
 
 from agentenv.agent.transcript import ToolRecord, Transcript
 from agentenv.report import read_records, write_report
-from agentenv.report.page import RecordError, embed
+from agentenv.report.page import embed
 from agentenv.report.shaping import bars, group_row, text_cap, trajectory_body
 from agentenv.report.summary import percentile, summarise
+from agentenv.runs.records import RecordError
 from agentenv.wire.calls import CallResult
 from tests.browser import synthetic
 
