@@ -29,7 +29,7 @@ VERBS: Final = {
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
     "report": "Write the HTML page of a run's rollouts: scores, errors, every turn and call.",
     "view": "Serve the page of a run on this machine until Ctrl-C; it follows a running run.",
-    "runs": "Runs of environments: what there is, how one ended, and going on with one.",
+    "runs": "Runs of environments: list and show them, resume one, compare several, see them on one page.",
     "image": "Manage the image that containers of a Nomad farm run.",
     "images": "Manage this machine's store of images, which slots use as their root.",
     "farm": "A farm service: one farm of slots for many training runs.",

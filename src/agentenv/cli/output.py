@@ -128,6 +128,14 @@ def print_error(error: AgentEnvError, *, as_json: bool) -> None:
         console.print("[dim]more  AGENTENV_DEBUG=1 shows the logs, the container's included[/]", soft_wrap=True)
 
 
+def print_problems(problems: list[str], most: int = 5) -> None:
+    """Say which lines are in none of what is shown."""
+    for problem in problems[:most]:
+        err().print(f"[yellow]note[/] left out: {escape(problem)}", soft_wrap=True)
+    if len(problems) > most:
+        err().print(f"[yellow]note[/] and {len(problems) - most} more lines", soft_wrap=True)
+
+
 def exit_code_of(error: AgentEnvError) -> int:
     """2 if the caller can fix it (a setting, an argument), 125 for an infrastructure failure."""
     return EXIT_USAGE if isinstance(error, ConfigError) or not isinstance(error, InfraError) else EXIT_INFRA

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.output import err, escape, out, print_json, verb
+from agentenv.cli.output import err, escape, out, print_json, print_problems, verb
+from agentenv.cli.runs_compare import read_source
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def report(
     from agentenv.report.page import title_of
     from agentenv.report.summary import run_row
 
-    runs, source = runs_at(run)
+    runs, source = run_at(run)
     if only is not None:
         runs = [_named(runs, only)]
     groups = [group for each in runs for group in each.groups]
@@ -81,40 +82,16 @@ def report(
         webbrowser.open(written.resolve().as_uri())
 
 
-def runs_at(given: Path) -> tuple[list[Run], Source]:
+def run_at(given: Path) -> tuple[list[Run], Source]:
     """The runs of one directory or file. Raises: ConfigError: there is none, or it has no records."""
-    from agentenv.runs.records import RecordError, find, read
+    from agentenv.runs.records import find
 
     sources = find(given)
     if len(sources) != 1:
         raise ConfigError(
             "RUN", f"{given} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view"
         )
-    try:
-        runs = read(sources[0])
-    except RecordError as error:
-        raise ConfigError("RUN", str(error), next_step=rollouts_hint(given)) from error
-    except OSError as error:
-        raise ConfigError("RUN", str(error)) from error
-    if not any(run.groups for run in runs) and any(" is not a group record" in p for run in runs for p in run.problems):
-        raise ConfigError("RUN", runs[0].problems[0], next_step=rollouts_hint(given))
-    return runs, sources[0]
-
-
-def rollouts_hint(given: Path) -> str:
-    """Which file to give instead of one that holds no rollouts."""
-    from agentenv.runs.manifest import ROLLOUTS
-
-    beside = given.parent / ROLLOUTS
-    return f"give {beside}" if beside.is_file() and beside != given else "give the file of --env.rollouts_path"
-
-
-def print_problems(problems: list[str], most: int = 5) -> None:
-    """Say which lines are in none of what is shown."""
-    for problem in problems[:most]:
-        err().print(f"[yellow]note[/] left out: {escape(problem)}", soft_wrap=True)
-    if len(problems) > most:
-        err().print(f"[yellow]note[/] and {len(problems) - most} more lines", soft_wrap=True)
+    return read_source(sources[0]), sources[0]
 
 
 def _beside(source: Source) -> Path:

@@ -1,4 +1,4 @@
-"""``agentenv runs list | show | resume | rm``: the runs of ``process``, ``evaluate`` and ``serve`` on this machine."""
+"""``agentenv runs list | show | resume | compare | view | rm``: the runs of ``process``, ``evaluate`` and ``serve`` on this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ import typer
 
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import err, escape, out, print_json, verb
+from agentenv.cli.runs_compare import compare
+from agentenv.cli.runs_view import view
 from agentenv.durations import duration
 from agentenv.errors import ConfigError
 from agentenv.runs.directory import LAST, ROOT, FoundRun, run_named, runs_in
 from agentenv.runs.manifest import LOG, ROLLOUTS, RunManifest
 
-runs = group("Runs of environments: what there is, how one ended, and going on with one.")
+runs = group("Runs of environments: list and show them, resume one, compare several, see them on one page.")
+runs.command()(compare)
+runs.command()(view)
 
 RootOption = Annotated[
     Path, typer.Option("--runs-dir", "-d", metavar="DIR", help="Where runs are: --env.runs_dir of their commands.")

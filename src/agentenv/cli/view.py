@@ -1,11 +1,10 @@
-"""``agentenv view``: the page of a rollouts file, up to date while its run goes on."""
+"""``agentenv view``: the page of a run, up to date while it goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import webbrowser
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,42 +13,59 @@ from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, 
 from agentenv.cli.report import RunArgument, TitleOption
 from agentenv.errors import ConfigError
 
+if TYPE_CHECKING:
+    from agentenv.report.live import Pages
+
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")]
+BrowseOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+
 
 @verb
 def view(
-    file: RunArgument,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    run: RunArgument,
+    port: PortOption = 0,
     title: TitleOption = None,
-    browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    browse: BrowseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the page of a rollouts file on this machine until Ctrl-C; it follows a running run.
+    """Serve the page of a run on this machine until Ctrl-C; it follows a running run.
 
-    The page loads itself again when groups were added, and keeps its filters and what is expanded. FILE may be
+    The page loads itself again when groups were added, and keeps its filters and what is expanded. A file may be
     missing until the first group has finished. Only this machine can connect (ssh -L forwards the port elsewhere).
+    `agentenv runs view` serves a page about many runs.
 
     \b
     Examples:
-      agentenv view out/rollouts.jsonl --open
+      agentenv view runs/count-words-20260301-101500 --open
       agentenv view out/rollouts.jsonl --port 8080
     """
-    if file.is_dir():
-        raise ConfigError("FILE", f"{file} is a directory", next_step="give the file of --env.rollouts_path")
+    from agentenv.report.live import OnePage, page_of
+    from agentenv.runs.records import Source, find
+
+    is_missing_file = run.suffix == ".jsonl" and not run.exists()
+    sources = [Source(run, is_directory=False)] if is_missing_file else find(run)
+    if len(sources) != 1:
+        raise ConfigError("RUN", f"{run} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view")
+    serve(OnePage(page_of(sources[0], title)), str(run), port, browse=browse, as_json=as_json)
+
+
+def serve(pages: Pages, what: str, port: int, *, browse: bool, as_json: bool) -> None:
+    """Serve pages about ``what`` until a signal. Raises: ConfigError: the port cannot be used."""
     try:
-        run_to_end(_serve(file, title or file.name, port, browse=browse, as_json=as_json))
+        run_to_end(_serve(pages, what, port, browse=browse, as_json=as_json))
     except InterruptedBySignalError:
         return
 
 
-async def _serve(file: Path, title: str, port: int, *, browse: bool, as_json: bool) -> None:
+async def _serve(pages: Pages, what: str, port: int, *, browse: bool, as_json: bool) -> None:
     from agentenv.report.live import served
 
     try:
-        async with served(file, title=title, port=port) as url:
+        async with served(pages, port=port) as url:
             if as_json:
                 print_json_line({"url": url})
             else:
-                err().print(f"{file} is at {url}", soft_wrap=True)
+                err().print(f"{what} is at {url}", soft_wrap=True, markup=False)
             if browse:
                 await asyncio.to_thread(webbrowser.open, url)
             await asyncio.Event().wait()

@@ -1,17 +1,21 @@
-"""Serves the page of a rollouts file that is still being written, to this machine only."""
+"""Serves pages of runs that still play, to this machine only."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 
-from agentenv.report.page import render
-from agentenv.runs.records import RecordError, read_records
+from agentenv.report.overview import OverviewSettings, RunView, run_view
+from agentenv.report.page import render, render_overview, title_of
+from agentenv.runs.records import RecordError, Source, read
 
 LOOPBACK = "127.0.0.1"
 LEAST_AGE = 10.0
@@ -20,59 +24,133 @@ SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class LivePage:
-    """The page of ``path`` as it is now; a file that is not there yet has no groups."""
+    """A page that is made again when ``version`` gives another text; ``make`` gets it and is called in a thread."""
 
-    def __init__(self, path: Path, title: str) -> None:
-        self._path = path
-        self._title = title
+    def __init__(self, version: Callable[[], str], make: Callable[[str], Iterable[str]]) -> None:
+        self._current = version
+        self._make = make
         self._making = asyncio.Lock()
         self._version = ""
         self._page = b""
         self._made_s = self._took_s = 0.0
 
-    def version(self) -> str:
-        """The version of the file; that of the page as long as it is too early to make another."""
+    async def version(self) -> str:
+        """The version of what the page shows; that of the page as long as it is too early to make another."""
         if self._version and time.monotonic() - self._made_s < LEAST_AGE * self._took_s:
             return self._version
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return "none"
-        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+        return await asyncio.to_thread(self._current)
 
     async def page(self) -> bytes:
-        """The page of the current version. Raises: RecordError, OSError: the file cannot be read."""
+        """The page of the current version. Raises: RecordError, OSError: a file cannot be read."""
         async with self._making:
-            if (version := self.version()) != self._version:
+            if (version := await self.version()) != self._version:
                 began_s = time.monotonic()
-                self._page = await asyncio.to_thread(self._made, version)
+                self._page = await asyncio.to_thread(lambda: "".join(self._make(version)).encode())
                 self._version, self._made_s = version, time.monotonic()
                 self._took_s = self._made_s - began_s
             return self._page
 
-    def _made(self, version: str) -> bytes:
-        records = read_records(self._path) if self._path.exists() else ()
-        return "".join(render(records, title=self._title, version=version)).encode()
+
+def page_of(source: Source, title: str | None = None) -> LivePage:
+    """The page of one source, whose file may be missing yet."""
+
+    def made(version: str) -> Iterable[str]:
+        runs = read(source) if source.is_directory or source.path.exists() else []
+        facts = runs[0].facts() if len(runs) == 1 else None
+        groups = [group for run in runs for group in run.groups]
+        problems = [problem for run in runs for problem in run.problems]
+        named = title or title_of(runs, source.path)
+        return render(groups, title=named, run=facts, version=version, problems=problems)
+
+    return LivePage(source.version, made)
+
+
+class Pages(Protocol):
+    """What is served: a page, and pages below it."""
+
+    @property
+    def main(self) -> LivePage:
+        """At ``/``."""
+
+    def run(self, label: str) -> LivePage | None:
+        """At ``/run/LABEL/``."""
+
+
+@dataclass(frozen=True)
+class OnePage:
+    """A page with none below it."""
+
+    main: LivePage
+
+    def run(self, label: str) -> LivePage | None:  # noqa: ARG002
+        """There is none."""
+        return None
+
+
+class RunsPages:
+    """The page about many runs, and one for each. ``sources`` finds them anew: a run that begins is added."""
+
+    def __init__(self, sources: Callable[[], list[Source]], title: str, settings: OverviewSettings) -> None:
+        self._sources = sources
+        self._title = title
+        self._settings = settings
+        self._views: dict[Path, tuple[str, list[RunView]]] = {}
+        self._pages: dict[str, LivePage] = {}
+        self.main = LivePage(self._version, self._made)
+
+    def run(self, label: str) -> LivePage | None:
+        """The page of the run of this label."""
+        if label not in self._pages:
+            for source in self._sources():
+                if source.name == label:
+                    self._pages[label] = page_of(source)
+        return self._pages.get(label)
+
+    def _version(self) -> str:
+        return hashlib.sha256(
+            "\n".join(f"{source.path} {source.version()}" for source in self._sources()).encode()
+        ).hexdigest()
+
+    def _made(self, version: str) -> Iterable[str]:
+        return render_overview(
+            [view for source in self._sources() for view in self._of(source)],
+            title=self._title,
+            settings=self._settings,
+            version=version,
+        )
+
+    def _of(self, source: Source) -> list[RunView]:
+        version = source.version()
+        if self._views.get(source.path, ("",))[0] != version:
+            self._views[source.path] = (version, [run_view(run, self._settings) for run in read(source)])
+        return self._views[source.path][1]
 
 
 @asynccontextmanager
-async def served(path: Path, *, title: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve the page on loopback within the body; yields its address. ``port`` 0: any free one. Raises: OSError: the
+async def served(pages: Pages, *, port: int = 0) -> AsyncIterator[str]:
+    """Serve the pages on loopback within the body; yields the address. ``port`` 0: any free one. Raises: OSError: the
     port cannot be used."""
-    live = LivePage(path, title)
 
-    async def page(_: web.Request) -> web.Response:
+    def found(request: web.Request) -> LivePage:
+        label = request.match_info.get("label")
+        if (page := pages.main if label is None else pages.run(label)) is None:
+            raise web.HTTPNotFound(text=f"there is no run {label}\n", headers=SAFE)
+        return page
+
+    async def page(request: web.Request) -> web.Response:
         try:
-            return web.Response(body=await live.page(), content_type="text/html", charset="utf-8", headers=SAFE)
+            body = await found(request).page()
+            return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SAFE)
         except (RecordError, OSError) as error:
             return web.Response(text=f"{error}\n", status=500, headers=SAFE)
 
-    async def version(_: web.Request) -> web.Response:
-        return web.Response(text=live.version(), headers=SAFE)
+    async def version(request: web.Request) -> web.Response:
+        return web.Response(text=await found(request).version(), headers=SAFE)
 
     app = web.Application(middlewares=[_for_this_machine])
-    app.router.add_get("/", page)
-    app.router.add_get("/version", version)
+    for base in ("/", "/run/{label}/"):
+        app.router.add_get(base, page)
+        app.router.add_get(f"{base}version", version)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -3,19 +3,12 @@ const FOLD_LINES = 24;
 const FOLD_CHARACTERS = 4000;
 const UNFOLD_AT_ONCE = 60;
 const SHORT_ARGUMENT = 60;
-const WATCH_MS = 2000;
 const KIND_NAMES = {
   slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
   run: "run", transport: "transport", lost: "lost", verify: "verify", release: "release",
 };
 
-const parsed = (id) => JSON.parse(byId(id).textContent);
-
-const { axis: [LOWEST, HIGHEST], groups: GROUPS } = parsed("data-groups");
-
-const scoreKind = (score) => (score === null ? "unscored" : score >= HIGHEST ? "full" : score <= LOWEST ? "none" : "part");
-const onAxis = (score) => (score - LOWEST) / (HIGHEST - LOWEST || 1);
-const scoreText = (score) => (score === null ? "–" : Number.isInteger(score) ? String(score) : score.toFixed(2));
+const GROUPS = parsed("data-groups");
 
 // --- text ------------------------------------------------------------------------------------
 
@@ -57,14 +50,6 @@ function pairs(rows) {
 }
 
 // --- one trajectory --------------------------------------------------------------------------
-
-// Multiples of 1, 2 or 5 times a power of ten: at most six of them, from 0 to the end.
-function ticks(end) {
-  const least = end / 5 || 1;
-  const power = 10 ** Math.floor(Math.log10(least));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= least * (1 - 1e-9));
-  return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, index) => index * step);
-}
 
 const tickText = (value, end) => (value === 0 ? "0" : end >= 1 ? `${+value.toPrecision(6)} s` : `${+(value * 1000).toPrecision(6)} ms`);
 
@@ -206,6 +191,9 @@ function trajectoryBody(number) {
   return made;
 }
 
+// Rollouts of several runs may have the same name.
+const anchorOf = (group, member) => (group.run ? `${group.run}/${member.id}` : member.id);
+
 function trajectoryRow(member, group) {
   const summary = element("summary", {});
   const badges = [];
@@ -216,7 +204,7 @@ function trajectoryRow(member, group) {
   if (member.callFaults) badges.push(element("span", { class: "badge warn" }, `${member.callFaults} call fault${member.callFaults > 1 ? "s" : ""}`));
   const rest = member.id.startsWith(group.id) ? member.id.slice(group.id.length).replace(/^[-:/._]+/, "") || member.id : member.id;
   const short = /^\d+$/.test(rest) ? `rollout ${rest}` : rest;
-  const link = element("a", { class: "link", href: `#${encodeURIComponent(member.id)}`, title: "Link to this trajectory" }, visible(short));
+  const link = element("a", { class: "link", href: `#${anchorOf(group, member).split("/").map(encodeURIComponent).join("/")}`, title: "Link to this trajectory" }, visible(short));
   summary.append(
     element("span", { class: `value ${scoreKind(member.score)}`, "aria-label": member.score === null ? "not scored" : `score ${scoreText(member.score)}` }, scoreText(member.score)),
     element("span", { class: "name mono", title: member.id }, link),
@@ -225,7 +213,7 @@ function trajectoryRow(member, group) {
     element("span", { class: "took" }, seconds(member.total)),
   );
   if (badges.length) summary.append(element("span", { class: "marks" }, ...badges));
-  const row = element("details", { class: "trajectory", id: `t:${member.id}` }, summary);
+  const row = element("details", { class: "trajectory", id: `t:${anchorOf(group, member)}` }, summary);
   row.addEventListener("toggle", () => { if (row.open) drawBody(row, member.body); });
   return row;
 }
@@ -268,7 +256,7 @@ function groupCard(group) {
   const numbers = statistics(group);
   const missing = group.size - numbers.scores.length;
   const title = element("div", {}, element("h4", {}, visible(group.item)));
-  if (group.run) title.append(" ", element("small", {}, `run ${visible(group.run)}`));
+  if (group.run) title.append(" ", element("small", {}, `run ${visible(group.runName)}`));
   if (group.outcome !== "complete") title.append(" ", element("span", { class: `badge ${group.outcome === "retry" ? "bad" : "warn"}` }, group.outcome === "retry" ? "to be retried" : `partial: ${numbers.scores.length} of ${group.size}`));
   const mean = element("div", { class: "mean" }, ...(numbers.mean === null ? ["not scored"] : ["mean ", element("b", {}, numbers.mean.toFixed(2))]), missing > 0 && numbers.mean !== null ? `, ${missing} missing` : "");
   const card = element("li", { class: "group" }, element("header", {}, title, dots(group, numbers), mean));
@@ -300,7 +288,8 @@ function textOf(group, member) {
   return texts.get(member.body);
 }
 
-function fits(member) {
+function fits(group, member) {
+  if (byId("run") && byId("run").value && byId("run").value !== group.run) return false;
   const wanted = byId("score").value;
   if (wanted !== "any" && scoreKind(member.score) !== wanted) return false;
   return !byId("faulty").checked || member.fault !== "none" || member.callFaults > 0 || member.attempt > 1;
@@ -312,11 +301,11 @@ function applyFilters() {
   for (const { group, card, rows } of cards) {
     let here = 0;
     group.members.forEach((member, index) => {
-      const shown = fits(member) && words.every((word) => textOf(group, member).includes(word));
+      const shown = fits(group, member) && words.every((word) => textOf(group, member).includes(word));
       rows[index].hidden = !shown;
       here += shown ? 1 : 0;
     });
-    const unfiltered = words.length === 0 && byId("score").value === "any" && !byId("faulty").checked;
+    const unfiltered = words.length === 0 && byId("score").value === "any" && !byId("faulty").checked && !byId("run")?.value;
     card.hidden = here === 0 && !unfiltered;
     count += here;
   }
@@ -333,19 +322,23 @@ function applyOrder() {
   list.append(...[...cards].sort((a, b) => key(a) - key(b) || 0).map(({ card }) => card));
 }
 
+// A link may name the run also where the page has only one.
 function follow() {
   let wanted = location.hash.slice(1);
   try { wanted = decodeURIComponent(wanted); } catch { return; }
+  if (!wanted) return;
   for (const marked of list.querySelectorAll(".marked")) marked.classList.remove("marked");
-  for (const { group, card, rows } of cards) {
-    const index = group.members.findIndex((member) => member.id === wanted);
-    if (index < 0) continue;
-    card.hidden = rows[index].hidden = false;
-    rows[index].open = true;
-    drawBody(rows[index], group.members[index].body);
-    rows[index].classList.add("marked");
-    rows[index].scrollIntoView({ block: "start" });
-    return;
+  for (const leadsTo of [(group, member) => anchorOf(group, member) === wanted, (_, member) => wanted.endsWith(`/${member.id}`) || member.id === wanted]) {
+    for (const { group, card, rows } of cards) {
+      const index = group.members.findIndex((member) => leadsTo(group, member));
+      if (index < 0) continue;
+      card.hidden = rows[index].hidden = false;
+      rows[index].open = true;
+      drawBody(rows[index], group.members[index].body);
+      rows[index].classList.add("marked");
+      rows[index].scrollIntoView({ block: "start" });
+      return;
+    }
   }
 }
 
@@ -353,51 +346,12 @@ function shownRows() {
   return cards.filter(({ card }) => !card.hidden).flatMap(({ rows }) => rows.filter((row) => !row.hidden));
 }
 
-for (const id of ["find", "score", "faulty"]) byId(id).addEventListener("input", applyFilters);
+for (const id of ["find", "score", "faulty", "run"]) byId(id)?.addEventListener("input", applyFilters);
 byId("order").addEventListener("input", applyOrder);
 byId("unfold").addEventListener("click", () => shownRows().slice(0, UNFOLD_AT_ONCE).forEach((row) => { row.open = true; }));
 byId("fold").addEventListener("click", () => list.querySelectorAll("details.trajectory[open]").forEach((row) => { row.open = false; }));
-byId("theme").addEventListener("click", switchTheme);
 window.addEventListener("hashchange", follow);
-
-// --- a page that is served while its run goes on --------------------------------------------------
-
-const CONTROLS = ["find", "score", "order"];
-
-function remember() {
-  const controls = Object.fromEntries(CONTROLS.map((id) => [id, byId(id).value]));
-  const open = [...list.querySelectorAll("details.trajectory[open]")].map((row) => row.id);
-  sessionStorage.setItem("view", JSON.stringify({ controls, faulty: byId("faulty").checked, open, at: window.scrollY }));
-}
-
-function recall() {
-  const kept = JSON.parse(sessionStorage.getItem("view") || "null");
-  if (kept === null) return;
-  for (const id of CONTROLS) byId(id).value = kept.controls[id];
-  byId("faulty").checked = kept.faulty;
-  applyOrder();
-  applyFilters();
-  for (const id of kept.open) if (byId(id)) byId(id).open = true;
-  requestAnimationFrame(() => window.scrollTo(0, kept.at));
-}
-
-async function watch() {
-  try {
-    const reply = await fetch("version");
-    if (reply.ok && (await reply.text()) !== document.body.dataset.version) {
-      remember();
-      location.reload();
-      return;
-    }
-  } catch { /* the server has ended, or does not answer yet */ }
-  setTimeout(watch, WATCH_MS);
-}
 
 applyOrder();
 applyFilters();
 follow();
-if (document.body.dataset.version) {
-  recall();
-  setTimeout(watch, WATCH_MS);
-}
-document.documentElement.dataset.ready = "yes";

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from agentenv.agent.transcript import GroupRecord, Transcript
@@ -19,7 +19,6 @@ from agentenv.runs.statistics import (
     paired_difference,
 )
 
-MISSING: Final = "–"
 ANY_MODEL: Final = ""
 Scores = dict[str, list[float]]
 """The scores of a run by item, in the order of the records."""
@@ -83,6 +82,29 @@ class Comparison:
     """Why the difference may be due to something else than the model: settings, items, attempts."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What is compared of a run, without its records."""
+
+    run: Run
+    """Without groups."""
+    figures: Figures
+    scores: Scores
+    attempts: frozenset[int]
+    """How many rollouts its groups were to have."""
+
+
+def summary_of(run: Run, *, success: float = SUCCESS, prices: Prices | None = None) -> Summary:
+    """The run's summary. A rollout with a score of at least ``success`` counts as a success in pass@k."""
+    scores = scores_by_item(run)
+    return Summary(
+        run=replace(run, groups=[]),
+        figures=_figures(run, scores, success, prices or Prices()),
+        scores=scores,
+        attempts=frozenset(group.group_size for group in run.groups),
+    )
+
+
 def scores_by_item(run: Run) -> Scores:
     """Every score of the run by item; an item without any has an empty list."""
     scores: Scores = {}
@@ -92,9 +114,7 @@ def scores_by_item(run: Run) -> Scores:
     return scores
 
 
-def figures(run: Run, *, success: float = SUCCESS, prices: Prices | None = None) -> Figures:
-    """The run's figures. A rollout with a score of at least ``success`` counts as a success in pass@k."""
-    scores = scores_by_item(run)
+def _figures(run: Run, scores: Scores, success: float, prices: Prices) -> Figures:
     played = run.transcripts
     mean, error = mean_and_standard_error(scores.values())
     counted = [tokens_of(transcript) for transcript in played]
@@ -115,7 +135,7 @@ def figures(run: Run, *, success: float = SUCCESS, prices: Prices | None = None)
         faults=dict(Counter(t.fault for t in played if t.fault != "none").most_common()),
         prompt_tokens=prompt,
         completion_tokens=completion,
-        cost=(prices or Prices()).cost(run.model, prompt, completion),
+        cost=prices.cost(run.model, prompt, completion),
         took_s=max(map(ended_unix_s, played)) - min(t.began_unix_s for t in played) if played else None,
         rollout_s=sum(ended_unix_s(t) - t.began_unix_s for t in played) / len(played) if played else None,
     )
@@ -129,19 +149,18 @@ def attempts_to_show(scores: Scores) -> list[int]:
     return shown if not most or most in shown else [*shown, most]
 
 
-def compare(first: Run, second: Run) -> Comparison:
+def compare(first: Summary, second: Summary) -> Comparison:
     """The second run against the first, item by item."""
-    before, after = scores_by_item(first), scores_by_item(second)
-    settings = _differing(first, second)
+    settings = _differing(first.run, second.run)
     return Comparison(
-        first=first.label,
-        second=second.label,
-        difference=paired_difference(before, after),
+        first=first.run.label,
+        second=second.run.label,
+        difference=paired_difference(first.scores, second.scores),
         settings=settings,
         notes=[
-            *_notes_on_settings(first, second, settings),
-            *_notes_on_items(before, after),
-            *_notes_on_attempts(first, second),
+            *_notes_on_settings(first.run, second.run, settings),
+            *_notes_on_items(first.scores, second.scores),
+            *_notes_on_attempts(first.attempts, second.attempts),
         ],
     )
 
@@ -208,9 +227,8 @@ def _notes_on_items(before: Scores, after: Scores) -> list[str]:
     return notes
 
 
-def _notes_on_attempts(first: Run, second: Run) -> list[str]:
-    sizes = [{group.group_size for group in run.groups} for run in (first, second)]
-    if not all(sizes) or sizes[0] == sizes[1]:
+def _notes_on_attempts(before: frozenset[int], after: frozenset[int]) -> list[str]:
+    if not before or not after or before == after:
         return []
-    before, after = (", ".join(map(str, sorted(each))) for each in sizes)
-    return [f"an item has {before} attempts in the first, {after} in the second"]
+    first, second = (", ".join(map(str, sorted(sizes))) for sizes in (before, after))
+    return [f"an item has {first} attempts in the first, {second} in the second"]

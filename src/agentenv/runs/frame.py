@@ -248,7 +248,7 @@ def _members(run: Run) -> Iterator[tuple[GroupRecord, int, Transcript]]:
 
 def _of_run(run: Run, group: GroupRecord, transcript: Transcript) -> Row:
     return {
-        "run": run.id or run.label,
+        "run": run.key,
         "name": run.name,
         "model": run.model,
         "item_id": group.item_id,

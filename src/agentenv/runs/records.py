@@ -47,6 +47,11 @@ class Run:
         return self.manifest.id if self.manifest else self.record.id if self.record else ""
 
     @property
+    def key(self) -> str:
+        """Its id, or its label where it has none."""
+        return self.id or self.label
+
+    @property
     def label(self) -> str:
         """The name under which a caller finds it: of its directory, or its id."""
         return self.path.name if self.manifest else self.id or self.path.name
@@ -115,6 +120,11 @@ class Source:
     def rollouts(self) -> Path:
         """The file of records, which may be missing."""
         return self.path / ROLLOUTS if self.is_directory else self.path
+
+    @property
+    def name(self) -> str:
+        """Its own, without the directory it is in."""
+        return self.path.name
 
     def version(self) -> str:
         """Another text whenever something has changed."""

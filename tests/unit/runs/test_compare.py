@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.runs.compare import Prices, attempts_to_show, compare, figures, scores_by_item
+from agentenv.runs.compare import Prices, Summary, attempts_to_show, compare, summary_of
 from agentenv.runs.records import Run, find, read
 from agentenv.runs.statistics import mean_and_standard_error
 from tests import run_directories
 from tests.run_directories import Played
 
 
-def run(tmp_path: Path, played: Played, groups: int | None = None) -> Run:
+def run(tmp_path: Path, played: Played, groups: int | None = None) -> Summary:
     (found,) = read(find(run_directories.write(tmp_path, played, groups=groups))[0])
-    return found
+    return summary_of(found)
 
 
 def test_figures_come_from_the_records(tmp_path: Path) -> None:
-    found = figures(run(tmp_path, Played("a", items=10, faults=0.2)))
+    summary = run(tmp_path, Played("a", items=10, faults=0.2))
+    found = summary.figures
     assert (found.groups, found.items, found.rollouts, found.state) == (10, 10, 40, "finished")
     assert 0 < sum(found.faults.values()) == found.rollouts - found.scored
-    assert (found.mean, found.standard_error) == mean_and_standard_error(
-        scores_by_item(read(find(next(tmp_path.iterdir()))[0])[0]).values()
-    )
+    assert (found.mean, found.standard_error) == mean_and_standard_error(summary.scores.values())
+    assert summary.run.groups == []
     assert [estimate.k for estimate in found.pass_at_k] == [1, 2, 4]
     assert [estimate.value for estimate in found.pass_at_k] == sorted(e.value for e in found.pass_at_k)
     assert all(estimate.interval.low <= estimate.value <= estimate.interval.high for estimate in found.pass_at_k)
@@ -33,7 +33,7 @@ def test_figures_come_from_the_records(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded_has_figures_too(tmp_path: Path) -> None:
-    found = figures(run(tmp_path, Played("a", state="running"), groups=0))
+    found = run(tmp_path, Played("a", state="running"), groups=0).figures
     assert (found.rollouts, found.mean, found.pass_at_k, found.took_s, found.state) == (0, None, [], None, "killed")
 
 
@@ -77,7 +77,7 @@ def test_what_else_differs_is_said(tmp_path: Path) -> None:
 
 def test_a_digest_tells_that_settings_differ_where_nothing_else_does(tmp_path: Path) -> None:
     runs = [
-        Run(tmp_path, record=played.record, groups=list(played.groups()))
+        summary_of(Run(tmp_path, record=played.record, groups=list(played.groups())))
         for played in (Played("a", items=2), Played("b", items=2, settings={"temperature": 0.0}))
     ]
     assert any("which is not recorded" in note for note in compare(*runs).notes)
