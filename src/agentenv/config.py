@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, cast, get_args
@@ -393,3 +393,34 @@ def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> 
 def debug() -> bool:
     """Whether the command line shows tracebacks instead of messages (``$AGENTENV_DEBUG`` is set and not 0)."""
     return os.environ.get("AGENTENV_DEBUG", "0") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class TraceVariables:
+    """What OpenTelemetry's own environment variables say about spans; its packages read the rest of them."""
+
+    exporters: tuple[str, ...] = ()
+    """Entry points of the group ``opentelemetry_traces_exporter``; none: no spans."""
+    content: str = ""
+    """``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``, in lower case."""
+    named: bool = False
+    """Whether the service has a name."""
+
+    @classmethod
+    def from_environment(cls) -> TraceVariables:
+        """Spans are made if an exporter or an endpoint is named, and ``OTEL_SDK_DISABLED`` is not true."""
+        given = {name: value.strip() for name, value in os.environ.items() if name.startswith("OTEL_")}
+        endpoint = given.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or given.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        names = given.get("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
+        if given.get("OTEL_SDK_DISABLED", "").lower() == "true":
+            return cls()
+        protocol = given.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or given.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        otlp = f"otlp_proto_{'http' if not protocol else protocol.partition('/')[0]}"
+        if protocol == "http/json":
+            otlp = "otlp_json_http"
+        exporters = [otlp if name == "otlp" else name for name in map(str.strip, names.split(",")) if name]
+        return cls(
+            exporters=tuple(name for name in exporters if name != "none"),
+            content=given.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower(),
+            named=bool(given.get("OTEL_SERVICE_NAME")) or "service.name=" in given.get("OTEL_RESOURCE_ATTRIBUTES", ""),
+        )

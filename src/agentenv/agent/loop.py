@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,11 +145,15 @@ class AgentLoop:
         tools: Sequence[ToolDefinition],
         settings: AgentSettings,
         timeline: Timeline | None = None,
+        turn_headers: Callable[[int], dict[str, str]] | None = None,
     ) -> None:
+        """``turn_headers``: HTTP headers of the request for a turn (0 first), passed to the model as
+        ``extra_headers``."""
         self._model = model
         self._session = session
         self._settings = settings
         self._timeline = timeline or Timeline()
+        self._turn_headers = turn_headers
         chosen, known = settings.tools, [tool["function"]["name"] for tool in tools]
         if unknown := sorted(set(chosen or ()) - set(known)):
             raise ConfigError("tools", f"unknown tool {unknown[0]!r}", next_step=f"known: {', '.join(known)}")
@@ -256,9 +260,12 @@ class AgentLoop:
 
     async def _turn(self, index: int) -> tuple[Step, Completion]:
         started_s = self._timeline.now()
+        params = self._settings.sampling()
+        if self._turn_headers is not None:
+            params["extra_headers"] = self._turn_headers(index)
         with self._timeline.phase("model", f"step {index + 1}"):
             completion: Completion = await self._within_idle_limit(
-                self._model.complete(self.result.messages, self._tools, **self._settings.sampling())
+                self._model.complete(self.result.messages, self._tools, **params)
             )
         step = Step(
             index=index,

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
@@ -82,6 +83,8 @@ class RolloutServices:
     """Prepares once for all rollouts with the same key; None: every rollout prepares its own slot."""
     agent: AgentSettings = field(default_factory=AgentSettings)
     """For what the settings of a hook leave open."""
+    turn_headers: Callable[[str, int], dict[str, str]] | None = None
+    """HTTP headers of the request to the model for a turn (0 first) of an attempt, which is named as its slot is."""
 
 
 @dataclass
@@ -225,7 +228,9 @@ class Rollout:
 
     async def _act(self, attempt: Attempt, session: Session, settings: AgentSettings, task: str) -> None:
         async with opened(self._farm.model_for(attempt.trajectory)) as model:
-            loop = AgentLoop(model, session, self._farm.tools, settings, attempt.timeline)
+            headers = self._farm.turn_headers
+            of_turn = None if headers is None else partial(headers, attempt.trajectory)
+            loop = AgentLoop(model, session, self._farm.tools, settings, attempt.timeline, of_turn)
             attempt.agent = loop.result
             attempt.acted = True
             try:

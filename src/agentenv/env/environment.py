@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, get_origin
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
@@ -74,6 +75,8 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
 from agentenv.runs.manifest import Verb
+from agentenv.runs.spans import Served
+from agentenv.runs.tracing import Tracing
 from agentenv.sdk.images import StoredImages
 from agentenv.sdk.roots import ImageRoot, farm_images
 from agentenv.sdk.tool_context import ToolContext
@@ -323,6 +326,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             if self.jsonl_writer is not None:
                 self.jsonl_writer.close()  # which removes the empty file
             raise
+        self._tracing = Tracing(self._files.run, Served(*self._provider_and_url(kind)))
         self._warn_of_queueing(configs)
         self.prepare_reports()
         self.prepare_link()
@@ -448,10 +452,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     async def __aenter__(self) -> Self:
         await self.setup()
+        self._tracing.open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self.close()
+        await asyncio.to_thread(self._tracing.close, "", self.progress.results, error)
 
     def build_backend(self) -> ContainerBackend:
         """The backend of the farm, by default the one ``tool_pool_mode`` names. Override it to use your own."""
@@ -516,7 +522,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         new = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
         together = max(size, self.config.infra_retries)
+        began_unix_s = time.time()
         services = self._group_farms.of(new, self.tools_of_group(key), key, kind)
+        services = replace(services, turn_headers=self._tracing.turn_headers(new))
         rollout = Rollout(services, self, item, key, retries_together=together)
         group, transcripts, played = await self._files.play(item, size, new, rollout.run)
         for transcript in played:
@@ -530,6 +538,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self.progress.add(key, transcripts)
             if kind == "eval" and outcome_of(transcripts) == "retry":
                 self.progress.results.missing.no_score(key, transcripts)
+        self._tracing.add(new, key, kind, began_unix_s, played)
         await self._files.add(group, item, size, transcripts)
         return transcripts
 
@@ -547,13 +556,20 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         about = f"{what}; model {self._model_and_place()}; slots: {self.config.tool_pool_mode}"
         metrics = self.config.data_dir_to_save_evals if verb == "evaluate" else None
         with self._files.command(verb, goal, size, metrics, resumable=resumable):
-            with self.progress.shown(verb, about, goal, self._files.ending):
+            shown = self.progress.shown(verb, about, goal, self._files.ending)
+            with self._tracing.within(shown, verb, lambda: self.progress.results):
                 yield
             self.progress.results.missing.check(scores=verb != "serve")
 
     def _model_and_place(self) -> str:
         urls = sorted({url for server in self.server.servers if (url := address_of(server))})
         return f"{self._model_name() or '?'} at {', '.join(urls)}"
+
+    def _provider_and_url(self, kind: str) -> tuple[str, str]:
+        if type(self).model_for is not AgentEnv.model_for:
+            return "", ""
+        urls = {url for server in self.server.servers if (url := address_of(server))}
+        return kind, urls.pop() if len(urls) == 1 else ""
 
     def _model_name(self) -> str:
         servers = self.server.servers if type(self).model_for is AgentEnv.model_for else []

@@ -87,7 +87,9 @@ class _TokenServer:
         kwargs.pop("model", None)
         kwargs.pop("prompt", None)
         prompt = kwargs.pop("input_ids")
-        headers = {TRAJECTORY_HEADER: user} if (user := kwargs.pop("user", None)) else {}
+        headers = kwargs.pop("extra_headers", None) or {}
+        if user := kwargs.pop("user", None):
+            headers = {**headers, TRAJECTORY_HEADER: user}
         async with semaphore:
             started_at = time.time()
             reply, attempts = await self._posted(self._request(prompt, kwargs), headers)
