@@ -1,11 +1,11 @@
-"""``run.json``: what a run is, and how far it came. One directory per run, ``runs/NAME-DATE/``::
+"""``run.json``: what a run is, and how far it came. One directory per run, ``runs/NAME-DATE/``:
 
-run.json         this file, replaced as a whole at every change
-lock             locked by the process that plays the run
-rollouts.jsonl   a GroupRecord per line: every group that has ended
-members.jsonl    the rollouts that have ended of groups that have not (:mod:`agentenv.runs.members`)
-groups.jsonl     `process`: the groups for a trainer; groups.html is atropos' page of them
-log.txt          warnings and errors
+- ``run.json``: this file, replaced as a whole at every change
+- ``lock``: locked by the process that plays the run
+- ``rollouts.jsonl``: a GroupRecord per line, for every group that has ended
+- ``members.jsonl``: the rollouts that have ended of groups that have not (:mod:`agentenv.runs.members`)
+- ``groups.jsonl``: the groups of `process` for a trainer; ``groups.html`` is atropos' page of them
+- ``log.txt``: warnings and errors
 """
 
 from __future__ import annotations
