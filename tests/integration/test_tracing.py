@@ -18,7 +18,7 @@ from tests.integration import test_env_commands as commands
 from tests.unit.env.env_stubs import IDLE, SOLVE
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-WRONG = [Reply("hm", (Call("no_such_tool", {}), Call("bash", {"command": "exit 3"}))), Reply("done")]
+WRONG = [Reply("hm", (Call("no_such_tool", {}), Call("bash", {"command": "exit 3"}))), Reply("wrong")]
 
 
 class Recorded(ScriptedPolicy):
