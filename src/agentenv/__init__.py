@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SlotDestroyedError,
         TaskError,
         ToolCallError,
+        UserUnsupportedError,
     )
     from agentenv.executor.session import Checkpoint, ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
@@ -102,6 +103,7 @@ _HOMES: Final = {
     "ToolResult": "agentenv.agent.tool_call",
     "ToolSession": "agentenv.executor.session",
     "ToolSpec": "agentenv.tools.spec",
+    "UserUnsupportedError": "agentenv.errors",
 }
 
 __all__ = [
@@ -152,6 +154,7 @@ __all__ = [
     "ToolResult",
     "ToolSession",
     "ToolSpec",
+    "UserUnsupportedError",
     "__version__",
 ]
 

@@ -13,6 +13,7 @@ Every class states whose failure it is (``fault``), what survived and what to do
     ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
     │   ├── UnknownToolError
     │   ├── InvalidArgumentsError
+    │   │   └── UserUnsupportedError        a slot without an image has one user, and the call names another
     │   ├── SessionBusyError            the terminal session already runs a command
     │   └── UnknownSessionError         no such session, process or tmux session in the slot
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
@@ -169,6 +170,12 @@ class InvalidArgumentsError(ToolCallError):
     """The arguments do not fit the tool's schema. Nothing ran."""
 
     code = "invalid_arguments"
+
+
+class UserUnsupportedError(InvalidArgumentsError):
+    """The call names a user, and its slot has no image: all its programs run as its one user. Nothing ran."""
+
+    code = "user_unsupported"
 
 
 class SessionBusyError(ToolCallError):

@@ -20,9 +20,9 @@ from agentenv.errors import (
     CheckpointError,
     ConfigError,
     InfraError,
-    InvalidArgumentsError,
     PoolClosedError,
     SandboxUnavailableError,
+    UserUnsupportedError,
 )
 from agentenv.sdk.processes import ExecResult
 from tests.integration.awaited import awaited
@@ -297,11 +297,28 @@ async def test_many_sandboxes_of_several_images_share_a_farm(images: dict[str, s
     assert found == [(str(n), str(n), users[n % 3], "mine") for n in range(50)]
 
 
+async def test_a_directory_to_start_in_that_is_missing_is_made(images: dict[str, str]) -> None:
+    """By root, as docker does, whoever the image's user is."""
+    async with AsyncSandbox(image=images["app"], workdir="/opt/made/here", forks=1) as box:
+        assert (await box.run("pwd; stat -c %U:%a . ..")).stdout == "/opt/made/here\nroot:755\nroot:755\n"
+        await box.exec(["sh", "-c", "echo 1 > note"], user="root")
+        assert await box.read_file("note") == "1\n"
+        (fork,) = await box.fork()
+        async with fork:
+            assert (await fork.run("pwd; cat note")).stdout == "/opt/made/here\n1\n"
+    async with AsyncSandbox(image=images[""], workdir="/etc/passwd/below") as box:
+        refused = await box.run("pwd")
+        assert refused.exit_code != 0
+        assert "/etc/passwd/below" in refused.stderr
+
+
 async def test_plain_slots_have_one_user_and_cannot_become_images() -> None:
     async with AsyncSandbox() as box:
         for call in (box.exec(["id"], user="root"), box.terminal("id", user="root"), box.start("id", user="root")):
-            with pytest.raises(InvalidArgumentsError, match="a slot without an image has one user"):
+            with pytest.raises(UserUnsupportedError, match="a slot without an image has one user"):
                 await call
+        with pytest.raises(UserUnsupportedError):
+            await box.start("id", user="root", output="stream")
         with pytest.raises(CheckpointError, match="cannot become one"):
             await box.commit("plain:1")
         assert (await box.exec(["echo", "$HOME"])).stdout == "$HOME\n"

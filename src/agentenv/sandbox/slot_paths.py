@@ -57,6 +57,13 @@ class SlotPaths:
     ripgrep: str = "/run/agentenv/rg"
     tmux: str = ""
     """Directory of the tmux to use (:data:`TMUX_BUNDLE`); empty: the one that PATH leads to."""
+    workdir: str = ""
+    """See :attr:`start`."""
+
+    @property
+    def start(self) -> str:
+        """Where commands start, and what relative paths are below."""
+        return self.in_slot(self.workdir) if self.workdir else self.workspace
 
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the
@@ -74,13 +81,16 @@ class SlotPaths:
         return self.in_slot(self.home + path.removeprefix("~") if at_home else path)
 
     def directory(self, path: str | None) -> str:
-        """The directory a call names for a command to run in; relative ones are below the workspace (the default)."""
-        return posixpath.join(self.workspace, self.named(path)) if path else self.workspace
+        """The directory a call names for a command to run in; relative ones are below :attr:`start` (the
+        default)."""
+        return posixpath.join(self.start, self.named(path)) if path else self.start
 
     def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
         """The command of one file operation."""
-        fence = ["--beneath"] if self.beneath_workspace else []
-        argv = [self.files, *fence, self.workspace, operation, self.named(path), *rest]
+        fence, top, path = [], self.start, self.named(path)
+        if self.beneath_workspace:
+            fence, top, path = ["--beneath"], self.workspace, posixpath.join(top, path) if self.workdir else path
+        argv = [self.files, *fence, top, operation, path, *rest]
         return argv if is_root(self.user) else as_user(self.user, argv)
 
 

@@ -39,6 +39,7 @@ from agentenv.sdk.roots import (
     SandboxFields,
     container_for,
     plain_container_for,
+    plain_root,
 )
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.slots.backends.base import ContainerBackend
@@ -209,8 +210,10 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
       ``disk``). Its container gets the limits that this needs;
     - ``network``: ``none``, ``public``, or with an image a list of hosts, or a NetworkPolicy, which
       :meth:`set_network` changes. By default what ``allow_network`` says, with an image ``none``;
-    - with an image: ``cpus`` (cores), ``user`` and ``workdir`` in place of the image's, ``capabilities``,
-      ``nested_namespaces`` (:class:`ImageRoot`);
+    - ``workdir``: where its commands start and what relative paths are below, in place of ``/workspace`` or the image's
+      own. It is made if it is missing;
+    - with an image: ``cpus`` (cores), ``user`` in place of the image's, ``capabilities``, ``nested_namespaces``
+      (:class:`ImageRoot`);
     - ``forks``: how many forks it may have at once;
     - ``pool``: a farm that is open. The sandbox is one of its slots, as :meth:`AsyncFarm.sandbox` gives them; backend,
       timeouts and the container's settings are the farm's.
@@ -235,11 +238,12 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         **fields: Unpack[SandboxFields],
     ) -> None:
         asked, container = _split(fields)
-        root = None if image is None else ImageRoot(image, **asked)
+        root: ImageRoot | RootSpec | None
+        root = plain_root(asked.pop("workdir", "")) if image is None else ImageRoot(image, **asked)
         if pool is not None:
             times = (timeout_s, start_timeout_s) != (CALL_TIMEOUT_S, START_TIMEOUT_S)
             given = backend != "local" or settings or farm or forks or container or times
-            if given or (root is None and asked):
+            if given or (image is None and asked):
                 raise ConfigError("pool", "excludes backend, settings and limits", next_step="set them on the Farm")
             self._enlist(pool, root, owned=False)
             return
@@ -247,9 +251,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
             if settings is None:
                 container.setdefault("slots_per_container", 1 + forks)  # all of them in one container
             made = ContainerSettings.made(settings, container)
-            settings = plain_container_for(asked, made) if root is None else container_for(root, made)
+            settings = container_for(root, made) if isinstance(root, ImageRoot) else plain_container_for(asked, made)
             container = {}
-        elif root is None and asked:
+        elif image is None and asked:
             raise ConfigError(next(iter(asked)), "needs an image", next_step="pass image=…, or configure the backend")
         alone = AsyncFarm(
             backend,

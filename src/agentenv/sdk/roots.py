@@ -22,7 +22,7 @@ _MILLIS: Final = 1000
 _ROOM_BYTES: Final = 1024 * MIB
 """Memory for the programs of a sandbox that asks for storage in memory and does not say how much memory."""
 _NO_IMAGE: Final = "sha256:" + 64 * "0"
-_OF_PLAIN: Final = ("memory_mib", "storage_mib", "network")
+_OF_PLAIN: Final = ("memory_mib", "storage_mib", "network", "workdir")
 """What a sandbox without an image may be given too."""
 
 
@@ -64,9 +64,10 @@ class ImageRoot:
     """The image of a sandbox and its limits: ``cpus`` in cores, None where the container's own limits hold.
 
     ``storage_mib`` bounds what the sandbox may write: in memory (it counts as the sandbox's memory) or on disk.
-    ``user`` and ``workdir`` replace those of the image. ``network``: what it may reach, which the container has to
-    allow (``allow_network``). ``capabilities`` are over the sandbox's own namespaces, beyond those that its root has;
-    with ``nested_namespaces`` its programs may make user namespaces, as browsers do for their sandboxes.
+    ``user`` and ``workdir`` replace those of the image; a ``workdir`` that is missing is made. ``network``: what it may
+    reach, which the container has to allow (``allow_network``). ``capabilities`` are over the sandbox's own namespaces,
+    beyond those that its root has; with ``nested_namespaces`` its programs may make user namespaces, as browsers do for
+    their sandboxes.
     """
 
     image: str
@@ -131,11 +132,15 @@ def plain_container_for(fields: RootFields, settings: ContainerSettings) -> Cont
         )
     for_images = [name for name, value in fields.items() if value and name not in _OF_PLAIN and value != "memory"]
     if for_images:
-        cure = "give calls cwd=…, or name an image" if for_images[0] == "workdir" else "name an image, or leave it out"
-        raise ConfigError(for_images[0], "is for sandboxes with an image", next_step=cure)
+        raise ConfigError(for_images[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
     memory_mib, storage_mib = fields.get("memory_mib"), fields.get("storage_mib")
     _check_positive(memory_mib=memory_mib, storage_mib=storage_mib)
     return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
+
+
+def plain_root(workdir: str | None) -> RootSpec | None:
+    """The root of a sandbox without an image that starts in ``workdir``. Raises ConfigError (``root.workdir``)."""
+    return RootSpec("", workdir=workdir) if workdir else None
 
 
 def _plain_limits(limits: SlotLimits, memory_mib: int | None, storage_mib: int | None) -> SlotLimits:

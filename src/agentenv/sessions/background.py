@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from agentenv.errors import InvalidArgumentsError
+from agentenv.errors import InvalidArgumentsError, UserUnsupportedError
 from agentenv.sessions.condition import Changes
 from agentenv.sessions.head_tail import Rolling
 from agentenv.sessions.host import Host, Program, terminal_env
@@ -155,6 +155,9 @@ class Background:
             os.set_blocking(self._input, False)
         try:
             self._started = self._host.start(order.program(env, None if theirs < 0 else theirs), self)
+        except UserUnsupportedError:
+            self._release()
+            raise
         except ValueError as error:
             self._release()
             raise InvalidArgumentsError(f"process: {error}") from error

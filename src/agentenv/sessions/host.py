@@ -97,8 +97,7 @@ class Host(Protocol):
         """Variables that this command needs, and programs in its panes must not have."""
 
     def start(self, program: Program, events: ProgramEvents) -> Started:
-        """Start a program. Raises ValueError when argv and env are too large, or the slot has only one user and another
-        is named."""
+        """Start a program. Raises ValueError when argv and env are too large, UserUnsupportedError."""
 
     def input(self) -> tuple[int, int]:
         """Create a channel to a program's input: our end to write to, and the program's end. Both are the caller's

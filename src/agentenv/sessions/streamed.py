@@ -17,8 +17,8 @@ class Streamed:
     """From its start to :meth:`close`, which kills it. One coroutine may read each output, and one write."""
 
     def __init__(self, host: Host, order: Order, *, feeds: bool) -> None:
-        """Start it; ``feeds``: it will be written to. Raises ValueError when argv and env are too large, or the slot
-        has only one user and another is named; OSError."""
+        """Start it; ``feeds``: it will be written to. Raises ValueError when argv and env are too large;
+        UserUnsupportedError, OSError."""
         self.pid = 0
         """Its first process, as the slot sees it; 0 when it could not be started."""
         self._host = host

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentenv.deadlines import scaled
-from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
+from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError, UserUnsupportedError
 from agentenv.sessions import foreground, shell_protocol
 from agentenv.sessions.command_socket import CommandSocket
 from agentenv.sessions.condition import Changes
@@ -254,6 +254,9 @@ class Terminal:
                 ),
                 self,
             )
+        except UserUnsupportedError:
+            self._socket.close()
+            raise
         except ValueError as error:
             self._socket.close()
             raise InvalidArgumentsError(f"terminal: {error}") from error

@@ -24,15 +24,17 @@ _DEFAULTS: Final = {
     "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
 }  # fmt: skip
 """Field values that request nothing."""
+_OF_PLAIN: Final = ("image", "checkpoint", "workdir")
+"""Fields that a root without an image may have."""
 
 
 @dataclass(frozen=True)
 class RootSpec:
     """The root of an image slot, and its limits. A limit of 0 is the container's own. Without an image: the checkpoint
-    that a plain slot begins with; no other field is set."""
+    that a plain slot begins with, and its ``workdir``; no other field is set."""
 
     image: str
-    """Digest of an image in the node's store, ``sha256:…``. Empty: a plain slot with the workspace of a checkpoint."""
+    """Digest of an image in the node's store, ``sha256:…``. Empty: a plain slot."""
     checkpoint: str = ""
     """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's, or of
     an empty workspace."""
@@ -48,7 +50,7 @@ class RootSpec:
     user: str = ""
     """The default user of commands: a name or uid, with ``:GROUP`` or without. Empty: the image's."""
     workdir: str = ""
-    """The default directory of commands. Empty: the image's."""
+    """The default directory of commands, which is made if it is missing. Empty: the image's, or the workspace."""
     env: dict[str, str] = field(default_factory=dict)
     """Added to the image's own environment."""
     network: NetworkPolicy = NO_NETWORK
@@ -60,10 +62,13 @@ class RootSpec:
     def __post_init__(self) -> None:
         named = not self.checkpoint or bool(_CHECKPOINT.fullmatch(self.checkpoint))
         self._check("checkpoint", named, "32 hexadecimal digits")
-        if not self.image and self.checkpoint:
-            for one in dataclasses.fields(self)[2:]:
+        path = not self.workdir or (self.workdir.startswith("/") and _is_name(self.workdir, MAX_PATH_CHARS))
+        self._check("workdir", path, f"an absolute path of at most {MAX_PATH_CHARS} characters")
+        if not self.image and (self.checkpoint or self.workdir):
+            for one in dataclasses.fields(self):
                 default = one.default_factory() if callable(one.default_factory) else one.default
-                self._check(one.name, getattr(self, one.name) == default, "only with an image")
+                plain = one.name in _OF_PLAIN or getattr(self, one.name) == default
+                self._check(one.name, plain, "only with an image")
             return
         self._check("image", bool(_DIGEST.fullmatch(self.image)), "sha256: and 64 hexadecimal digits")
         self._check("writable", self.writable in get_args(Writable), ", ".join(get_args(Writable)))
@@ -72,8 +77,6 @@ class RootSpec:
         for name in ("memory_bytes", "cpu_millis", "processes"):
             self._check(name, 0 <= getattr(self, name) <= _MOST, f"0 to {_MOST}")
         self._check("user", _is_name(self.user, MAX_USER_CHARS), f"at most {MAX_USER_CHARS} characters, none a NUL")
-        path = not self.workdir or (self.workdir.startswith("/") and _is_name(self.workdir, MAX_PATH_CHARS))
-        self._check("workdir", path, f"an absolute path of at most {MAX_PATH_CHARS} characters")
         if why := why_no_environment(self.env):
             raise ConfigError("root.env", why, next_step="write larger data to a file of the slot")
         admin = "net_admin" in self.capabilities and self.network.kind == "public"

@@ -218,8 +218,17 @@ def test_limits_of_a_result_and_of_a_file_are_named() -> None:
         ) as raised:
             box.read_file("large", binary=True)
         assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, "large")
-    with pytest.raises(ConfigError, match=r"workdir: .* an image \(give calls cwd="):
-        Sandbox("fake", workdir="/workspace/src")
+
+
+def test_a_sandbox_starts_in_its_workdir() -> None:
+    with Sandbox("fake", workdir="/workspace/src") as box:
+        box.write_file("main.py", "print(1)")
+        assert box.run("python3 main.py").stdout == "1\n"
+        assert box.exec(["pwd"]).stdout.endswith("/workspace/src\n")
+    with Farm("fake", slots=2) as farm, Sandbox(pool=farm, workdir="/workspace/src") as box:
+        assert box.run("pwd").stdout.endswith("/workspace/src\n")
+    with pytest.raises(ConfigError, match=r"workdir: got 'src' \(allowed: an absolute path"):
+        Sandbox("fake", workdir="src")
 
 
 async def test_calls_of_a_sandbox_run_one_at_a_time_and_programs_beside_them() -> None:

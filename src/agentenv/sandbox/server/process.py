@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from agentenv.errors import UserUnsupportedError
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, memory_file
 from agentenv.sandbox.server.poller import Lane
@@ -73,9 +74,12 @@ def command_of(
     call_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Command:
     """The command as a user of the slot runs it: ``user``, or by default the slot's own. ``env`` is the slot's
-    environment, ``call_env`` what the call adds. Raises ValueError when the slot has only one user."""
+    environment, ``call_env`` what the call adds. Raises UserUnsupportedError."""
     if user is not None and not io.paths.own_root:
-        raise ValueError(f"a slot without an image has one user, and {user!r} cannot be another: leave user out")
+        raise UserUnsupportedError(
+            f"a slot without an image has one user, and {user!r} cannot be another",
+            next_step="leave user out, or use a slot with an image",
+        )
     who = io.paths.user if user is None else user
     if user is not None:
         env = env_of(user, env)
@@ -250,6 +254,11 @@ class Process:
         self.error = error
         self.step = step
         self._end(Outcome.failed)
+
+    @property
+    def usual_directory(self) -> str:
+        """Where runs of its slot start if their calls name no other directory."""
+        return self._io.paths.start
 
     def refused_from_above(self) -> str:
         """Why a run could not be started, if the cause is outside the slot."""

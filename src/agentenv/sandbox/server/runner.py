@@ -62,7 +62,7 @@ class Runner:
             self._network_env, shell = view.network_env, view.shell
             only_bash = "" if view.stands_in else shell
             base_env = image_env({**view.env, **view.network_env}, context.given_env, view.user, only_bash)
-            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user, tmux=view.tmux)
+            paths = replace(paths, workspace=view.workdir, workdir="", own_root=True, user=view.user, tmux=view.tmux)
         env = {name: paths.in_slot(value) for name, value in base_env.items()}
         self._env = {**env, **SEALED_ENV} if sealed else env
         self._context = context
@@ -196,7 +196,7 @@ class _FilePrograms:
         over: asyncio.Future[None] = self._io.lane.loop.create_future()
         process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
         try:
-            process.start(Command(argv, self._env, self._io.paths.workspace), stdin=stdin)
+            process.start(Command(argv, self._env, self._io.paths.start), stdin=stdin)
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from error
         self._call.process = process

@@ -39,7 +39,7 @@ class SlotHost:
     def __init__(self, io: SlotIo, env: Mapping[str, str]) -> None:
         self._io = io
         self.env = env
-        self.workspace = io.paths.workspace
+        self.workspace = io.paths.start
         self.tmux_socket = io.paths.tmux_socket
         self.directory = io.paths.directory
         self.tmux: Sequence[str]
@@ -52,7 +52,7 @@ class SlotHost:
         return self._io.lane.loop
 
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
-        """Host. Raises ValueError when too much runs, or the slot has one user only."""
+        """Host. Raises ValueError when too much runs; UserUnsupportedError."""
         text, flags = command_of(
             self._io, program.argv, program.env, program.cwd, user=program.user, call_env=program.given
         ).spawned()

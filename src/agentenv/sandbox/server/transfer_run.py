@@ -32,7 +32,7 @@ class TransferRun:
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool, keep_free: int = 0) -> None:
         """Start it; ``feeds``: it will be written to; ``keep_free``: how many descriptors the slot must have left then.
         Raises TooManyRunsError."""
-        text, flags = Command(argv, env, self._io.paths.workspace).spawned()
+        text, flags = Command(argv, env, self._io.paths.start).spawned()
         if not feeds:
             self._run = self._io.link.spawn(text, flags, (), self)
             return

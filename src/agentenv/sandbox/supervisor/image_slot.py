@@ -120,15 +120,20 @@ class ImageSlot:
         """See SlotKind."""
         config = self._config or ImageConfig()
         stands_in = self._has_containers_bash(config)
-        workdir = self._root.workdir or config.workdir or "/"
         return SlotView(
             env={**config.env, **self._root.env},
             user=self._root.user or config.user,
-            workdir=posixpath.normpath(workdir),
+            workdir=self.workdir,
             shell=SHELL_PATH if stands_in or not config.has_bash else "",
             stands_in=stands_in,
             tmux=TMUX_BUNDLE if self._setup.tree.has_tmux and not config.has_tmux else "",
         )
+
+    @property
+    def workdir(self) -> str:
+        """See SlotKind."""
+        config = self._config or ImageConfig()
+        return posixpath.normpath(self._root.workdir or config.workdir or "/")
 
     def _has_containers_bash(self, config: ImageConfig) -> bool:
         """Whether the slot's bash is of the same build as the container's static one. One that was put in its place is
@@ -337,7 +342,8 @@ class ImageSlot:
                 *("-e", str(self._setup.tree.image_etc)),
                 *(("-n",) if self._root.nested_namespaces else ()),
                 *(("-f",) if "net_raw" in self._root.capabilities else ()),
-                *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
+                *("--", str(self._place), ":".join(self._lowers)),
+                *("/run/agentenv/slotagent", str(AGENT_FD), "guarded", self.workdir),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._own.fd},
             error_fd,

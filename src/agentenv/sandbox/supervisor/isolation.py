@@ -146,13 +146,14 @@ def bwrap_argv(
     covered: Iterable[str],
     *,
     namespace_given: bool,
+    workdir: str = "",
 ) -> list[str]:
     """The command that creates one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
     which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``covered``: files of /proc that
-    describe the machine, and read as empty in the slot; ``namespace_given``: see :func:`user_namespace_options`. Order
-    matters: later mounts cover earlier ones.
+    describe the machine, and read as empty in the slot; ``namespace_given``: see :func:`user_namespace_options`;
+    ``workdir``: a directory that the agent makes. Order matters: later mounts cover earlier ones.
     """
     return [
         bwrap,
@@ -173,7 +174,7 @@ def bwrap_argv(
         "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp",  # noqa: S108
         "--bind", str(workspace), WORKSPACE,
         "--chdir", WORKSPACE,
-        "--", AGENT_PATH, str(AGENT_FD),
+        "--", AGENT_PATH, str(AGENT_FD), *filter(None, [workdir]),
     ]  # fmt: skip
 
 

@@ -38,11 +38,19 @@ class PlainSlot:
 
     view = None
 
-    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, origin: Checkpoint | Packed | None = None) -> None:
-        """``origin``: the workspace that it begins with; None: an empty one."""
+    def __init__(
+        self,
+        setup: SlotSetup,
+        slot: int,
+        reaper: Reaper,
+        origin: Checkpoint | Packed | None = None,
+        workdir: str = "",
+    ) -> None:
+        """``origin``: the workspace that it begins with; None: an empty one. ``workdir``: see RootSpec."""
         self._setup = setup
         self._slot = slot
         self._reaper = reaper
+        self.workdir = workdir
         self._packed = origin if isinstance(origin, Packed) else None
         self._begins_above = self._layers = origin.layers if isinstance(origin, Checkpoint) else ()
         self._holding = False
@@ -156,7 +164,7 @@ class PlainSlot:
         mounts.mount_terminals(place, MAX_TERMINALS)
         try:
             running = await slot_process.start(
-                partial(_spawn, self._setup, self._slot), self._slot, self.plan, self._reaper
+                partial(_spawn, self._setup, self._slot, self.workdir), self._slot, self.plan, self._reaper
             )
         finally:
             syscalls.umount(str(place), syscalls.MNT_DETACH)
@@ -167,7 +175,7 @@ class PlainSlot:
         return running
 
 
-def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: int) -> int:
+def _spawn(setup: SlotSetup, slot: int, workdir: str, agent_fd: int, info_fd: int, error_fd: int) -> int:
     """Start slotlaunch, which applies the slot's limits and identity and becomes bwrap; returns its pid."""
     identity, limits = setup.identity, setup.spec.limits
     rlimits = slot_process.rlimits(setup, limits.processes, limits.memory_bytes)
@@ -184,6 +192,7 @@ def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: i
         INFO_FD,
         [file for file in attest.COVERED_FILES if file.startswith("/proc/") and Path(file).exists()],
         namespace_given=privileged,
+        workdir=workdir,
     )
     return child.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)
 

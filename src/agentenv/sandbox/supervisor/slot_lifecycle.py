@@ -180,7 +180,8 @@ class SlotLifecycle:
     def _made_from(self, root: RootSpec) -> SlotKind:
         setup, reaper = self._services.setup, self._services.reaper
         if not root.image:
-            return PlainSlot(setup, self.number, reaper, setup.origin_of(root))
+            origin = setup.origin_of(root) if root.checkpoint else None
+            return PlainSlot(setup, self.number, reaper, origin, root.workdir)
         place, layers = setup.tree.image_root(self.number), setup.layers_of(root)
         return ImageSlot(setup, self.number, reaper, root, place, layers)
 

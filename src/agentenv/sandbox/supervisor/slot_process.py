@@ -201,6 +201,10 @@ class SlotKind(Protocol):
     def view(self) -> SlotView | None:
         """What the server has to know about it; None for a plain slot."""
 
+    @property
+    def workdir(self) -> str:
+        """The directory where commands start, which its agent makes if it is missing; empty: the workspace."""
+
     async def prepare(self) -> None:
         """Make its files, new and empty."""
 

@@ -48,6 +48,7 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.slot_loss import LossReason
+from agentenv.sandbox.slot_paths import USUAL_PATHS
 from agentenv.sandbox.supervisor import (
     child,
     events,
@@ -154,7 +155,8 @@ class Supervisor:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=_view(slot))
+            paths = dataclasses.replace(USUAL_PATHS, workdir=slot.kind.workdir)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, paths, _view(slot))
             slot.handed = True
             try:
                 self._server.link.send(packet, slot.process.agent.fileno())

@@ -120,13 +120,13 @@ class ShellPool:
 
     def __post_init__(self) -> None:
         argv = ["bash", "-c", BOOTSTRAP]
-        self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.workspace, self.program).spawned()
+        self._spare_spawn = command_of(self.io, argv, self.env, self.io.paths.start, self.program).spawned()
 
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Upload | None = None
     ) -> tuple[Process, bool]:
         """Start the call; the second value is whether a spare shell was used. ``stdin``: the argument of that name, if
-        it was uploaded. Raises InvalidArgumentsError when the slot has only one user, or too much runs."""
+        it was uploaded. Raises InvalidArgumentsError when too much runs, UserUnsupportedError."""
         argv: Sequence[str]
         program, script = "", None
         if arguments.argv is not None:
@@ -202,7 +202,7 @@ def result_of(process: Process, arguments: BashArguments) -> dict[str, Any]:
         above = process.refused_from_above()
         if above:
             raise InfraError(above)
-        return _not_started(process.error, process.step, arguments)
+        return _not_started(process, arguments)
     code = os.waitstatus_to_exitcode(process.status)
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
     if arguments.binary:
@@ -239,10 +239,11 @@ def _as_json(reply: BashReply) -> Content:
     return Content((reply.model_dump_json().encode(),))
 
 
-def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> dict[str, Any]:
+def _not_started(process: Process, arguments: BashArguments) -> dict[str, Any]:
     """The slot could not start the shell because of the command itself: an ordinary result, as from a shell."""
-    in_cwd = arguments.cwd is not None and step is SpawnStep.CWD
-    why = not_started(error, cwd=arguments.cwd if in_cwd else None)
+    error, step = process.error, process.step
+    in_cwd = step is SpawnStep.CWD
+    why = not_started(error, cwd=(arguments.cwd or process.usual_directory) if in_cwd else None)
     if arguments.argv is not None and step is SpawnStep.EXEC:
         code = NOT_FOUND if error == errno.ENOENT else CANNOT_START
         return {"exit_code": code, "stderr": f"{arguments.argv[0]}: {os.strerror(error)}\n"}

@@ -59,7 +59,7 @@ def parse_matches(printed: bytes, arguments: SearchArguments, paths: SlotPaths =
     """The reply. Raises ProtocolError when the slot printed anything else than it must."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
-    base = os.fsencode(_base(paths.named(arguments.path), paths.workspace))
+    base = os.fsencode(_base(paths.named(arguments.path), paths.start))
     while (record := reader.record()).kind == "h":
         path = readable_name(b"/".join(part for part in (base, record.path) if part))
         line = record.link

@@ -1,8 +1,9 @@
 /* slotagent: PID 1 of a slot. It spawns, passes descriptors, reaps and kills; it holds no policy.
  *
- * docs/slot-agent.md is the contract. Usage: `slotagent FD [guarded]`, where FD is a connected SOCK_SEQPACKET socket,
- * and `guarded` says that its parent has installed the filter of guard.h already; or, inside a slot, `slotagent
- * prove`. No heap, no stdio, no threads: all state is in static tables.
+ * docs/slot-agent.md is the contract. Usage: `slotagent FD [guarded] [DIRECTORY]`, where FD is a connected
+ * SOCK_SEQPACKET socket, `guarded` says that its parent has installed the filter of guard.h already, and DIRECTORY, an
+ * absolute path, is made if it is missing; or, inside a slot, `slotagent prove`. No heap, no stdio, no threads: all state
+ * is in static tables.
  *
  * The server is trusted to behave well or to be dead: any malformed packet, and the end of the socket, end the agent,
  * and with PID 1 the kernel ends every process of the slot. The processes that it runs are not trusted at all. They
@@ -197,8 +198,19 @@ static void watch_own(int readiness, int fd, uint64_t key) {
         _exit(EXIT_SYSTEM);
 }
 
+/* Makes a directory, and the directories that lead to it. Where it cannot be made, a command that starts in it says so. */
+static void make_directory(char *path) {
+    for (char *end = path + 1; *end; end++)
+        if (*end == '/') {
+            *end = 0;
+            mkdir(path, 0755);
+            *end = '/';
+        }
+    mkdir(path, 0755);
+}
+
 /* Returns the epoll set that the loop waits for, and the SIGCHLD descriptor in *children. */
-static int set_up(const char *descriptor, bool guarded, int *children) {
+static int set_up(const char *descriptor, bool guarded, char *directory, int *children) {
     int peer = find_peer(descriptor);
     close_all_but(peer);
     if (fcntl(peer, F_SETFD, FD_CLOEXEC) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0 || !open_proc())
@@ -208,6 +220,8 @@ static int set_up(const char *descriptor, bool guarded, int *children) {
     if (!guarded && !guard_slot(own_pid(), &(struct guard){.may_gain = false}))
         _exit(EXIT_SYSTEM);
     umask(022);
+    if (directory)
+        make_directory(directory);
     int readiness = epoll_create1(EPOLL_CLOEXEC);
     set_up_relays(readiness);
     open_packets(peer, kill_ours);
@@ -223,12 +237,13 @@ static int set_up(const char *descriptor, bool guarded, int *children) {
 /* ---- the loop ---- */
 
 int main(int argc, char **argv) {
-    bool guarded = argc == 3 && !strcmp(argv[2], "guarded");
-    if (argc != 2 && !guarded)
+    bool guarded = argc > 2 && !strcmp(argv[2], "guarded");
+    char *directory = argc > 2 + guarded ? argv[2 + guarded] : NULL;
+    if (argc < 2 || argc > 3 + guarded || (directory && *directory != '/'))
         _exit(EXIT_USAGE);
     if (!strcmp(argv[1], "prove"))
         return prove_guard();
-    int children, readiness = set_up(argv[1], guarded, &children);
+    int children, readiness = set_up(argv[1], guarded, directory, &children);
     for (bool more = false;;) {
         struct epoll_event events[MAX_EVENTS];
         int timeout_ms = relay_timeout_ms();

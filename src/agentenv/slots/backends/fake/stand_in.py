@@ -198,6 +198,8 @@ class StandInSlot:
         self.number = number
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
+        self.workdir = ""
+        """Of its root, as in :class:`RootSpec`."""
         self.failed = ""
         """Reason why its last reset failed; empty if it did not."""
         self.change = asyncio.Lock()
@@ -221,7 +223,7 @@ class StandInSlot:
     @property
     def paths(self) -> SlotPaths:
         """See :meth:`Bare.paths`."""
-        return self._wrap.paths(self.files)
+        return dataclasses.replace(self._wrap.paths(self.files), workdir=self.workdir)
 
     def socket(self) -> socket.socket:
         """The socket to pass to a server. The agent is at its other end, or is started by the first message."""
@@ -240,6 +242,8 @@ class StandInSlot:
         with peer:
             self.files.workspace.mkdir(parents=True, exist_ok=True)
             argv = self._wrap.argv(self.files, peer.fileno())
+            if f"{self.workdir}/".startswith(f"{WORKSPACE}/"):  # elsewhere it would be this machine's
+                argv.append(self.paths.start)
             self.agent = Agent(argv, peer.fileno(), lambda: self._on_lost(self, "the slot's agent ended"))
         # HELLO is for the starter of the agent; it must not reach the server, which reads the same end.
         self._ours.settimeout(_HELLO_S)
@@ -427,6 +431,7 @@ class StandIn:
             if slot.epoch != epoch:
                 return
             slot.lease = None
+            slot.workdir = ""
             await slot.end()
             await slot.discard()
             slot.epoch += 1
@@ -449,9 +454,10 @@ class StandIn:
             self._notify_ready(slot, kept=True)
 
     async def reroot(self, slot: StandInSlot, root: RootSpec) -> None:
-        """Give the slot the files of a checkpoint. Of an image: say that it has it, or that it cannot have one."""
+        """Give the slot its workdir, and the files of a checkpoint. Of an image: say that it has it, or that it cannot
+        have one."""
         if not root.image:
-            await self._restore(slot, self._checkpoints / root.checkpoint)
+            await self._restore(slot, root)
             return
         if self.takes_roots:
             self._notify_ready(slot, kept=False, view=SlotView({}, "", "", "", stands_in=False, tmux=""))
@@ -460,13 +466,16 @@ class StandIn:
         self._notify(SlotRefused(slot.number, slot.epoch, none.code, str(none)))
         await self.reset(slot, slot.epoch)
 
-    async def _restore(self, slot: StandInSlot, checkpoint: Path) -> None:
+    async def _restore(self, slot: StandInSlot, root: RootSpec) -> None:
+        checkpoint = self._checkpoints / root.checkpoint
         async with slot.change:
-            there = await asyncio.to_thread(checkpoint.is_dir)
+            there = not root.checkpoint or await asyncio.to_thread(checkpoint.is_dir)
             failed = "" if there else "there is no such checkpoint in this container (any more)"
             if not failed:
                 await slot.end()
                 await slot.discard()
+                slot.workdir = root.workdir
+            if root.checkpoint and not failed:
                 failed = await copy_tree(checkpoint, slot.files.workspace)
             if not failed:
                 self._notify_ready(slot, kept=False)
