@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agentenv.tasks.pinned import Artifact, fetch_artifact
 from agentenv.tasks.swe.fresh_root import Tried
-from agentenv.tasks.swe.outcomes import can_pass, met, outcomes, status_of
+from agentenv.tasks.swe.outcomes import can_decide, met, outcomes, status_of
 from agentenv.tasks.swe.swebench_logs import LOGS
 from tests.unit.tasks.test_swe_images import record
 
@@ -128,4 +128,4 @@ def test_a_name_is_accepted_if_swebench_could_read_it(swebench: SimpleNamespace,
     passes = [line.format(name) for line in ("PASSED {}", "{} ... ok", "{} ok")]
     could = any(parse(line, None).get(name) == "PASSED" for line in passes)
     runs_pytest = log not in ("swebench-django", "swebench-sympy")
-    assert can_pass(log, name) == (could and (not runs_pytest or "::" in name or name == "[100%]"))
+    assert can_decide(log, name) == (could and (not runs_pytest or "::" in name or name == "[100%]"))

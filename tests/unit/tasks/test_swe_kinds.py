@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.tasks.swe.fresh_root import IN_TESTBED, command_for
+from agentenv.tasks.swe.fresh_root import IN_TESTBED, SMITH, command_for
 from agentenv.tasks.swe.kinds import R2E_COMMAND, normalised
 from agentenv.tasks.swe.records import SweRecord, read_record
 
@@ -84,8 +84,8 @@ def test_the_patch_of_swe_smith_is_the_bug_and_its_tests_are_in_the_repository()
         "",
         SWE_SMITH["image_name"],
     )
-    command = "python3 -m pytest -rA -p no:cacheprovider tests/more/test_c.py tests/test_a.py"
-    assert command_for(found) == (f"{IN_TESTBED}\n{command}", "pytest")
+    command = SMITH.format(files="tests/more/test_c.py tests/test_a.py")
+    assert command_for(found) == (f"{IN_TESTBED}\n{command}", "smith-pytest")
 
 
 def test_a_record_without_an_image_needs_its_commit() -> None:
@@ -97,7 +97,8 @@ def test_r2e_has_its_tests_in_the_image_and_its_solution_as_parsed_hunks() -> No
     found = read(r2e())
     assert (found.instance_id, found.repo, found.image) == (f"a-{COMMIT}", "R2E-Gym/a", "registry.example/a_final:0123")
     assert (found.patch, found.base_commit) == (FIX, "")
-    assert (found.fail_to_pass, found.pass_to_pass) == (("TestA.test_a", "test_b[x]"), ())
+    assert (found.fail_to_pass, found.pass_to_pass) == (("TestA.test_a", "test_b[x]"), ("test_known",))
+    assert (found.grading, found.expected) == ("exact", {"test_known": "FAILED"})
     assert command_for(found) == (R2E_COMMAND, "r2e")
     assert {"/r2e_tests", "/testbed/run_tests.sh"} <= set(found.hidden)
 
@@ -138,8 +139,8 @@ def test_swe_rebench_says_how_its_tests_are_run(command: Any, said: str, *, pack
         (r2e(expected_output_json="{"), "R2E-Gym"),
         (r2e(parsed_commit_content="{}"), "R2E-Gym.*file_diffs"),
         (
-            {**SWE_REBENCH, "install_config": {"test_cmd": "go test", "log_parser": "parse_log_gotest"}},
-            "parse_log_gotest",
+            {**SWE_REBENCH, "install_config": {"test_cmd": "npm test", "log_parser": "parse_log_next"}},
+            "install_config.log_parser is 'parse_log_next', which is not read here; supported: parse_log_ant",
         ),
         ({**SWE_REBENCH, "install_config": {}}, "SWE-rebench.*test_cmd"),
         ({**SWE_REBENCH, "install_config": "pytest"}, "SWE-rebench"),

@@ -6,18 +6,19 @@ the slot gets the files it began with.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agentenv import Checkpoint, ToolContext
 from agentenv.errors import ConfigError, PolicyRefusalError, TaskError, ToolCallError
-from agentenv.tasks.swe.outcomes import can_pass, is_cut, met, outcomes
+from agentenv.tasks.swe.outcomes import can_decide, is_cut, met, read, runs_pytest
 from agentenv.tasks.swe.records import SweRecord, TestLog, shown
 from agentenv.tasks.swe.scoring import MAX_NAMED_FILES, MAX_TAKEN_BYTES, controls_tests
-from agentenv.tasks.swe.swebench_logs import LOGS
+from agentenv.tasks.swe.swebench_logs import GYM_LOGS, LOGS
 
 GIT: Final = "git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c safe.directory=*"
 LOG: Final = "/tmp/agentenv-tests.log"
@@ -58,11 +59,19 @@ mkdir -p objects/pack objects/info refs/heads && mv "$pack"/* objects/pack && rm
 IN_TESTBED: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
 """The environment in which the images of SWE-bench and its like have what tests need."""
 PYTEST: Final = "python3 -m pytest -rA -p no:cacheprovider {files}"
+SMITH: Final = "pytest --disable-warnings --color=no --tb=no --verbose -p no:cacheprovider {files}"
 COMMANDS: Final[Mapping[TestLog, str]] = {
     "swebench-django": "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}",
     "swebench-sympy": "PYTHONWARNINGS=ignore::UserWarning,ignore::SyntaxWarning python3 bin/test -C --verbose {files}",
+    "smith-pytest": SMITH,
 }
 """Test commands of records that name none, by what they print; of all others it is pytest's."""
+
+
+_INSTALL: Final = f"{IN_TESTBED}\npython3 -m pip install --no-build-isolation --no-deps --editable ."
+_BUILT: Final = re.compile(r"(\.(c|cc|cpp|cxx|h|hpp|pyx|pxd|pxi|f|f90|in|toml|cfg)|(^|/)setup\.py)$")
+"""Files of which an installed package is built: of all others an editable installation has the change already."""
+_INSTALL_LOG: Final = "/tmp/agentenv-install.log"
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ class Tried:
     changed: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
     output: str = ""
+    install: str = ""
+    """The end of what a failed install_command printed."""
 
     def score(self, record: SweRecord, *, share: bool = False) -> float:
         """1 when every FAIL_TO_PASS and every PASS_TO_PASS test passes, else 0; ``share``: that of FAIL_TO_PASS."""
@@ -95,6 +106,7 @@ class Tried:
             "newly broken": broken[:_MAX_NAMED_TESTS],
             "changed": list(self.changed[:MAX_NAMED_FILES]),
             "put back": list(self.put_back[:MAX_NAMED_FILES]),
+            "install": self.install,
             "output": self.output if failing or broken else "",
         }
         solved = len(record.fail_to_pass) - len(failing)
@@ -122,6 +134,8 @@ async def begun(exec_tool: ToolContext, record: SweRecord) -> Beginning:
     if record.patch_is == "bug" or not record.base_commit:
         await _git(exec_tool, record, _ONE_COMMIT, "its image has no repository")
     checkpoint = await exec_tool.checkpoint()
+    if record.patch_is != "bug" and record.base_commit:  # the verifier's tests may come out of the history
+        await _git(exec_tool, record, _ONE_COMMIT, "its repository cannot be read")
     hide = f"rm -rf {shlex.join(record.hidden)}" if record.hidden else "true"
     tree = await _git(exec_tool, record, f"{hide} && {_TREE} && {GIT} write-tree", "its repository cannot be read")
     return Beginning(checkpoint, tree.strip())
@@ -146,19 +160,39 @@ async def tried(exec_tool: ToolContext, record: SweRecord, beginning: Beginning,
         return Tried(None, f"its change cannot be read: {error}")
     await exec_tool.restore(beginning.checkpoint)
     changed = tuple(dict.fromkeys(name for pair in _PATHS.findall(patch) for name in pair))
-    put_back = tuple(path for path in changed if controls_tests(path))
+    tests = set(paths_of_tests(record)) if record.test_patch else set()
+    put_back = tuple(path for path in changed if path in tests or controls_tests(path))
     if patch and not await _apply(exec_tool, record, patch, put_back):
         return Tried(None, "its change does not apply to the files it was made from", changed, put_back)
     await _lay_tests(exec_tool, record)
+    install = await _installed(exec_tool, record, changed, timeout_s)
     command, log = command_for(record)
     ran = await exec_tool.terminal(f"{{ {command}\n}} > {LOG} 2>&1", timeout_s, cwd=record.workdir)
     try:
         output = (await exec_tool.read_file(LOG, binary=True)).decode(errors="replace")
     except (OSError, ToolCallError) as error:
         return Tried(None, f"what the tests printed cannot be read: {error}", changed, put_back)
+    shown_output = output[-_SHOWN_CHARS:]
     if ran.timed_out:
-        return Tried(None, f"the tests took more than {timeout_s:g} s", changed, put_back, output[-_SHOWN_CHARS:])
-    return Tried(met(record, outcomes(log, output)), "", changed, put_back, output[-_SHOWN_CHARS:])
+        return Tried(None, f"the tests took more than {timeout_s:g} s", changed, put_back, shown_output, install)
+    statuses = await asyncio.to_thread(read, record, log, output)
+    if statuses is None:
+        return Tried(None, "what the tests printed shows no run of them", changed, put_back, shown_output, install)
+    return Tried(met(record, statuses), "", changed, put_back, shown_output, install)
+
+
+async def _installed(exec_tool: ToolContext, record: SweRecord, changed: Sequence[str], timeout_s: float) -> str:
+    """Run the record's install_command; without one, of SWE-bench's repositories, pip's when a file changed of which
+    their packages are built. Returns what it printed if it failed."""
+    usual = record.repo in LOGS and not record.test_command and any(map(_BUILT.search, changed))
+    command = record.install_command or (_INSTALL if usual else "")
+    if not command:
+        return ""
+    done = await exec_tool.terminal(f"{{ {command}\n}} > {_INSTALL_LOG} 2>&1", timeout_s, cwd=record.workdir)
+    if not done.exit_code and not done.timed_out:
+        return ""
+    end = await exec_tool.terminal(f"tail -c {_SHOWN_CHARS} {_INSTALL_LOG}", GIT_TIMEOUT_S)
+    return f"exit code {done.exit_code}: {end.stdout.strip()}"
 
 
 def command_for(record: SweRecord) -> tuple[str, TestLog]:
@@ -166,6 +200,7 @@ def command_for(record: SweRecord) -> tuple[str, TestLog]:
     log = record.test_log or _usual_log(record)
     command = record.test_command or f"{IN_TESTBED}\n{COMMANDS.get(log, PYTEST)}"
     files = [path for path in paths_of_tests(record) if path.endswith(".py")]
+    files = files or [path for path in record.test_files if runs_pytest(log)]
     labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
     return command.replace("{files}", shlex.join(files)).replace("{labels}", shlex.join(labels)), log
 
@@ -174,18 +209,19 @@ def _usual_log(record: SweRecord) -> TestLog:
     """How the tests of a record without ``test_log`` are read: the first of these ways in which all of them can pass.
     As SWE-bench reads its repository; as it reads most, if names end at their first blank; else by whole names."""
     names = (*record.fail_to_pass, *record.pass_to_pass)
-    ways: list[TestLog] = [LOGS[record.repo]] if record.repo in LOGS else []
+    known = {**GYM_LOGS, **LOGS}.get(record.repo)
+    ways: list[TestLog] = [known] if known else []
     if any(is_cut(name) for name in names):
         ways.append("swebench-pytest")
     ways.append("pytest")
-    return next((log for log in ways if all(can_pass(log, name) for name in names)), ways[0])
+    return next((log for log in ways if all(can_decide(log, name) for name in names)), ways[0])
 
 
 def check_names(record: SweRecord) -> None:
     """Raises ConfigError when a test has a name under which its log names none: nothing could score 1."""
     _, log = command_for(record)
     for field, names in (("FAIL_TO_PASS", record.fail_to_pass), ("PASS_TO_PASS", record.pass_to_pass)):
-        never = next((name for name in names if not can_pass(log, name)), None)
+        never = next((name for name in names if name not in record.expected and not can_decide(log, name)), None)
         if never is not None:
             raise ConfigError(
                 field,
@@ -225,5 +261,7 @@ async def _apply(exec_tool: ToolContext, record: SweRecord, patch: str, left_out
 
 
 async def _lay_tests(exec_tool: ToolContext, record: SweRecord) -> None:
-    if record.test_patch and not await _apply(exec_tool, record, record.test_patch, ()):
+    for path, text in record.verifier_files.items():
+        await exec_tool.write_file(path, text.encode("utf-8", "surrogateescape"))
+    if record.test_patch and not record.lays_tests and not await _apply(exec_tool, record, record.test_patch, ()):
         raise TaskError(f"{record.instance_id}: its test_patch does not apply to {record.workdir} of its image")

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -21,8 +22,8 @@ from agentenv.agent.datasets import load_items
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError
 from agentenv.tasks.swe.fresh_root import Beginning, begun, check_names, tried
-from agentenv.tasks.swe.kinds import normalised
-from agentenv.tasks.swe.records import SweRecord, Wanted, read_records
+from agentenv.tasks.swe.kinds import Options, normalised
+from agentenv.tasks.swe.records import SweRecord, Wanted, is_wanted, read_records
 
 TASK: Final = """\
 [task:{record.instance_id}]
@@ -48,7 +49,10 @@ class SweImageConfig(AgentEnvConfig):
     image: str = Field(
         default="",
         description="Image of records that name none; {instance_id} in it is the record's, {image_id} as in "
-        "the names of SWE-bench's images",
+        "the names of SWE-bench's images, {gym_id} as in those of SWE-Gym's",
+    )
+    run_scripts: Path | None = Field(
+        default=None, description="Directory run_scripts of SWE-bench Pro's repository, for its records"
     )
     only_repos: Names = Field(default_factory=list, description="Records of these repositories")
     only_instances: Names = Field(default_factory=list, description="These records")
@@ -85,8 +89,9 @@ class SweImageEnv(AgentEnv):
     def _read(self) -> tuple[SweRecord, ...]:
         config: SweImageConfig = self.config
         names = tuple(config.only_repos), tuple(config.only_instances), tuple(config.only_versions)
-        rows = [self._with_image(normalised(row)) for row in load_items(config.dataset_name, config.dataset_split)]
-        records = read_records(rows, Wanted(*names, limit=config.max_records))
+        wanted, options = Wanted(*names, limit=config.max_records), Options(config.run_scripts)
+        rows = load_items(config.dataset_name, config.dataset_split)
+        records = read_records([self._with_image(_read_row(row, wanted, options)) for row in rows], wanted)
         if without := [record.instance_id for record in records if not record.image]:
             raise ConfigError(
                 "image",
@@ -102,6 +107,7 @@ class SweImageEnv(AgentEnv):
         name = str(row.get("instance_id"))
         image_id = name.lower().replace("__", "_1776_")  # as SWE-bench calls its images
         of_setting = self.config.image.replace("{instance_id}", name).replace("{image_id}", image_id)
+        of_setting = of_setting.replace("{gym_id}", name.lower().replace("__", "_s_"))
         return {**row, "image": row.get("image") or of_setting}
 
     async def get_next_item(self) -> dict[str, Any]:
@@ -148,6 +154,16 @@ class SweImageEnv(AgentEnv):
         found = await tried(exec_tool, record, Beginning(**workspace_meta), config.tests_timeout_s)
         score = found.score(record, share=config.reward == "share")
         return score, {**found.details(record), "model faults": agent_result.model_faults}
+
+
+def _read_row(row: Mapping[str, Any], wanted: Wanted, options: Options) -> Mapping[str, Any]:
+    """The row with SWE-bench's fields; one that cannot be read, and is not wanted, as it is. Raises ConfigError."""
+    try:
+        return normalised(row, options)
+    except ConfigError:
+        if is_wanted(row, wanted):
+            raise
+        return row
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -27,17 +27,53 @@ TestLog = Literal[
     "pytest",
     "unittest",
     "r2e",
+    "json",
+    "smith-pytest",
     "swebench-pytest",
     "swebench-pytest-options",
     "swebench-pytest-v2",
+    "swebench-pytest-v2-cut",
+    "swebench-pydantic",
     "swebench-matplotlib",
     "swebench-seaborn",
     "swebench-django",
     "swebench-sympy",
+    "swebench-gotest",
+    "swebench-cargo",
+    "swebench-minitest",
+    "swebench-cucumber",
+    "swebench-ruby-unit",
+    "swebench-rspec",
+    "swebench-phpunit",
+    "swebench-redis",
+    "swebench-jq",
+    "swebench-doctest",
+    "swebench-micropython",
+    "swebench-googletest",
+    "swebench-maven",
+    "swebench-ant",
+    "swebench-gradle",
+    "swebench-jest",
+    "swebench-jest-json",
+    "swebench-vitest",
+    "swebench-karma",
+    "swebench-tap",
+    "swebench-carbon",
+    "swebench-grommet",
+    "swebench-highlightjs",
+    "swebench-calypso",
+    "swebench-chart-js",
+    "swebench-bpmn-js",
+    "swebench-openlayers",
+    "swebench-eslint",
+    "swebench-marked",
 ]
 """What a test command prints, and how its tests are named: pytest's summary (-rA); a line for each test, as unittest
-does (-v 2 in Django); pytest's summary, whose tests are named without their files and with dots, as R2E-Gym does; or as
-one of SWE-bench's own parsers reads it (:mod:`agentenv.tasks.swe.swebench_logs`)."""
+does (-v 2 in Django); pytest's summary, whose tests are named without their files and with dots, as R2E-Gym does; a
+JSON text, ``{"tests": [{"name": "...", "status": "PASSED"}]}``; pytest's progress (-v), as SWE-smith does; or as one of
+SWE-bench's own parsers reads it (:mod:`agentenv.tasks.swe.swebench_logs`, :mod:`agentenv.tasks.swe.language_logs`)."""
+Grading = Literal["swebench", "passed", "live", "fail-only", "exact"]
+"""What a dataset calls resolved (:mod:`agentenv.tasks.swe.outcomes`)."""
 DEFAULT_WORKDIR = "/testbed"
 """Where the images of SWE-bench have the repository."""
 PatchIs = Literal["fix", "bug"]
@@ -76,6 +112,15 @@ class SweRecord:
     """None: as SWE-bench reads the repository's tests, else pytest's summary."""
     hidden: tuple[str, ...] = ()
     """Absolute paths that the image has for the verifier: tests which a policy must not see."""
+    grading: Grading = "swebench"
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """Of ``exact``: the statuses of tests that do not pass with the solution."""
+    install_command: str = ""
+    """Runs before the tests, in ``workdir``; they run even if it fails, as in SWE-bench."""
+    verifier_files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files, by their absolute paths, that are written before the tests: no policy sees them."""
+    lays_tests: bool = False
+    """Whether ``test_command`` applies the test patch itself."""
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -118,7 +163,7 @@ def read_records(
     records: dict[str, SweRecord] = {}
     left_out = 0
     for number, row in enumerate(rows, 1):
-        if not _is_wanted(row, wanted):
+        if not is_wanted(row, wanted):
             continue
         if wanted.python_only and not _Row(row, number).has_pytest_ids():
             left_out += 1
@@ -155,7 +200,14 @@ def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fi
         test_command=found.optional("test_command"),
         test_log=found.choice("test_log", TestLog, None) if row.get("test_log") is not None else None,
         hidden=found.hidden(),
+        grading=found.choice("grading", Grading, "swebench") if row.get("grading") is not None else "swebench",
+        expected=found.texts("expected"),
+        install_command=found.optional("install_command"),
+        verifier_files=found.texts("verifier_files"),
+        lays_tests=row.get("lays_tests") is True,
     )
+    if outside := [path for path in record.verifier_files if not path.startswith("/")]:
+        raise found.wrong("verifier_files", f"got {shown(outside[0])}", "allowed: absolute paths")
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
         raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
     if not record.fail_to_pass:
@@ -234,6 +286,14 @@ class _Row:
             raise self.wrong("hidden", f"got {shown(paths)}", "allowed: a list of absolute paths")
         return tuple(paths)
 
+    def texts(self, field: str) -> Mapping[str, str]:
+        """Texts by their names."""
+        value = self._row.get(field) or {}
+        texts = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
+        if not texts:
+            raise self.wrong(field, f"got {shown(value)}", "allowed: a table of texts")
+        return dict(value)
+
     def tests(self, field: str) -> tuple[str, ...]:
         names = self._names(field)
         for test in () if self._row.get("image") else names:
@@ -268,7 +328,8 @@ def _is_pytest_id(test: str) -> bool:
     return bool(colons) and plain and whole and path.isprintable()
 
 
-def _is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
+def is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
+    """Whether a row, as it is, passes the filters."""
     filters = ((wanted.repos, "repo"), (wanted.instances, "instance_id"), (wanted.versions, "version"))
     return all(not values or str(row.get(field)) in values for values, field in filters)
 

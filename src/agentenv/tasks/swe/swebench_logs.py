@@ -8,7 +8,7 @@ So the same is read here: the rules are those of ``swebench`` 5.0.2 (``harness/l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from agentenv.tasks.swe.records import TestLog
@@ -48,6 +48,17 @@ LOGS: Final[Mapping[str, TestLog]] = {
     "sympy/sympy": "swebench-sympy",
 }
 """How SWE-bench reads what the tests of its repositories print."""
+GYM_LOGS: Final[Mapping[str, TestLog]] = {
+    **dict.fromkeys(
+        (
+            "Project-MONAI/MONAI", "bokeh/bokeh", "conan-io/conan", "dask/dask", "facebookresearch/hydra",
+            "getmoto/moto", "iterative/dvc", "modin-project/modin", "pandas-dev/pandas", "python/mypy",
+        ),
+        "swebench-pytest",
+    ),
+    "pydantic/pydantic": "swebench-pydantic",
+}  # fmt: skip
+"""How SWE-Gym reads its own."""
 
 
 def pytest_words(text: str) -> dict[str, str]:
@@ -78,6 +89,30 @@ def pytest_v2(text: str) -> dict[str, str]:
             words = clean.split()
             if len(words) > 1:
                 found[" ".join(words[:-1])] = words[-1]
+    return found
+
+
+def pytest_v2_cut(text: str) -> dict[str, str]:
+    """As :func:`pytest_v2` was before version 5 of SWE-bench: of each name what is before its first blank."""
+    return _cut(_COLOUR.sub("", text))
+
+
+def pydantic(text: str) -> dict[str, str]:
+    """As :func:`pytest_v2_cut`, without what is in brackets after FAILED (SWE-Gym)."""
+    return _cut(re.sub(r"FAILED\s*\[[^\n\]]*\]", "FAILED", _COLOUR.sub("", text)))
+
+
+def _cut(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        clean = line.translate(_CONTROLS)
+        words = clean.split()
+        if clean.startswith("FAILED"):
+            words = clean.replace(" - ", " ").split()
+        if len(words) > 1 and clean.startswith(_STATUSES):
+            found[words[1]] = words[0]
+        elif len(words) > 1 and clean.endswith(_STATUSES):
+            found[words[0]] = words[1]
     return found
 
 
@@ -168,3 +203,16 @@ def _without_directories(name: str) -> str:
     if option.startswith("/") and not option.startswith("//") and "*" not in option:
         option = f"/{option.rpartition('/')[2]}"
     return f"{test}[{option}]"
+
+
+READERS: Final[Mapping[TestLog, Callable[[str], dict[str, str]]]] = {
+    "swebench-pytest": pytest_words,
+    "swebench-pytest-options": pytest_options,
+    "swebench-pytest-v2": pytest_v2,
+    "swebench-pytest-v2-cut": pytest_v2_cut,
+    "swebench-pydantic": pydantic,
+    "swebench-matplotlib": matplotlib,
+    "swebench-seaborn": seaborn,
+    "swebench-django": django,
+    "swebench-sympy": sympy,
+}
