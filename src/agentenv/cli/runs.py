@@ -134,8 +134,8 @@ def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
     if results.get("mean") is not None:
         stderr = results.get("stderr")
         rows.append(("mean", f"{results['mean']:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")))
-    for k, estimate in (results.get("pass_at") or {}).items():
-        rows.append(("" if k != "1" else "pass@k", f"pass@{k} {estimate:.3f}"))
+    if estimates := results.get("pass_at"):
+        rows.append(("pass@k", ", ".join(f"pass@{k} {estimate:.3f}" for k, estimate in estimates.items())))
     rows.append(("faults", ", ".join(f"{count} {fault}" for fault, count in results["faults"].items()) or "none"))
     errors = results.get("errors", [])
     rows += [("" if number else "errors", f"{each['count']} × {each['text']}") for number, each in enumerate(errors)]

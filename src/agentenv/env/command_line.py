@@ -39,6 +39,15 @@ usage: {program} serve|process|evaluate [--SETTING VALUE ...]
 `{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
 
 
+_FLAGS = """\
+flags beside the settings:
+  --json        print the results as one JSON document
+  --dry-run     check everything up to the first rollout, and start none (process, evaluate)
+  --epochs K    attempt every item K times: pass@1 to pass@K, and the error of the mean (evaluate)
+  --models A,B  one run per model, one after the other, and a table of them (evaluate)
+  --resume DIR  go on with the run in this directory: `agentenv runs resume RUN` gives it
+"""
+
 FLAGS = ("--json", "--dry-run")
 """Of the commands themselves; atropos' command line has none of them."""
 
@@ -143,6 +152,8 @@ def run_command(kind: Any, of_atropos: Callable[[], None]) -> NoReturn:
     sys.argv[1:] = joined_negatives(sys.argv[1:])
     if not sys.argv[1:]:
         sys.exit(_USAGE.format(program=Path(sys.argv[0]).name))
+    if "--help" in sys.argv[2:]:
+        sys.stdout.write(f"{_FLAGS}\n")
     set_up_logging()
     silence_atropos()
     APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
@@ -206,7 +217,7 @@ def _compared(ended: Sequence[FoundRun]) -> dict[str, Any]:
     if not ended:
         return {"run": None, "state": "not started"}
     run = ended[-1]
-    return {"run": run.name, "state": run.manifest.state, **run.manifest.results}
+    return {**run.manifest.results, "run": run.name, "state": run.manifest.state}
 
 
 def _exit_with(error: AgentEnvError, status: int) -> NoReturn:

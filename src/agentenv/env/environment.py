@@ -615,7 +615,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if self.config.eval_items == 0 and not own:
             raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
         goal = None if own else self.config.eval_items
-        what = "its own evaluation" if own else f"{goal} items"
+        epochs = f", {self.config.eval_epochs} attempts each" if self.config.eval_epochs > 1 else ""
+        what = "its own evaluation" if own else f"{goal} items{epochs}"
         if self.dry_run:
             await self._rehearse(f"evaluate {what}", draws=not own)
             return
