@@ -156,6 +156,7 @@ class Everything:
             "env.tokenizer_name": self.tokenizer,
             "env.lease_ttl_s": LEASE_TTL_S,
             "env.acquire_timeout_s": 180,
+            "env.runs_dir": self.directory / "runs",
             "env.rollouts_path": self.directory / f"{run}.jsonl",
             "openai.base_url": f"http://127.0.0.1:{self._ports['model']}/v1",
         }

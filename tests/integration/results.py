@@ -36,6 +36,7 @@ async def processed(
         "env.group_size": "2",
         "env.use_wandb": "false",
         "env.rollouts_path": str(rollouts),
+        "env.runs_dir": str(directory / "runs"),
         "env.data_path_to_save_groups": str(directory / "groups.jsonl"),
         "env.slots_per_container": "2",
         "env.max_containers": "1",

@@ -49,6 +49,7 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
             "env.use_wandb": "false",
             "env.data_path_to_save_groups": str(tmp_path / "groups.jsonl"),
             "env.rollouts_path": str(rollouts),
+            "env.runs_dir": str(tmp_path / "runs"),
             "env.tool_pool_mode": mode,
             "env.isolation": ISOLATION,
             "env.slots_per_container": "4",

@@ -154,7 +154,8 @@ async def test_its_command_runs_with_players_as_its_readme_says(project: Path, t
         settings.write_text(settings.read_text().replace("http://127.0.0.1:9004/v1", url))
         async with program(*command, cwd=project, env=env, stdout=log) as process:
             assert await process.wait() == 0, log.read_text()
-    groups = [json.loads(line) for line in (project / "out/rollouts.jsonl").read_text().splitlines()]
+    [run] = (project / "runs").iterdir()
+    groups = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
     assert [[member["score"] for member in group["trajectories"]] for group in groups] == [[1.0, 0.0]] * 3
 
 

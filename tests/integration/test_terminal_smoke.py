@@ -50,6 +50,7 @@ async def test_only_a_shell_that_stays_finds_the_answer(mode: str, tmp_path: Pat
             "env.use_wandb": "false",
             "env.data_path_to_save_groups": str(tmp_path / "groups.jsonl"),
             "env.rollouts_path": str(rollouts),
+            "env.runs_dir": str(tmp_path / "runs"),
             "env.tool_pool_mode": mode,
             "env.isolation": ISOLATION,
             "env.slots_per_container": "2",

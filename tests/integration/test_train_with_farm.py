@@ -188,7 +188,8 @@ async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path
     ports = free_ports("farm", "model", "api")
     tokenizer = str(tmp_path / "tokenizer")
     api = f"http://127.0.0.1:{ports['api']}"
-    served = ("--env.rollout_server_url", api, "--env.tokenizer_name", tokenizer,
+    served = ("--env.runs_dir", str(tmp_path / "runs"),
+              "--env.rollout_server_url", api, "--env.tokenizer_name", tokenizer,
               "--openai.base_url", f"http://127.0.0.1:{ports['model']}/v1")  # fmt: skip
     more = [
         ("--port", str(ports["farm"])),

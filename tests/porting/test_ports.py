@@ -49,6 +49,7 @@ async def test_their_settings_file_on_the_command_line(tmp_path: Path) -> None:
             "env.tokenizer_name": str(build_tokenizer(tmp_path / "tokenizer")),
             "env.isolation": str(LOCAL["isolation"]),
             "env.rollouts_path": str(rollouts),
+            "env.runs_dir": str(tmp_path / "runs"),
             "env.data_path_to_save_groups": str(tmp_path / "groups.jsonl"),
             "openai.base_url": policy.base_url,
         }

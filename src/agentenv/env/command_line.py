@@ -177,7 +177,7 @@ def _run(
 ) -> tuple[int, list[FoundRun]]:
     """One command: its status, and its run if it had one."""
     invocation = invocation_of(program, arguments, kind.env_config_cls.secrets(), resume)
-    kind.invocation, sys.argv[1:] = None if kind.dry_run else invocation, arguments
+    kind.invocation, sys.argv[1:] = invocation, arguments
     status = 0
     try:
         of_atropos()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
@@ -29,13 +29,8 @@ from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import PLACE, ItemRetries, Place, end_all, outcome_of, summary
 from agentenv.agent.hook_slot_gate import HookSlotGate
 from agentenv.agent.hooks import (
-    WITHOUT_ARGUMENTS,
     call_hook,
-    check_not_overridden,
-    check_signature,
-    check_signatures,
     finite,
-    misspelt,
     outside_rollouts,
     watched,
 )
@@ -51,7 +46,7 @@ from agentenv.agent.single_run import run_single
 from agentenv.agent.transcript import Transcript
 from agentenv.env.command_line import run_command
 from agentenv.env.config import AgentFields, explained
-from agentenv.env.farm import farm_pool, slots_of
+from agentenv.env.farm import open_pool
 from agentenv.env.images import ItemsAhead, RootsOf
 from agentenv.env.invocation import Invocation
 from agentenv.env.model_servers import (
@@ -64,15 +59,23 @@ from agentenv.env.model_servers import (
 )
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults
-from agentenv.env.preflight import check_numbers, check_servers, first_item, places, probe
+from agentenv.env.preflight import (
+    check_hooks,
+    check_numbers,
+    check_servers,
+    first_item,
+    is_typed,
+    places,
+    probe,
+    warn_of_queueing,
+)
 from agentenv.env.progress import RunProgress, print_rows
 from agentenv.env.records import RunFiles, groups_in_run
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.env.trainer import TrainerLink
-from agentenv.errors import ConfigError, HookError, InfraError, TaskError
+from agentenv.errors import ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.farm_client.pool import FarmPool
 from agentenv.metrics.exporter import Meter
 from agentenv.runs.manifest import Verb
 from agentenv.runs.spans import Served
@@ -82,7 +85,6 @@ from agentenv.sdk.roots import ImageRoot, farm_images
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
-from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind
 
@@ -289,7 +291,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self._env_tools.check_names()
         if config.prepare == "once" and type(self).prepare is AgentEnv.prepare:
             raise ConfigError("prepare", "'once', but there is no prepare()", next_step="write it, or leave this out")
-        self._warn_of_differences(config)
+        own_settings = type(self).build_agent_config is not AgentEnv.build_agent_config
+        if is_typed(type(self), AgentEnv) and (found := differing_defaults(config, own_settings=own_settings)):
+            logger.warning("this is not as in other harnesses, and may change scores: %s", "; ".join(found))
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         kind = server_type_of(configs, config.tool_call_parser)
         if type(self).model_for is AgentEnv.model_for:
@@ -327,39 +331,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 self.jsonl_writer.close()  # which removes the empty file
             raise
         self._tracing = Tracing(self._files.run, Served(*self._provider_and_url(kind)))
-        self._warn_of_queueing(configs)
+        warn_of_queueing(configs, config.group_size)
         self.prepare_reports()
         self.prepare_link()
 
     def _check_hooks(self) -> None:
-        own, base = type(self), AgentEnv
-        meant = misspelt(own, base)
-        if own.score_trajectory is base.score_trajectory and (
-            own.verify_and_score_trajectory is base.verify_and_score_trajectory
-        ):
-            hint = "; ".join(f"did you mean {hook} by {name}?" for name, hook in meant.items())
-            missing = "has neither score_trajectory nor verify_and_score_trajectory"
-            raise HookError(own.__name__, missing, next_step=hint or "write one of them")
-        for name, hook in meant.items():
-            logger.warning("%s.%s is no hook, so nothing calls it: did you mean %s?", own.__name__, name, hook)
-        instead = "write setup_trajectory_workspace, verify_and_score_trajectory or collect_trajectories instead"
-        check_not_overridden(own, base, "collect_trajectory", instead)
-        check_signatures(self)
-        for name in WITHOUT_ARGUMENTS:
-            check_signature(self, name, ())
-
-    def _warn_of_differences(self, config: AgentEnvConfig) -> None:
-        own_settings = type(self).build_agent_config is not AgentEnv.build_agent_config
-        if _is_typed(type(self)) and (found := differing_defaults(config, own_settings=own_settings)):
-            logger.warning("this is not as in other harnesses, and may change scores: %s", "; ".join(found))
-
-    def _warn_of_queueing(self, servers: list[APIServerConfig]) -> None:
-        if sum(server.num_max_requests_at_once for server in servers) < self.config.group_size:
-            logger.warning(
-                "the model's server accepts fewer requests at once (num_max_requests_at_once) than a group has members "
-                "(group_size=%d): their turns wait for each other",
-                self.config.group_size,
-            )
+        check_hooks(self, AgentEnv)
 
     async def setup(self) -> None:
         """Start the pool and the executor, check that a slot is available, then call ``setup_agent_env``.
@@ -374,7 +351,9 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             if self.progress.verb or self.dry_run:
                 await self._probe_model(catalog)
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
-            pool, slots, patience_s = await self._open_pool(stack)
+            own_backend = type(self).build_backend is not AgentEnv.build_backend
+            name = config.wandb_name or self.name
+            pool, slots, patience_s = await open_pool(stack, config, name, self.build_backend, own=own_backend)
             tools, run = self._env_tools.runnable(catalog)
             executor = await stack.enter_async_context(
                 ToolExecutor(pool, tools, config.executor_settings(), external=run, observer=meter.observer)
@@ -411,24 +390,6 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 if self._files.groups and self.jsonl_writer is None:
                     self.jsonl_writer = self._files.groups_file()
             self._resources = stack.pop_all()
-
-    async def _open_pool(self, stack: AsyncExitStack) -> tuple[SlotPool | FarmPool, int, float | None]:
-        """An open pool, how many slots there are for rollouts, and how long to wait for one. Of a pool of our own a
-        slot has worked; on a farm all may be in use."""
-        config: AgentEnvConfig = self.config
-        if config.tool_pool_mode == "farm":
-            if type(self).build_backend is not AgentEnv.build_backend:
-                logger.warning("on a farm build_backend() is not called: the farm's file configures the containers")
-            shared = await stack.enter_async_context(farm_pool(config, config.wandb_name or self.name))
-            assert shared.info is not None
-            # A full farm is no failure: its pool knows when waiting is in vain.
-            return shared, slots_of(shared.info, config), None
-        with outside_rollouts("build_backend"):
-            backend = self.build_backend()
-        own = await stack.enter_async_context(SlotPool(backend, config.pool_settings()))
-        async with await own.lease("setup", timeout_s=config.start_timeout_s):
-            pass
-        return own, config.max_containers * config.slots_per_container, config.acquire_timeout_s
 
     async def close(self) -> None:
         """End every rollout, then close everything :meth:`setup` started. Repeatable."""
@@ -596,7 +557,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             rows.append(("slots", self.config.tool_pool_mode))
             if draws:
                 rows += await first_item(self, await self.get_next_item(), self._opened().root_of)
-            rows += places(self.config)
+            rows += places(self.config, groups_in_run=not self._files.groups_given)
         print_rows(rows, as_json=self.as_json)
 
     async def env_manager(self) -> None:
@@ -691,9 +652,3 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1; a
         hook's bug also with the frames of the author's code."""
         run_command(cls, super().cli)
-
-
-def _is_typed(kind: type) -> bool:
-    """Whether an environment is written as ``AgentEnv[Config]``, itself or by one of its bases."""
-    bases = (base for each in kind.__mro__ for base in vars(each).get("__orig_bases__", ()))
-    return any(get_origin(base) is AgentEnv for base in bases)

@@ -1,23 +1,29 @@
-"""``tool_pool_mode="farm"``: an environment whose slots belong to a farm service.
+"""The slots of an environment: a pool of its own, or with ``tool_pool_mode="farm"`` those of a farm service.
 
 The farm then configures the containers, and the run's share limits the slots.
 """
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
+from agentenv.agent.hooks import outside_rollouts
 from agentenv.agent.protocols import SessionOpener
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.farm_client.access import farm_access
 from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.tool_context import ToolContext
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.pool import SlotPool
 from agentenv.wire.farm import FarmInfo
 from agentenv.wire.leases import Tags, short_tag
 from agentenv.wire.spec import Bind
+
+logger = logging.getLogger(__name__)
 
 
 def check_farm(info: FarmInfo, config: AgentFields) -> None:
@@ -78,3 +84,24 @@ async def farm_pool(config: AgentFields, environment: str) -> AsyncIterator[Farm
         assert pool.info is not None
         check_farm(pool.info, config)
         yield pool
+
+
+async def open_pool(
+    stack: AsyncExitStack, config: AgentFields, environment: str, build: Callable[[], ContainerBackend], *, own: bool
+) -> tuple[SlotPool | FarmPool, int, float | None]:
+    """An open pool, how many slots there are for rollouts, and how long to wait for one. Of a pool of our own a slot
+    has worked; on a farm all may be in use. ``build``: the hook ``build_backend``, which is the environment's ``own``
+    or not."""
+    if config.tool_pool_mode == "farm":
+        if own:
+            logger.warning("on a farm build_backend() is not called: the farm's file configures the containers")
+        shared = await stack.enter_async_context(farm_pool(config, environment))
+        assert shared.info is not None
+        # A full farm is no failure: its pool knows when waiting is in vain.
+        return shared, slots_of(shared.info, config), None
+    with outside_rollouts("build_backend"):
+        backend = build()
+    pool = await stack.enter_async_context(SlotPool(backend, config.pool_settings()))
+    async with await pool.lease("setup", timeout_s=config.start_timeout_s):
+        pass
+    return pool, config.max_containers * config.slots_per_container, config.acquire_timeout_s

@@ -10,11 +10,20 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_origin
 from urllib.parse import urlsplit
 
 from agentenv.agent.generate import no_items
-from agentenv.agent.hooks import Hooks, call_hook, expected
+from agentenv.agent.hooks import (
+    WITHOUT_ARGUMENTS,
+    Hooks,
+    call_hook,
+    check_not_overridden,
+    check_signature,
+    check_signatures,
+    expected,
+    misspelt,
+)
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.models.openai import LIMITS
 from agentenv.agent.protocols import ToolDefinition
@@ -22,7 +31,7 @@ from agentenv.agent.results import one_line
 from agentenv.agent.settings import AgentSettings
 from agentenv.deadlines import scaled
 from agentenv.env.model_servers import address_of
-from agentenv.errors import ConfigError, ModelServerError
+from agentenv.errors import ConfigError, HookError, ModelServerError
 from agentenv.tools.schema import closest
 from agentenv.wire.roots import RootSpec
 
@@ -42,7 +51,12 @@ OPEN: Final = {
 """Those of them that may be -1, and what that means."""
 LEAST_OF_SERVER: Final = {"num_max_requests_at_once": 1, "num_requests_for_eval": 1, "timeout": 1}
 
-PLACES: Final = {"data_path_to_save_groups": "groups", "rollouts_path": "records", "data_dir_to_save_evals": "metrics"}
+PLACES: Final = {
+    "runs_dir": "run",
+    "data_path_to_save_groups": "groups",
+    "rollouts_path": "records",
+    "data_dir_to_save_evals": "metrics",
+}
 LEAST_FREE_BYTES: Final = 100 * 2**20
 """Less is refused by a dry run: the records of a few hundred rollouts."""
 
@@ -86,6 +100,43 @@ def check_servers(servers: Sequence[Any]) -> None:
             raise ConfigError("openai.base_url", problem, next_step=f"set it, such as {spelt}")
 
 
+def check_hooks(env: object, base: type) -> None:
+    """Raises: HookError when a hook of ``base``, the class of all environments, is missing in this one, could not be
+    called, or would never be called. What resembles a hook is warned about."""
+    own: Any = type(env)
+    general: Any = base
+    meant = misspelt(own, base)
+    if own.score_trajectory is general.score_trajectory and (
+        own.verify_and_score_trajectory is general.verify_and_score_trajectory
+    ):
+        hint = "; ".join(f"did you mean {hook} by {name}?" for name, hook in meant.items())
+        missing = "has neither score_trajectory nor verify_and_score_trajectory"
+        raise HookError(own.__name__, missing, next_step=hint or "write one of them")
+    for name, hook in meant.items():
+        logger.warning("%s.%s is no hook, so nothing calls it: did you mean %s?", own.__name__, name, hook)
+    instead = "write setup_trajectory_workspace, verify_and_score_trajectory or collect_trajectories instead"
+    check_not_overridden(own, base, "collect_trajectory", instead)
+    check_signatures(env)
+    for name in WITHOUT_ARGUMENTS:
+        check_signature(env, name, ())
+
+
+def is_typed(kind: type, base: type) -> bool:
+    """Whether an environment is written as ``AgentEnv[Config]``, itself or by one of its bases."""
+    bases = (each for parent in kind.__mro__ for each in vars(parent).get("__orig_bases__", ()))
+    return any(get_origin(each) is base for each in bases)
+
+
+def warn_of_queueing(servers: Sequence[Any], group_size: int) -> None:
+    """Warn when a group's members have to wait for each other at the model's server."""
+    if sum(server.num_max_requests_at_once for server in servers) < group_size:
+        logger.warning(
+            "the model's server accepts fewer requests at once (num_max_requests_at_once) than a group has members "
+            "(group_size=%d): their turns wait for each other",
+            group_size,
+        )
+
+
 async def first_item(
     hooks: Hooks, item: Any, root_of: Callable[[Any], Awaitable[RootSpec]] | None
 ) -> list[tuple[str, str]]:
@@ -103,11 +154,12 @@ async def first_item(
     return [("item", item_id(item)), ("task", one_line(task)), ("image", "none" if image is None else str(image))]
 
 
-def places(config: Any) -> list[tuple[str, str]]:
-    """Rows about the directories that results are written to. Raises: ConfigError when one cannot be, or is full."""
+def places(config: Any, *, groups_in_run: bool = False) -> list[tuple[str, str]]:
+    """Rows about the directories that results are written to; ``groups_in_run``: that of the groups is the run's.
+    Raises: ConfigError when one cannot be, or is full."""
     rows = []
     for name in PLACES:
-        if not (path := getattr(config, name)):
+        if not (path := getattr(config, name)) or (groups_in_run and name == "data_path_to_save_groups"):
             continue
         directory = next(each for each in Path(path).absolute().parents if each.is_dir())
         free_bytes = shutil.disk_usage(directory).free

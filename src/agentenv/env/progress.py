@@ -74,11 +74,13 @@ class RunProgress:
         self._took_s = 0.0
 
     @contextmanager
-    def shown(self, verb: str, about: str, goal: int | None, ending: Callable[..., Ending] = Ending) -> Iterator[None]:
+    def shown(
+        self, verb: str, about: str, goal: int | None, ending: Callable[[bool], Ending] = lambda _: Ending()
+    ) -> Iterator[None]:
         """Show the progress of ``verb`` within the body, and the results at its end, however it ends.
 
         ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``ending`` is called at
-        the end, with ``incomplete``: whether something is missing.
+        the end, with whether something is missing.
         """
         self.results = Results(attempts=Attempts() if verb == "evaluate" else None)
         self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
@@ -90,10 +92,10 @@ class RunProgress:
             incomplete = bool(self.results.missing.text())
         finally:
             self._took_s, self._shown = self._shown.elapsed_s(), None
-            end = ending(incomplete=incomplete)
+            end = ending(incomplete)
             if self._as_json:
                 print_rows(self.document(end).items(), as_json=True)
-            elif self.results.rollouts:
+            elif self.results.rollouts or end.directory:
                 print_rows(result_rows(self.results, self._took_s, end))
 
     def document(self, end: Ending) -> dict[str, Any]:
@@ -210,8 +212,8 @@ def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str,
     rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
     if results.mean is not None:
         spread = f" (sd {results.deviation:.3f})" if results.deviation is not None else ""
-        error = f" ± {results.stderr:.3f}" if results.stderr is not None else ""
-        rows.append(("mean", f"{results.mean:.3f}{error}{spread}"))
+        margin = f" ± {results.stderr:.3f}" if results.stderr is not None else ""
+        rows.append(("mean", f"{results.mean:.3f}{margin}{spread}"))
     if estimates := results.pass_at():
         rows.append(("pass@k", _pass_at_text(estimates)))
     rows += results.missing.rows()

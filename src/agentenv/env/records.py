@@ -83,6 +83,7 @@ class RunFiles:
         self._rollouts = RolloutLog(self._records, self.run)
         self._run_to_name = ""
         self._about_verb: Verb | None = None
+        self._lost_groups: set[str] = set()
         self._begun = False
 
     # -- a command --------------------------------------------------------------------------------
@@ -119,7 +120,11 @@ class RunFiles:
         )
         self._elsewhere = {
             name: str(Path(path).absolute())
-            for name, path in (("records", self._records), ("metrics", metrics), ("groups", self._given_groups()))
+            for name, path in (
+                ("records", self._records),
+                ("metrics", metrics),
+                ("groups", self.groups if self.groups_given else ""),
+            )
             if path
         }
         self._run_to_name = self.run.id if self._rollouts.has_content else ""
@@ -139,9 +144,10 @@ class RunFiles:
         finally:
             self._end(state, error)
 
-    def _given_groups(self) -> str:
-        given = self._invocation is None or "data_path_to_save_groups" in self._invocation.given
-        return self.groups if given else ""
+    @property
+    def groups_given(self) -> bool:
+        """Whether the groups of `process` go to a file that the caller has named, not to the run's directory."""
+        return self._invocation is None or "data_path_to_save_groups" in self._invocation.given
 
     def _claim(self, path: Path, *, resumable: bool) -> None:
         about = self._about
@@ -249,7 +255,7 @@ class RunFiles:
             return
         try:
             if self._begun:  # else it was to be resumed, and nothing has changed
-                results = self._progress.document(self.ending(incomplete=state != "finished"))
+                results = self._progress.document(self.ending(state != "finished"))
                 directory.update(state=state, error=error, ended_unix_s=time.time(), results=results)
                 if self._members is not None:
                     self._members.close()
@@ -260,7 +266,7 @@ class RunFiles:
             if self._begun and self._invocation is not None:
                 self._invocation.ended.append(FoundRun(directory.path, directory.manifest))
 
-    def ending(self, *, incomplete: bool) -> Ending:
+    def ending(self, incomplete: bool) -> Ending:
         """What a command says at its end of where things are. ``incomplete``: something is missing."""
         records = self._records or ""
         report = [f"agentenv report {shlex.quote(records)}"] if records and Path(records).exists() else []
@@ -334,11 +340,11 @@ class RunFiles:
         if self._about_verb != "process" or outcome_of(transcripts) == "retry":
             await self.group_ended(group)
         if self._directory is not None:
-            self._directory.progressed(lambda: self._progress.document(self.ending(incomplete=True)))
+            self._directory.progressed(lambda: self._progress.document(self.ending(True)))
 
     async def group_ended(self, group: str) -> None:
         """Everything of a group is in its files: nothing needs its members any more."""
-        if self._members is None or not group:
+        if self._members is None or not group or group in self._lost_groups:
             return
         async with self._writing:
             if why := await asyncio.to_thread(unwritten, partial(self._members.ended, group)):
@@ -346,7 +352,13 @@ class RunFiles:
 
     def groups_file(self) -> GroupsFile:
         """The file of scored groups, in place of the writer that atropos has opened."""
-        return GroupsFile(self.groups, lambda why: self.lost("group", self.groups, why))
+
+        def lost(why: str) -> None:
+            self.lost("group", self.groups, why)
+            if (place := PLACE.get()) is not None:
+                self._lost_groups.add(place.group)
+
+        return GroupsFile(self.groups, lost)
 
     @property
     def page(self) -> str:
@@ -355,7 +367,7 @@ class RunFiles:
 
     async def write_page(self) -> None:
         """atropos' page of the groups that were written, if there are any."""
-        if not await asyncio.to_thread(_page_written, Path(self.groups), Path(self.page)):
+        if self.groups and not await asyncio.to_thread(_page_written, Path(self.groups), Path(self.page)):
             self.lost("page", self.page, "atropos could not write it, and has printed why")
 
     def lost(self, what: str, path: str | None, why: str) -> None:
@@ -371,8 +383,10 @@ def groups_in_run(config: Any, invocation: Invocation | None) -> Iterator[None]:
     """atropos' constructor, within which it opens a file for groups: none where they go to the run's directory, which
     is not there yet."""
     path = config.data_path_to_save_groups
-    given = invocation is None or "data_path_to_save_groups" in invocation.given or not invocation.has_directory(config)
-    if path is None or (given and (invocation is None or invocation.resume is None)):
+    if invocation is None or path is None or not invocation.has_directory(config):
+        yield
+        return
+    if "data_path_to_save_groups" in invocation.given and invocation.resume is None:
         yield
         return
     config.data_path_to_save_groups = None

@@ -174,6 +174,8 @@ def read_kept(
                 mine = {one.member: one.whole() for one in ended if one.group == record.group}
                 if len(mine) == len(record.trajectories):
                     kept.unwritten[record.group] = [mine[number] for number in sorted(mine)]
+                elif not any(one.sequences for one in record.trajectories):  # no tokens are needed to form it
+                    kept.unwritten[record.group] = record.trajectories
         dropped = failed and failures[position] > item_retries and not any(map(failed_by_us, record.trajectories))
         if dropped:
             kept.done.add(position)

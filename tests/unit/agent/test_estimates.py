@@ -60,8 +60,8 @@ def test_items_with_too_few_scored_attempts_are_left_out_and_counted() -> None:
     attempts.add("a", [1.0, 0.0, 0.0, 0.0])
     attempts.add("b", [1.0])
     attempts.add("c", [])
-    assert attempts.pass_at(1) == (pytest.approx((0.25 + 1.0) / 2), 2)
-    assert attempts.pass_at(2) == (pytest.approx(0.5), 1)
+    assert attempts.pass_at(1) == pytest.approx(((0.25 + 1.0) / 2, 2))
+    assert attempts.pass_at(2) == pytest.approx((0.5, 1))
     assert attempts.pass_at(5) is None
     assert attempts.items == 3
 
