@@ -11,7 +11,8 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.report import write_report
-from agentenv.report.live import served
+from agentenv.report.live import OnePage, page_of, served
+from agentenv.runs.records import Source
 from tests.browser import synthetic
 from tests.browser.chromium import Page, opened
 
@@ -258,7 +259,7 @@ async def test_it_fits_a_phone_and_can_be_read_there(tmp_path: Path) -> None:
 async def test_a_served_page_follows_its_file_and_keeps_what_was_expanded(tmp_path: Path) -> None:
     file = tmp_path / "rollouts.jsonl"
     lines = [group.model_dump_json() + "\n" for group in synthetic.few()[:2]]
-    async with served(file, title="A run") as url, opened() as page:
+    async with served(OnePage(page_of(Source.file(file), "A run"))) as url, opened() as page:
         await page.goto(url)
         assert await page.evaluate(SHOWN) == 0
         file.write_text(lines[0])

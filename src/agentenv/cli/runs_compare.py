@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 5
 """Items of a difference that are named."""
+RunsDirOption = Annotated[
+    Path, typer.Option("--runs-dir", "-d", metavar="DIR", help="Where runs are: --env.runs_dir of their commands.")
+]
 SuccessOption = Annotated[
     float, typer.Option("--success", metavar="SCORE", help="The score from which on an attempt counts in pass@k.")
 ]
@@ -49,6 +53,7 @@ def compare(
             metavar="RUN...", help="Directories or names of runs, or files of rollouts; the first is the base."
         ),
     ],
+    runs_dir: RunsDirOption = Path("runs"),
     success: SuccessOption = 1.0,
     price_in: PriceInOption = None,
     price_out: PriceOutOption = None,
@@ -70,7 +75,7 @@ def compare(
     from agentenv.runs.compare import document, summary_of
 
     prices = prices_of(price_in, price_out)
-    runs = loaded(given)
+    runs = loaded(given, runs_dir)
     if len(runs) < 2:
         raise ConfigError(
             "RUN", f"only {runs[0].label} was found" if runs else "no run was found", next_step="name two"
@@ -88,11 +93,11 @@ def compare(
     print_problems(problems)
 
 
-def loaded(given: list[str]) -> list[Run]:
+def loaded(given: list[str], below: Path) -> list[Run]:
     """The runs that are meant. Raises: ConfigError: there is none of a name, or a file has no records."""
     from agentenv.runs.records import find
 
-    return [run for source in find(*given) for run in read_source(source)]
+    return [run for source in find(*given, below=below) for run in read_source(source)]
 
 
 def read_source(source: Source) -> list[Run]:

@@ -10,7 +10,7 @@ import typer
 
 from agentenv.cli.options import JsonOption
 from agentenv.cli.output import err, out, print_json, print_problems, verb
-from agentenv.cli.runs_compare import PriceInOption, PriceOutOption, SuccessOption, loaded, prices_of
+from agentenv.cli.runs_compare import PriceInOption, PriceOutOption, RunsDirOption, SuccessOption, loaded, prices_of
 from agentenv.cli.view import BrowseOption, PortOption, serve
 from agentenv.errors import ConfigError
 
@@ -29,6 +29,7 @@ def view(
     ] = None,
     port: PortOption = 0,
     title: Annotated[str, typer.Option("--title", help="The page's title.")] = "Runs",
+    runs_dir: RunsDirOption = Path("runs"),
     success: SuccessOption = 1.0,
     price_in: PriceInOption = None,
     price_out: PriceOutOption = None,
@@ -49,17 +50,17 @@ def view(
     from agentenv.report.live import RunsPages
     from agentenv.report.overview import OverviewSettings
     from agentenv.report.page import write_overview
-    from agentenv.runs.records import RUNS, find
+    from agentenv.runs.records import find
 
     names = given or []
     settings = OverviewSettings(success, prices_of(price_in, price_out))
     if page is None:
-        find(*names)  # refuses a name of no run at once
-        pages = RunsPages(lambda: find(*names), title, settings)
-        serve(pages, ", ".join(names) or str(RUNS), port, browse=browse, as_json=as_json)
+        find(*names, below=runs_dir)  # refuses a name of no run at once
+        pages = RunsPages(lambda: find(*names, below=runs_dir), title, settings)
+        serve(pages, ", ".join(names) or f"{runs_dir}/", port, browse=browse, as_json=as_json)
         return
-    if not (runs := loaded(names)):
-        raise ConfigError("RUN", f"there is no run in {RUNS.resolve()}", next_step="name a run's directory")
+    if not (runs := loaded(names, runs_dir)):
+        raise ConfigError("RUN", f"there is no run in {runs_dir.resolve()}", next_step="name a run's directory")
     try:
         write_overview(runs, page, title=title, settings=settings)
     except OSError as error:

@@ -43,7 +43,7 @@ def view(
     from agentenv.runs.records import Source, find
 
     is_missing_file = run.suffix == ".jsonl" and not run.exists()
-    sources = [Source(run, is_directory=False)] if is_missing_file else find(run)
+    sources = [Source.file(run)] if is_missing_file else find(run)
     if len(sources) != 1:
         raise ConfigError("RUN", f"{run} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view")
     serve(OnePage(page_of(sources[0], title)), str(run), port, browse=browse, as_json=as_json)

@@ -48,25 +48,26 @@ function runLink(index) {
   return link;
 }
 
+const began = (run) => (run.began === null ? "" : new Date(run.began * 1000).toLocaleString("sv").slice(0, 16));
+const under = (value, ...below) => element("span", {}, value, element("small", {}, ...below));
 const COLUMNS = [
-  ["model", (run) => visible(run.model || "–")],
-  ["began", (run) => (run.began === null ? "–" : new Date(run.began * 1000).toLocaleString("sv").slice(0, 16))],
   ["groups", (run) => (run.goal === null ? whole(run.groups) : `${whole(run.groups)} of ${whole(run.goal)}`)],
   ["scored", (run) => `${whole(run.scored)} of ${whole(run.rollouts)}`],
-  ["mean ± se", (run) => `${figure(run.mean)}${run.standard_error === null ? "" : ` ± ${figure(run.standard_error)}`}`],
+  ["mean score", (run) => under(figure(run.mean), run.standard_error === null ? "" : `± ${figure(run.standard_error)}`)],
   ["pass@1", (run) => passText(run, 0)],
   ["pass@k", (run) => (run.pass_at_k.length > 1 ? passText(run, run.pass_at_k.length - 1) : "–")],
   ["faults", (run) => Object.entries(run.faults).map(([fault, count]) => `${count} ${fault}`).join(", ") || "none"],
-  ["tokens in, out", (run) => `${compact(run.prompt_tokens)}, ${compact(run.completion_tokens)}`],
+  ["tokens", (run) => under(`${compact(run.prompt_tokens)} in`, `${compact(run.completion_tokens)} out`)],
   ["cost", (run) => figure(run.cost, 2)],
-  ["a rollout", (run) => timeText(run.rollout_s)],
-  ["in all", (run) => timeText(run.took_s)],
+  ["time", (run) => under(timeText(run.took_s), `${timeText(run.rollout_s)} each`)],
 ].filter(([name]) => name !== "cost" || RUNS.some((run) => run.cost !== null));
 
 function passText(run, which) {
   const found = run.pass_at_k[which];
   if (!found) return "–";
-  return element("span", { title: `over ${found.items} of ${run.items} items` }, `${which ? `@${found.k}: ` : ""}${figure(found.value, 2)} `, element("small", {}, range(found.interval)));
+  const shown = under(`${figure(found.value, 2)}${which ? ` (k ${found.k})` : ""}`, range(found.interval));
+  shown.title = `over ${found.items} of ${run.items} tasks`;
+  return shown;
 }
 
 function runRow(index) {
@@ -80,6 +81,7 @@ function runRow(index) {
   const name = element("th", { scope: "row" }, element("label", {}, box, letter(index)), " ", runLink(index));
   if (run.state) name.append(" ", element("span", { class: `badge ${RUN_STATES[run.state] ?? ""}`, title: visible(run.error || "") }, run.state));
   if (run.problems.length) name.append(" ", element("span", { class: "badge bad", title: run.problems.map(visible).join("\n") }, `${run.problems.length} line${run.problems.length > 1 ? "s" : ""} left out`));
+  name.append(element("small", {}, [visible(run.model || "model not known"), began(run), run.verb].filter(Boolean).join(" · ")));
   return element("tr", {}, name, ...COLUMNS.map(([label, text]) => element("td", { "data-label": label }, text(run))));
 }
 
@@ -128,6 +130,7 @@ function drawCurve() {
   const isTime = byId("curve-by").value === "time";
   const unit = !isTime ? [1, ""] : end > 5400 ? [3600, " h"] : end > 120 ? [60, " min"] : [1, " s"];
   for (const value of ticks(end / unit[0])) written(picture, x(value * unit[0]), area.bottom + 17, `${+value.toPrecision(4)}${unit[1]}`);
+  const ends = [];
   for (const index of lines) {
     const points = every(index);
     const path = points.map((point) => `${x(curveX(point)).toFixed(1)},${y(point[2]).toFixed(1)}`).join(" ");
@@ -135,8 +138,13 @@ function drawCurve() {
     for (const point of points) {
       picture.append(drawn("circle", { class: "target", cx: x(curveX(point)), cy: y(point[2]), r: 6 }, `${LETTERS[index]} ${RUNS[index].run}: ${figure(point[2])} after ${point[1]} groups, ${timeText(point[0])}`));
     }
-    written(picture, x(curveX(points.at(-1))) + 5, y(points.at(-1)[2]) + 4, LETTERS[index], `end ${runColour(index)}`, "start");
+    ends.push({ index, x: x(curveX(points.at(-1))) + 5, y: y(points.at(-1)[2]) + 4 });
   }
+  ends.sort((a, b) => a.y - b.y).forEach((end, place) => {
+    const above = ends.slice(0, place).filter((other) => Math.abs(other.x - end.x) < 14).at(-1);
+    if (above) end.y = Math.max(end.y, above.y + 12);
+    written(picture, end.x, end.y, LETTERS[end.index], `end ${runColour(end.index)}`, "start");
+  });
   byId("curve-about").textContent = lines.length ? `mean of the last ${[...new Set(lines.map((index) => RUNS[index].curve.window))].join(" or ")} groups` : "no scores yet";
 }
 
@@ -228,7 +236,7 @@ function drawPair() {
   const passes = [...new Set(both.flatMap((run) => run.pass_at_k.map(({ k }) => k)))].sort((a, b) => a - b);
   const pass = (run, k) => run.pass_at_k.find((found) => found.k === k);
   const rows = [
-    ["state", (run) => run.state || "–"], ["settings", (run) => run.settings || "–"],
+    ["state", (run) => run.state || "–"], ["model", (run) => visible(run.model || "–")], ["began", (run) => began(run) || "–"], ["settings", (run) => run.settings || "–"],
     ...COLUMNS.filter(([name]) => !name.startsWith("pass@")),
     ...passes.map((k) => [`pass@${k}`, (run) => (pass(run, k) ? `${figure(pass(run, k).value)} ${range(pass(run, k).interval)}` : "–")]),
   ];

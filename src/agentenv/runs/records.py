@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -19,6 +19,8 @@ from agentenv.runs.manifest import FILE, LOCK, ROLLOUTS, RunManifest, read_manif
 
 RUNS: Final = Path("runs")
 """Where runs are looked for by their names."""
+LAST: Final = "last"
+"""Names the newest run."""
 
 
 class RecordError(ValueError):
@@ -114,12 +116,24 @@ class Source:
     """Where runs lie: a run's directory, or a rollouts file that may have the records of several runs."""
 
     path: Path
-    is_directory: bool
+    rollouts: Path
+    """The file of records, which may be missing."""
+
+    @classmethod
+    def at(cls, path: Path) -> Source:
+        """A run's directory. Its records may be elsewhere, together with those of other runs."""
+        elsewhere = manifest.files.get("records") if (manifest := _manifest(path)) else None
+        return cls(path, Path(elsewhere) if elsewhere else path / ROLLOUTS)
+
+    @classmethod
+    def file(cls, path: Path) -> Source:
+        """A rollouts file by itself."""
+        return cls(path, path)
 
     @property
-    def rollouts(self) -> Path:
-        """The file of records, which may be missing."""
-        return self.path / ROLLOUTS if self.is_directory else self.path
+    def is_directory(self) -> bool:
+        """Whether it is a run's directory."""
+        return self.path != self.rollouts
 
     @property
     def name(self) -> str:
@@ -128,15 +142,15 @@ class Source:
 
     def version(self) -> str:
         """Another text whenever something has changed."""
-        files = [self.path / FILE, self.path / ROLLOUTS] if self.is_directory else [self.path]
+        files = [self.path / FILE, self.rollouts] if self.is_directory else [self.path]
         played = "p" if self.is_directory and is_locked(self.path / LOCK) else ""
         return " ".join(map(_version, files)) + played
 
 
 def find(*given: str | Path, below: Path = RUNS) -> list[Source]:
-    """The runs that are meant, in the order of their directories' names: a run's directory, a directory of runs, a
-    rollouts file, the name of a run below ``below`` (of its directory or its beginning, its ``name`` or its id).
-    Without ``given``: every run below ``below``.
+    """The runs that are meant, in this order: a run's directory, a directory of runs (the oldest first), a rollouts
+    file, the name of a run below ``below`` (its ``name``, its id or that of its directory, or a beginning of that;
+    ``last``: the newest). Without ``given``: every run below ``below``.
 
     Raises: ConfigError: there is none of this name.
     """
@@ -155,23 +169,30 @@ def read(source: Source) -> list[Run]:
 
     Raises: RecordError: the file is one of scored groups for a trainer. OSError: it cannot be read.
     """
-    if source.is_directory:
-        run = Run(source.path, is_played=is_locked(source.path / LOCK))
-        try:
-            run.manifest = read_manifest(source.path)
-        except ValueError as error:
-            run.problems.append(f"{source.path / FILE} is not a run's: {str(error).splitlines()[0]}")
-        if source.rollouts.exists():
-            run.groups.extend(readable_records(source.rollouts, run.problems.append))
-        run.record = next((group.run for group in run.groups if group.run), None)
-        return [run]
     problems: list[str] = []
+    if source.is_directory:
+        return [_read_directory(source, problems)]
     runs = runs_of(readable_records(source.path, problems.append), source.path)
     if problems and not runs:
         runs = [Run(source.path)]
     for run in runs[-1:]:
         run.problems = problems
     return runs
+
+
+def _read_directory(source: Source, problems: list[str]) -> Run:
+    run = Run(source.path, problems=problems, is_played=is_locked(source.path / LOCK))
+    try:
+        run.manifest = read_manifest(source.path)
+    except ValueError as error:
+        problems.append(f"{source.path / FILE} is not a run's: {str(error).splitlines()[0]}")
+    if source.rollouts.exists():
+        is_shared = source.rollouts.parent != source.path
+        for group in readable_records(source.rollouts, problems.append):
+            if not is_shared or (group.run is not None and group.run.id == run.id):
+                run.groups.append(group)
+    run.record = next((group.run for group in run.groups if group.run), None)
+    return run
 
 
 def runs_of(groups: Iterable[GroupRecord], path: Path = Path()) -> list[Run]:
@@ -249,20 +270,22 @@ def _meant(given: str, below: Path) -> list[Source]:
     path = Path(given)
     if path.is_file():
         is_runs = path.name in (ROLLOUTS, FILE) and (path.parent / FILE).is_file()
-        return [Source(path.parent, True) if is_runs else Source(path, False)]
+        return [Source.at(path.parent) if is_runs else Source.file(path)]
     for directory in (path, below / given):
         if (directory / FILE).is_file():
-            return [Source(directory, True)]
+            return [Source.at(directory)]
         if found := _below(directory):
             return found
         if (directory / ROLLOUTS).is_file():
-            return [Source(directory / ROLLOUTS, False)]
+            return [Source.file(directory / ROLLOUTS)]
     known = _below(below)
-    if named := [source for source in known if given in _names(source)]:
+    if given == LAST and known:
+        return known[-1:]
+    if named := [source for source in known if given in _names(source.path)]:
         return named
-    if begun := [source for source in known if source.path.name.startswith(given)]:
+    if begun := [source for source in known if source.name.startswith(given)]:
         return begun
-    raise _unknown(given, below, [source.path.name for source in known])
+    raise _unknown(given, below, [source.name for source in known])
 
 
 def _unknown(given: str, below: Path, known: list[str]) -> ConfigError:
@@ -274,18 +297,23 @@ def _unknown(given: str, below: Path, known: list[str]) -> ConfigError:
 
 def _below(directory: Path) -> list[Source]:
     try:
-        inside = sorted(directory.iterdir())
+        found = [path for path in directory.iterdir() if (path / FILE).is_file()]
     except OSError:
         return []
-    return [Source(path, True) for path in inside if (path / FILE).is_file()]
+    began = {path: manifest.began_unix_s if (manifest := _manifest(path)) else 0.0 for path in found}
+    return [Source.at(path) for path in sorted(found, key=lambda path: (began[path], path.name))]
 
 
-def _names(source: Source) -> set[Any]:
+def _names(path: Path) -> set[str]:
+    return {manifest.name, manifest.id} if (manifest := _manifest(path)) else set()
+
+
+def _manifest(path: Path) -> RunManifest | None:
+    """None if it cannot be read."""
     try:
-        manifest = read_manifest(source.path)
+        return read_manifest(path)
     except (OSError, ValueError):
-        return set()
-    return {manifest.name, manifest.id}
+        return None
 
 
 def _version(path: Path) -> str:
