@@ -66,7 +66,8 @@ async def test_what_is_ticked_decides_what_is_drawn(tmp_path: Path, team: list[R
         for _ in range(3):
             await page.click("#runs-table input:checked")
         assert await page.evaluate("document.querySelectorAll('#curve polyline').length") == 2
-        assert await page.evaluate("document.querySelector('.task .cells').children.length") == 2
+        await page.evaluate("document.querySelector('.task').scrollIntoView()")
+        await page.until("document.querySelector('.task .cells').children.length === 2")
         before = await page.evaluate("document.querySelector('#curve polyline').getAttribute('points')")
         await change(page, "curve-by", "groups")
         assert await page.evaluate("document.querySelector('#curve polyline').getAttribute('points')") != before

@@ -295,21 +295,33 @@ function taskBody(item) {
   return element("div", { class: "beside" }, ...columns);
 }
 
+// What a row shows of each run is drawn when it comes near the screen, and again when other runs are ticked.
 function taskRow(item) {
-  const means = item.attempts.map(meanOf);
-  const row = element("details", { class: "task", id: `task:${item.id}` });
-  const redraw = () => {
-    const cells = shown().map((index) => element("span", { class: "cell" }, letter(index), squares(item.attempts[index]), element("small", {}, figure(means[index], 2))));
-    row.replaceChildren(element("summary", {}, element("span", { class: "name", title: item.id }, visible(item.id)), element("span", { class: "cells" }, ...cells)));
-    if (row.open) row.append(taskBody(item));
-  };
-  row.addEventListener("toggle", () => {
-    if (row.open && row.children.length === 1) row.append(taskBody(item));
-  });
-  return { item, row, means, redraw };
+  const cells = element("span", { class: "cells" });
+  const summary = element("summary", {}, element("span", { class: "name", title: item.id }, visible(item.id)), cells);
+  const row = element("details", { class: "task", id: `task:${item.id}` }, summary);
+  const task = { item, row, means: item.attempts.map(meanOf), isNear: false, drawnFor: "", draw };
+  function draw() {
+    const wanted = shown().join(" ");
+    if (task.drawnFor === `${wanted} ${row.open}`) return;
+    task.drawnFor = `${wanted} ${row.open}`;
+    cells.replaceChildren(...shown().map((index) => element("span", { class: "cell" }, letter(index), squares(item.attempts[index]), element("small", {}, figure(task.means[index], 2)))));
+    row.replaceChildren(summary, ...(row.open ? [taskBody(item)] : []));
+  }
+  row.addEventListener("toggle", draw);
+  return task;
 }
 
 const tasks = ITEMS.map(taskRow);
+const taskOf = new Map(tasks.map((task) => [task.row, task]));
+const near = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    taskOf.get(target).isNear = isIntersecting;
+    if (isIntersecting) taskOf.get(target).draw();
+  }
+}, { rootMargin: "600px" });
+for (const { row } of tasks) near.observe(row);
+
 const spreadOf = (task) => {
   const means = shown().map((index) => task.means[index]).filter((mean) => mean !== null);
   return means.length > 1 ? Math.max(...means) - Math.min(...means) : 0;
@@ -325,7 +337,8 @@ function drawTasks() {
   for (const task of ordered) {
     const isPlayed = shown().some((index) => task.item.attempts[index].length);
     task.row.hidden = !isPlayed || !task.item.id.toLowerCase().includes(words) || (byId("differing").checked && spreadOf(task) === 0);
-    if (!task.row.hidden) { task.redraw(); count += 1; }
+    if (!task.row.hidden) count += 1;
+    if (task.isNear || task.row.open) task.draw();
   }
   byId("tasks").replaceChildren(...ordered.map((task) => task.row));
   byId("tasks-shown").textContent = `${count} of ${tasks.length} task${tasks.length === 1 ? "" : "s"}`;
@@ -334,7 +347,7 @@ function drawTasks() {
 function openTask(name) {
   const task = tasks.find(({ item }) => item.id === name);
   if (!task) return;
-  if (task.row.hidden) { task.row.hidden = false; task.redraw(); }
+  task.row.hidden = false;
   task.row.open = true;
   task.row.scrollIntoView({ block: "start" });
 }
