@@ -97,6 +97,7 @@ test-quick: slotagent ## Run the tests that need no cluster, image or compiler: 
 
 sweep: slotagent testing ## Compare with independent programs: random cases of SEED for SECONDS; HARBOR: a virtual environment with harbor
 	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" -m tests.golden.harbor_answers --check; fi
+	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" tests/golden/atif_check.py; fi
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
 

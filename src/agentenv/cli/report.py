@@ -1,4 +1,4 @@
-"""``agentenv report``: the HTML page of a run."""
+"""``agentenv report``: the HTML page of a run, and its rollouts in the format of others."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def report(
         str | None, typer.Option("--run", metavar="ID", help="Only this run's groups; last: the newest run's.")
     ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    atif: Annotated[
+        Path | None,
+        typer.Option(
+            "--atif", metavar="DIR", help="Also write each rollout as DIR/NAME.json, in Harbor's format ATIF."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the HTML page of a run's rollouts: scores, errors, every turn and call.
@@ -54,6 +60,7 @@ def report(
     Examples:
       agentenv report runs/count-words-20260301-101500 --open
       agentenv report out/rollouts.jsonl --out /tmp/page.html --title "Second try"
+      agentenv report out/rollouts.jsonl --atif out/trajectories
     """
     from agentenv.report import write_report
     from agentenv.report.page import title_of
@@ -68,18 +75,30 @@ def report(
         written = write_report(groups, page or _beside(source), title=title or title_of(runs, source.path), run=facts)
     except OSError as error:
         raise ConfigError("--out", str(error), next_step="name a file in a directory you can write to") from error
+    if atif is not None:
+        _write_atif(groups, atif)
     rollouts = sum(len(group.trajectories) for group in groups)
     rows = [run_row(each) for each in runs]
     problems = [problem for each in runs for problem in each.problems]
     if as_json:
         found = {"page": written, "groups": len(groups), "rollouts": rollouts, "runs": rows}
-        print_json(found | {"left_out": problems})
+        print_json(found | {"left_out": problems, "atif": atif})
     else:
         _print_counts(rollouts, len(groups), rows)
         print_problems(problems)
-        out().print(str(written), markup=False, soft_wrap=True)
+        for place in (written, *([atif] if atif is not None else [])):
+            out().print(str(place), markup=False, soft_wrap=True)
     if browse:
         webbrowser.open(written.resolve().as_uri())
+
+
+def _write_atif(groups: list[GroupRecord], directory: Path) -> None:
+    from agentenv.runs.atif import write_trajectories
+
+    try:
+        write_trajectories(groups, directory)
+    except OSError as error:
+        raise ConfigError("--atif", str(error), next_step="name a directory you can write to") from error
 
 
 def run_at(given: Path) -> tuple[list[Run], Source]:

@@ -124,3 +124,18 @@ def test_what_holds_no_rollouts_is_refused(tmp_path: Path, text: str | None, sai
     assert result.exit_code == 2
     assert said in result.stderr
     assert not file.with_suffix(".html").exists()
+
+
+def test_each_rollout_is_written_in_the_format_of_others(rollouts: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "atif"
+    result = CliRunner().invoke(app, ["report", str(rollouts), "--atif", str(directory)])
+    assert result.exit_code == 0
+    assert result.stdout.split() == [str(rollouts.with_suffix(".html")), str(directory)]
+    members = [member for group in synthetic.few()[:2] for member in group.trajectories]
+    assert sorted(path.stem for path in directory.iterdir()) == sorted(member.trajectory for member in members)
+    for member in members:
+        document = json.loads((directory / f"{member.trajectory}.json").read_text())
+        assert document["extra"]["score"] == member.score
+    refused = CliRunner().invoke(app, ["report", str(rollouts), "--atif", str(rollouts)], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "--atif" in refused.stderr

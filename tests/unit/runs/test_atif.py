@@ -1,0 +1,150 @@
+"""Rollouts as trajectories of Harbor's format: by its rules, and with nothing left out."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.runs.atif import trajectory, write_trajectories
+from tests.browser import synthetic
+from tests.golden.atif_cases import GOLDEN, failed, group, played, trajectories
+
+TEXT, NUMBER, OBJECT, LIST = str, (int, float), dict, list
+RULES: dict[str, dict[str, Any]] = {
+    "trajectory": {
+        "schema_version": TEXT, "session_id": TEXT, "trajectory_id": TEXT, "agent": OBJECT, "steps": LIST,
+        "notes": TEXT, "final_metrics": OBJECT, "continued_trajectory_ref": TEXT, "extra": OBJECT,
+        "subagent_trajectories": LIST,
+    },
+    "agent": {"name": TEXT, "version": TEXT, "model_name": TEXT, "tool_definitions": LIST, "extra": OBJECT},
+    "step": {
+        "step_id": int, "timestamp": TEXT, "source": TEXT, "model_name": TEXT, "reasoning_effort": (str, float),
+        "message": TEXT, "reasoning_content": TEXT, "tool_calls": LIST, "observation": OBJECT, "metrics": OBJECT,
+        "is_copied_context": bool, "llm_call_count": int, "extra": OBJECT,
+    },
+    "call": {"tool_call_id": TEXT, "function_name": TEXT, "arguments": OBJECT, "extra": OBJECT},
+    "observation": {"results": LIST},
+    "result": {"source_call_id": TEXT, "content": TEXT, "subagent_trajectory_ref": LIST, "extra": OBJECT},
+    "metrics": {
+        "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int, "cost_usd": NUMBER,
+        "prompt_token_ids": LIST, "completion_token_ids": LIST, "logprobs": LIST, "extra": OBJECT,
+    },
+    "final_metrics": {
+        "total_prompt_tokens": int, "total_completion_tokens": int, "total_cached_tokens": int,
+        "total_cost_usd": NUMBER, "total_steps": int, "extra": OBJECT,
+    },
+}  # fmt: skip
+"""The fields of each object of ATIF 1.7, and their types; there may be no others. From Harbor's description of the
+format (rfcs/0001-trajectory-format.md) and the models of harbor 0.26.0, which have read ``tests/golden/atif.json``."""
+REQUIRED = {
+    "trajectory": {"schema_version", "agent", "steps"},
+    "agent": {"name", "version"},
+    "step": {"step_id", "source", "message"},
+    "call": {"tool_call_id", "function_name", "arguments"},
+    "observation": {"results"},
+}
+OF_AGENTS = {"model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics"}
+
+
+def check(kind: str, found: dict[str, Any]) -> None:
+    assert REQUIRED.get(kind, set()) <= found.keys()
+    for name, value in found.items():
+        assert name in RULES[kind], f"{kind} has no field {name!r}"
+        assert isinstance(value, RULES[kind][name]), f"{kind}.{name} is {value!r}"
+
+
+def check_trajectory(found: dict[str, Any]) -> None:
+    check("trajectory", found)
+    assert found["schema_version"] == "ATIF-v1.7"
+    check("agent", found["agent"])
+    check("final_metrics", found["final_metrics"])
+    assert [step["step_id"] for step in found["steps"]] == [*range(1, len(found["steps"]) + 1)]
+    assert found["steps"]
+    assert found["final_metrics"]["total_steps"] == len(found["steps"])
+    for step in found["steps"]:
+        check("step", step)
+        datetime.fromisoformat(step["timestamp"])
+        assert step["source"] in ("system", "user", "agent")
+        assert step["source"] == "agent" or not OF_AGENTS & step.keys()
+        check("metrics", step.get("metrics", {}))
+        for call in step.get("tool_calls", []):
+            check("call", call)
+        ids = {call["tool_call_id"] for call in step.get("tool_calls", [])}
+        if "observation" in step:
+            check("observation", step["observation"])
+            for result in step["observation"]["results"]:
+                check("result", result)
+                assert result.get("source_call_id") in {None, *ids}
+    json.loads(json.dumps(found, allow_nan=False).encode())
+
+
+def test_the_trajectories_are_those_that_harbor_has_read() -> None:
+    assert trajectories() == json.loads(GOLDEN.read_text())
+
+
+def test_every_sort_of_rollout_follows_the_rules() -> None:
+    records = [*synthetic.few(), *synthetic.many(40), group()]
+    for record in records:
+        for member in record.trajectories:
+            check_trajectory(trajectory(member, record))
+            check_trajectory(trajectory(member))
+
+
+def test_a_rollout_that_never_began_has_its_error_for_a_step() -> None:
+    (step,) = trajectory(failed())["steps"]
+    assert step["source"] == "system"
+    assert step["message"] == "AcquireTimeoutError: no slot became free in 30 s"
+
+
+def test_tokens_belong_to_their_turns_and_are_kept_whole_where_they_do_not() -> None:
+    member = played()
+    turns = [step["metrics"] for step in trajectory(member)["steps"] if step["source"] == "agent"]
+    assert [turn["completion_token_ids"] for turn in turns] == [[7, 8], [9], [10]]
+    assert [len(turn["prompt_token_ids"]) for turn in turns] == [3, 7, 9]
+    assert turns[0]["logprobs"] == [-0.5, -0.5]
+    member.steps.pop()
+    found = trajectory(member)
+    assert all("completion_token_ids" not in step.get("metrics", {}) for step in found["steps"])
+    assert found["extra"]["token_sequences"][0]["tokens"] == played().token_sequences[0].tokens
+
+
+def leaves(value: Any) -> set[str]:
+    """Every text and number in a document, but for lists of tokens."""
+    if isinstance(value, dict):
+        return {leaf for entry in value.values() for leaf in leaves(entry)}
+    if isinstance(value, list):
+        return {leaf for entry in value for leaf in leaves(entry)}
+    return {repr(value)} if isinstance(value, (str, float)) and value not in ("", 0.0) else set()
+
+
+def said(member: Transcript) -> dict[str, Any]:
+    """All of it but roles, and the messages with which calls were answered, of which the calls have the whole text."""
+    document = member.model_dump(mode="json")
+    texts = [message.get("content") for message in document["messages"] if message["role"] != "tool"]
+    for step in document["steps"]:
+        del step["message"]["role"]
+    return {**document, "messages": texts}
+
+
+def test_nothing_of_a_record_is_lost() -> None:
+    for member in (played(), failed(), *(m for g in synthetic.few()[:4] for m in g.trajectories)):
+        assert leaves(said(member)) <= leaves(trajectory(member))
+
+
+def test_messages_that_no_turn_accounts_for_are_kept() -> None:
+    member = played()
+    member.messages.append({"role": "user", "content": "more"})
+    assert trajectory(member)["extra"]["messages"] == [{"role": "user", "content": "more"}]
+
+
+def test_each_rollout_is_a_file_whatever_its_name(tmp_path: Path) -> None:
+    odd = played().model_copy(update={"trajectory": "../../etc/x"})
+    twice = [group(), GroupRecord(**{**dict(group()), "trajectories": [odd, odd]})]
+    assert write_trajectories(twice, tmp_path / "new" / "atif") == 4
+    names = sorted(path.name for path in (tmp_path / "new" / "atif").iterdir())
+    assert names == ["_.._etc_x.2.json", "_.._etc_x.json", "item-1-0a1b2c3d-0.json", "item-1-0a1b2c3d-1.json"]
+    for path in (tmp_path / "new" / "atif").iterdir():
+        check_trajectory(json.loads(path.read_text()))
