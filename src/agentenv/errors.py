@@ -139,7 +139,8 @@ class ForbiddenError(ConfigError):
 _OF_ENV: Final = frozenset(
     {"atroposlib", "datasets", "greenlet", "openai", "tokenizers", "transformers", "wandb", "yaml"}
 )
-"""Packages of agentenv[env]. The others that may be missing belong to agentenv[farm]."""
+"""Packages of agentenv[env]. The others that may be missing belong to agentenv[farm], OpenTelemetry's to
+agentenv[otel]."""
 
 
 def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | None:
@@ -147,7 +148,7 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | 
     package = (error.name or "").partition(".")[0]
     if package in ("", "agentenv"):
         return None
-    extra = "env" if package in _OF_ENV else "farm"
+    extra = "otel" if package == "opentelemetry" else "env" if package in _OF_ENV else "farm"
     return MissingExtraError(
         what, f"needs agentenv[{extra}] ({package} is not installed)", next_step=f"pip install 'agentenv[{extra}]'"
     )

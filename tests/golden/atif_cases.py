@@ -1,8 +1,8 @@
 """Rollouts with a bit of everything that a trajectory of ATIF has a place for, or has not.
 
 ``atif.json`` has their trajectories, which Harbor's own models have read; ``python -m tests.golden.atif_cases`` writes
-it anew. In an environment that has Harbor (``harbor_answers.py``), ``HARBOR/bin/python tests/golden/atif_check.py`` reads
-it with those models again.
+it anew. In an environment that has Harbor (``harbor_answers.py``), ``HARBOR/bin/python tests/golden/atif_check.py``
+reads it with those models again.
 """
 
 from __future__ import annotations

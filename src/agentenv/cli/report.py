@@ -14,6 +14,7 @@ from agentenv.cli.runs_compare import read_source
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from agentenv.agent.transcript import GroupRecord
     from agentenv.runs.records import Run, Source
 
 RunArgument = Annotated[

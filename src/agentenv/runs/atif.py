@@ -1,8 +1,8 @@
 """A rollout as a trajectory of ATIF, Harbor's Agent Trajectory Interchange Format, for what reads that.
 
 The format is version 1.7 of Harbor's ``rfcs/0001-trajectory-format.md`` and ``harbor.models.trajectories``. What it has
-no field for is in ``extra`` of the object it belongs to, under the names of :mod:`agentenv.agent.transcript`: nothing of
-a record is left out.
+no field for is in ``extra`` of the object it belongs to, under the names of :mod:`agentenv.agent.transcript`: nothing
+of a record is left out.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ the spans at hand; so it is known what was not accepted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
-from itertools import islice
 from typing import Final
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -25,6 +24,8 @@ from agentenv.runs.spans import Attributes, SpanRecord, span_id, trace_id
 
 SPANS_PER_REQUEST: Final = 512
 """As OTEL_BSP_MAX_EXPORT_BATCH_SIZE is by default."""
+CHARACTERS_PER_REQUEST: Final = 4 * 1024 * 1024
+"""Of texts, which are large where the content of messages is sent: collectors accept requests of 20 MiB by default."""
 _SCOPE: Final = InstrumentationScope("agentenv", __version__)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -98,17 +99,13 @@ class Exporting:
     def send(self, spans: Sequence[ReadableSpan]) -> str:
         """Send them with every exporter. Returns why one did not accept all; empty if all did."""
         self._failures.newest = ""
-        left, why = iter(spans), ""
-        while chunk := tuple(islice(left, SPANS_PER_REQUEST)):
-            for exporter in self._exporters:
-                if exporter.export(chunk) is SpanExportResult.SUCCESS:
-                    continue
-                why = self._failures.newest = self._failures.newest or "no reason given"
-            if why:
-                break
-        else:
+        for request in _requests(spans):
+            results = [exporter.export(request) for exporter in self._exporters]
+            if set(results) != {SpanExportResult.SUCCESS}:
+                self._failures.newest = self._failures.newest or "no reason was given"
+                return self._failures.newest
             self._failures.newest = ""
-        return why
+        return ""
 
     def give_up(self) -> None:
         """End a request that is tried again, and accept no more."""
@@ -119,6 +116,19 @@ class Exporting:
         """Leave the exporters' loggers as they were."""
         for each in self._loggers:
             each.removeFilter(self._failures)
+
+
+def _requests(spans: Sequence[ReadableSpan]) -> Iterator[Sequence[ReadableSpan]]:
+    """The spans in parts, each of a size that collectors accept."""
+    begin, characters = 0, 0
+    for at, span in enumerate(spans):
+        size = sum(len(value) for value in (span.attributes or {}).values() if isinstance(value, str))
+        if at > begin and (at - begin >= SPANS_PER_REQUEST or characters + size > CHARACTERS_PER_REQUEST):
+            yield spans[begin:at]
+            begin, characters = at, 0
+        characters += size
+    if begin < len(spans):
+        yield spans[begin:]
 
 
 def _exporter(name: str) -> SpanExporter:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agentenv.agent.results import Results
 from agentenv.agent.transcript import RunRecord, Transcript
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 WAITING_ROLLOUTS: Final = 2_000
 """Ended rollouts that may wait for the collector; the spans of those that come on top of them are dropped."""
-SPANS_AT_ONCE: Final = 2_048
-"""Spans that are made before they are sent, unless no more rollouts are waiting."""
+ROLLOUTS_AT_ONCE: Final = 64
+"""Whose spans are made before they are sent, unless no more are waiting."""
 CLOSE_S: Final = 10.0
 """How long the end of a run waits for a collector that accepts spans."""
 FAILED_CLOSE_S: Final = 1.0
@@ -94,8 +94,9 @@ class Tracing:
         return _Sender(exporting, GroupSpans(self._run, self._served, content=content))
 
     def turn_headers(self, group: str) -> Headers | None:
-        """``traceparent`` for the requests of a group's turns; None without traces."""
-        if self._sender is None:
+        """``traceparent`` for the requests of a group's turns; None without traces, and for models of an environment's
+        own, which may not know such an argument."""
+        if self._sender is None or not self._served.provider:
             return None
         trace, flags = trace_id(group), int(self._sender.exporting.is_sampled(group))
 
@@ -186,27 +187,35 @@ class _Sender:
             logger.info("the spans of %d of %d rollouts were not sent", self._added - self._sent, self._added)
 
     def _work(self) -> None:
-        spans: list[Any] = []
-        rollouts = 0
-        while (group := self._groups.get()) is not None and not self._given_up:
-            self._taken += len(group[-1])
-            rollouts += len(group[-1])
-            try:
-                spans += self.exporting.spans(group[0], self._spans.of(*group), linked=self._spans.run.id)
-            except Exception as error:  # a value that is none of OpenTelemetry's
-                rollouts -= len(group[-1])
-                self._warn(f"{type(error).__name__}: {error}")
-            if self._groups.empty() or len(spans) >= SPANS_AT_ONCE:
-                if self._accepted(spans):
-                    self._sent += rollouts
-                spans, rollouts = [], 0
+        while not self._given_up:
+            groups, ended = self._next()
+            if self._accepted(groups):
+                self._sent += sum(len(group[-1]) for group in groups)
+            if ended:
+                break
         if self._last is not None and not self._given_up:
-            self._accepted(self.exporting.spans(self._spans.run.id, [self._last]))
+            self._accepted([], self._last)
 
-    def _accepted(self, spans: list[Any]) -> bool:
+    def _next(self) -> tuple[list[_Group], bool]:
+        """The groups that wait, some rollouts of them at most, and whether they are the last."""
+        groups: list[_Group] = []
+        rollouts = 0
+        while (group := self._groups.get()) is not None:
+            groups.append(group)
+            rollouts += len(group[-1])
+            if self._groups.empty() or rollouts >= ROLLOUTS_AT_ONCE:
+                break
+        self._taken += rollouts
+        return groups, group is None
+
+    def _accepted(self, groups: list[_Group], run: SpanRecord | None = None) -> bool:
         try:
+            name = self._spans.run.id
+            spans = [] if run is None else self.exporting.spans(name, [run])
+            for group in groups:
+                spans += self.exporting.spans(group[0], self._spans.of(*group), linked=name)
             why = self.exporting.send(spans)
-        except Exception as error:
+        except Exception as error:  # a value that OpenTelemetry cannot express
             why = f"{type(error).__name__}: {error}"
         if why:
             self._warn(why)

@@ -121,10 +121,10 @@ def leaves(value: Any) -> set[str]:
 
 
 def said(member: Transcript) -> dict[str, Any]:
-    """All of it but roles, and the messages with which calls were answered, of which the calls have the whole text."""
-    document = member.model_dump(mode="json")
-    texts = [message.get("content") for message in document["messages"] if message["role"] != "tool"]
-    for step in document["steps"]:
+    """All of it but defaults, roles, and the answers to calls, whose records have the whole text."""
+    document = member.model_dump(mode="json", exclude_defaults=True)
+    texts = [message.get("content") for message in document.get("messages", []) if message["role"] != "tool"]
+    for step in document.get("steps", []):
         del step["message"]["role"]
     return {**document, "messages": texts}
 
