@@ -23,6 +23,7 @@ PACKAGES = {
     "agentenv.agent.tmux_recordings": "Asciicasts from these records.",
     "agentenv.agent.parsers": "Tool calls in the text of managed servers.",
     "agentenv.report": "The page about a run.",
+    "agentenv.runs.atif": "Rollouts in Harbor's format ([tracing.md](tracing.md)).",
     "agentenv.mirrors": "Mirrors of git repositories, to bind into slots.",
     "agentenv.store": "Images of a node: pulled once, verified, mounted without being unpacked.",
     "agentenv.testing": "Environments tested without a model.",

@@ -19,6 +19,8 @@ from agentenv.agent.token_sequences import IGNORED, TokenSequence
 from agentenv.agent.transcript import GroupRecord, Step, ToolRecord, Transcript, text_of
 from agentenv.runs.spans import attempt_name
 
+__all__ = ["trajectory", "write_trajectories"]
+
 VERSION: Final = "ATIF-v1.7"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _LONGEST_NAME: Final = 200
