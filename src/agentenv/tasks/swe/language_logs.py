@@ -109,8 +109,8 @@ def _jq(line: str) -> Named:
 
 
 def _micropython(line: str) -> Named:
-    word, *rest = line.split(None, 1)
-    return (rest[0], _WORDS[word]) if rest and word in ("pass", "FAIL", "skip") else None
+    words = line.split(None, 1)
+    return (words[1], _WORDS[words[0]]) if len(words) > 1 and words[0] in ("pass", "FAIL", "skip") else None
 
 
 def _google(line: str) -> Named:

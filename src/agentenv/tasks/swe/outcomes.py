@@ -22,7 +22,9 @@ GRADES: Final[Mapping[Grading, tuple[frozenset[str | None], frozenset[str | None
     "live": (frozenset({"PASSED"}), frozenset({"PASSED", "SKIPPED", None})),
     "fail-only": (_ALL - {"FAILED"}, _ALL - {"FAILED"}),
 }
-"""What a test of FAIL_TO_PASS, and one of PASS_TO_PASS, may come to: SWE-bench since its version 5; Pro; Live, which does not miss a test of PASS_TO_PASS; those of SWE-bench whose runner names failures only. None: not named."""
+"""What a test of FAIL_TO_PASS, and one of PASS_TO_PASS, may come to. None: it was not named. In their order: SWE-bench
+since its version 5; SWE-bench Pro; Live, which does not miss a test of PASS_TO_PASS; those of SWE-bench whose runner
+names failures only."""
 TESTS_BEGIN: Final = ">>>>> Start Test Output"
 TESTS_END: Final = ">>>>> End Test Output"
 EXIT_CODE: Final = ">>>>> Test Exit Code:"
@@ -127,7 +129,7 @@ def _unittest(text: str) -> dict[str, str]:
 def _r2e(text: str) -> dict[str, str]:
     """The summary only, without skipped tests and expected failures."""
     found = {}
-    for line in text.split("short test summary info")[-1].split("\n"):
+    for line in text.partition("short test summary info")[2].partition("short test summary info")[0].split("\n"):
         word = line.partition(" ")[0]
         if word in ("PASSED", "FAILED", "ERROR"):
             found[".".join(line.split("::")[1:]).partition(" - ")[0]] = word
@@ -173,7 +175,7 @@ _RUN_PYTEST: Final = ("swebench-py", "swebench-matplotlib", "swebench-seaborn")
 _SAYS: Final[Mapping[TestLog, str]] = {
     "pytest": "PASSED {}",
     "unittest": "{} ... ok",
-    "r2e": "PASSED test.py::{}",
+    "r2e": "short test summary info\nPASSED test.py::{}",
     "smith-pytest": "{} PASSED",
     **dict.fromkeys(swebench_logs.READERS, "PASSED {}"),
     "swebench-django": "{} ... ok",

@@ -99,7 +99,7 @@ def pytest_v2_cut(text: str) -> dict[str, str]:
 
 def pydantic(text: str) -> dict[str, str]:
     """As :func:`pytest_v2_cut`, without what is in brackets after FAILED (SWE-Gym)."""
-    return _cut(re.sub(r"FAILED\s*\[[^\n\]]*\]", "FAILED", _COLOUR.sub("", text)))
+    return _cut(re.sub(r"FAILED[^\S\n]*\[[^\n\]]*\]", "FAILED", _COLOUR.sub("", text)))
 
 
 def _cut(text: str) -> dict[str, str]:
