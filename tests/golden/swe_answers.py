@@ -22,6 +22,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def answers(clones: Path) -> dict[str, Any]:
 
     spec = types.SimpleNamespace(instance_id="a__b-1", version="1.0", repo="a/b")
     readers: dict[str, Callable[[str], dict[str, str]]] = {
-        name.removeprefix("parse_log_"): lambda log, parse=parse: parse(log, spec)
-        for name, parse in PARSER_REGISTRY.items()
+        name.removeprefix("parse_log_"): partial(_with_spec, parse, spec) for name, parse in PARSER_REGISTRY.items()
     }
     readers["smith"] = _of_swesmith()
     for name in FILES:
@@ -70,6 +70,10 @@ def answers(clones: Path) -> dict[str, Any]:
         "parsers": sorted(PARSER_REGISTRY),
         "statuses": {name: [_or_none(readers[name], log) for log in logs(name)] for name in LINES},
     }
+
+
+def _with_spec(parse: Callable[[str, Any], dict[str, str]], spec: object, log: str) -> dict[str, str]:
+    return parse(log, spec)
 
 
 def _of_swesmith() -> Callable[[str], dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import pytest
@@ -14,7 +15,9 @@ from agentenv.builder.substitution import Lexer
 from agentenv.errors import DockerfileError
 from agentenv.tasks.harbor.rewards import NoRewardError, parse_printed
 from agentenv.tasks.harbor.task_file import instruction_of
+from agentenv.tasks.swe import language_logs
 from agentenv.tasks.swe.outcomes import outcomes
+from agentenv.tasks.swe.records import TestLog
 from tests.growth import TIMES, growth
 
 _DJANGO: Final = "test_a (b.C) ... Testing against Django installed in x\n"
@@ -69,3 +72,22 @@ READERS: Final[Mapping[str, tuple[Callable[[int], object], int]]] = {
 def test_it_is_read_in_linear_time(name: str) -> None:
     read, size = READERS[name]
     assert min(growth(read, size) for _ in range(2)) < 2.5 * TIMES
+
+
+_REPEATED: Final = (
+    "1 failed (1) [ OK ] x: . - passed = .F", " (", "1) Error", "  1) ", "Chrome 1 (", "[ OK ] ", "-Dtest=", "\n  1) x",
+    " ... ", "\nChrome Headless 1 (Linux x) ", "\n    a\n  b", "<doctest><TestCase name=''><SubCase name='a'>",
+    "\n-Dtest=a", "(1ms) ",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("log", sorted(language_logs.READERS))
+def test_a_log_of_any_runner_is_read_in_linear_time(log: TestLog) -> None:
+    for text in _REPEATED:
+        read = partial(_read_log, log, text)
+        assert min(growth(read, 2000) for _ in range(2)) < 2.5 * TIMES, text
+
+
+def _read_log(log: TestLog, text: str, size: int) -> object:
+    return outcomes(log, text * size)

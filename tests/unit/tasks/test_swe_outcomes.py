@@ -89,6 +89,9 @@ def test_a_name_that_was_cut_is_that_of_all_tests_that_begin_with_it() -> None:
 
 def test_r2e_names_tests_without_their_files() -> None:
     text = """\
+========= short test summary info =========
+SKIPPED [1] r2e_tests/test_1.py:3: not here
+XFAIL r2e_tests/test_1.py::test_later
 PASSED r2e_tests/test_1.py::TestA::test_one
 PASSED r2e_tests/test_1.py::test_two[a - b]
 FAILED r2e_tests/test_1.py::test_three - assert 1 == 2

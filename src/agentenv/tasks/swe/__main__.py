@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,16 +18,27 @@ from agentenv.tasks import scripted
 from agentenv.tasks.scripted import EXPECTED, Table, comma_separated, report
 from agentenv.tasks.swe.records import SweRecord
 from agentenv.testing import Call, Reply
+from agentenv.testing.scripted_policy import MEMBER_MARK
 
 if TYPE_CHECKING:
-    from agentenv import AgentEnv
+    from agentenv import AgentEnv, ToolContext
 
 
-def oracle(record: SweRecord) -> list[Reply]:
-    """Applies the gold patch, or takes the bug back: must score 1."""
-    call = Call("patch", {"patch": record.patch})
-    if record.patch_is == "bug":
-        call = Call("bash", {"command": "git apply --reverse --whitespace=nowarn -", "stdin": record.patch})
+SOLUTION: Final = ".agentenv-solution.patch"
+"""Where the oracle of a check finds its record's patch, in its working directory: through its calls a large one would
+be made of tokens."""
+
+
+def oracle(record: SweRecord, *, uploaded: bool = False) -> list[Reply]:
+    """Applies the gold patch, or takes the bug back: must score 1. ``uploaded``: the patch is in ``SOLUTION``."""
+    apply = f"git apply{' --reverse' if record.patch_is == 'bug' else ''} --whitespace=nowarn --unidiff-zero"
+    # --unidiff-zero: a hunk may lack the lines around it, which the patch tool does not need either
+    if uploaded:
+        call = Call("bash", {"command": f"{apply} {SOLUTION} && rm {SOLUTION}"})
+    elif record.patch_is == "bug":
+        call = Call("bash", {"command": f"{apply} -", "stdin": record.patch})
+    else:
+        call = Call("patch", {"patch": record.patch})
     return [
         Reply("I apply the known solution.", (call,)),
         Reply("Done: this is the solution the repository got."),
@@ -41,7 +53,10 @@ def empty(_record: SweRecord) -> list[Reply]:
     ]
 
 
-PLAYERS: Final = {"oracle": oracle, "empty": empty}
+PLAYERS: Final[Mapping[str, Callable[[SweRecord], list[Reply]]]] = {
+    "oracle": partial(oracle, uploaded=True),
+    "empty": empty,
+}
 """Their scores say nothing about any model: they show that records and scoring are sound."""
 
 
@@ -64,7 +79,7 @@ async def _played(
 ) -> list[GroupRecord]:
     return await scripted.play(
         directory,
-        kind,
+        _with_solutions(kind, table.names),
         {"group_size": len(table.names), **fields},
         lambda env: env.records,
         lambda record: [PLAYERS[name](record) for name in table.names],
@@ -72,12 +87,32 @@ async def _played(
     )
 
 
+def _with_solutions(kind: type[Any], players: Sequence[str]) -> type[AgentEnv[Any]]:
+    """The environment, which gives the oracle's slot its record's patch before it begins. No one else has it."""
+
+    class Checked(kind):  # type: ignore[misc]
+        async def setup_trajectory_workspace(
+            self, item: Any, *, exec_tool: ToolContext, **named: Any
+        ) -> dict[str, Any]:
+            workspace: dict[str, Any] = await super().setup_trajectory_workspace(item, exec_tool=exec_tool, **named)
+            member = MEMBER_MARK.search(named["trajectory_id"])
+            if member and players[int(member[1])] == "oracle":
+                patch = self.records[item["instance_id"]].patch
+                await exec_tool.write_file(SOLUTION, patch.encode("utf-8", "surrogateescape"))
+            return workspace
+
+    return Checked
+
+
 def main() -> int:
     """See the module."""
     options = _arguments()
     names = [name for name in EXPECTED if getattr(options, name)] or list(EXPECTED)
     if options.images:
-        chosen = {name: getattr(options, name) for name in ("only_repos", "only_instances", "max_records", "image")}
+        chosen = {
+            name: getattr(options, name)
+            for name in ("only_repos", "only_instances", "max_records", "image", "run_scripts")
+        }
         fields = {"dataset_name": options.dataset, "dataset_split": options.split, "slot_memory_mib": 3072, **chosen}
         return report(names, lambda directory, table: play_on_images(directory, table, **fields), options.out)
     fields = {
@@ -104,7 +139,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
     parser.add_argument("--split", default="test")
     parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
-    parser.add_argument("--image", default="", help="of records without one, with {instance_id} or {image_id} in it")
+    parser.add_argument(
+        "--image", default="", help="of records without one, with {instance_id}, {image_id} or {gym_id} in it"
+    )
+    parser.add_argument("--run-scripts", type=Path, help="directory run_scripts of SWE-bench Pro's repository")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")

@@ -227,7 +227,7 @@ def _swe_bench_pro(row: Row, options: Options) -> dict[str, Any]:
         "problem_statement": row["problem_statement"] + more,
         "FAIL_TO_PASS": _listed(row, "FAIL_TO_PASS" if "FAIL_TO_PASS" in row else "fail_to_pass"),
         "PASS_TO_PASS": _listed(row, "PASS_TO_PASS" if "PASS_TO_PASS" in row else "pass_to_pass"),
-        "verifier_files": {f"{PRO}/{each}": path.read_text(newline="") for each, path in programs.items()},
+        "verifier_files": {f"{PRO}/{each}": path.read_bytes().decode() for each, path in programs.items()},
         "test_command": command,
         "test_log": "json",
         "grading": "passed",
