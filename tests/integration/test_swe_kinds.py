@@ -248,10 +248,19 @@ def test_each_shape_that_has_its_own_script_is_run_and_read_by_it(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["swe", "--images", str(dataset.parent / "more.jsonl")]
-    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setattr(sys, "argv", [*given, "--strict"])
     assert command.main() == 2
     assert "record instance_acme__calc-9-vnan: cannot be read as one of SWE-bench Pro: run_scripts is not set" in (
         capsys.readouterr().err
+    )
+    monkeypatch.setattr(
+        sys, "argv", [*given, "--oracle", "--only-instances", "acme__calc-7,instance_acme__calc-9-vnan"]
+    )
+    assert command.main() == 0
+    *played, left_out, end = rows(capsys.readouterr().out)
+    assert (played, end) == (["ok acme__calc-7 1 S"], "1 of 1 ok, 1 refused")
+    assert left_out.startswith(
+        "-- instance_acme__calc-9-vnan refused: record instance_acme__calc-9-vnan: cannot be read"
     )
     monkeypatch.setattr(sys, "argv", [*given, "--run-scripts", str(dataset.parent / "run_scripts")])
     assert command.main() == 0, capsys.readouterr().out

@@ -13,7 +13,7 @@ from agentenv.errors import ConfigError
 from agentenv.tasks.swe.fresh_root import IN_TESTBED, Tried, check_names, command_for
 from agentenv.tasks.swe.kinds import EVAL_SCRIPT, Options, normalised
 from agentenv.tasks.swe.outcomes import met, read
-from agentenv.tasks.swe.records import SweRecord, read_record
+from agentenv.tasks.swe.records import SweRecord, read_record, read_records
 from tests.unit.tasks.test_swe_images import record
 from tests.unit.tasks.test_swe_kinds import SWE_BENCH, SWE_REBENCH, SWE_SMITH
 
@@ -197,3 +197,22 @@ def test_tables_of_texts_are_checked(field: str, value: object) -> None:
         record(**{field: value})
     with pytest.raises(ConfigError, match=r"verifier_files.*absolute"):
         record(verifier_files={"eval.sh": "x"})
+
+
+def test_refused_records_are_collected_and_the_others_returned() -> None:
+    rows = [
+        SWE_BENCH,
+        {**SWE_BENCH, "instance_id": "acme__a-2", "patch": "no diff"},
+        {**SWE_BENCH, "instance_id": "acme__a-3"},
+    ]
+
+    def check(record: SweRecord) -> None:
+        if record.instance_id == "acme__a-3":
+            raise ConfigError("image", "record acme__a-3 names none")
+
+    refused: dict[str, ConfigError] = {}
+    assert [found.instance_id for found in read_records(rows, check=check, refused=refused)] == ["acme__a-1"]
+    assert list(refused) == ["acme__a-2", "acme__a-3"]
+    assert read_records(rows[1:], check=check, refused={}) == ()
+    with pytest.raises(ConfigError, match="acme__a-2"):
+        read_records(rows)

@@ -1,7 +1,8 @@
 """``python -m agentenv.tasks.swe DATASET``: checks records. Each is played by two scripted players.
 
 The oracle applies the gold patch and must score 1; the empty player changes nothing and must score 0. Exit code 1
-when a record fails this check, 2 when a setting or a record is malformed.
+when a record fails this check, 2 when a setting is malformed or no record can be played; with --strict also when one
+cannot.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.tasks import scripted
@@ -60,6 +61,10 @@ PLAYERS: Final[Mapping[str, Callable[[SweRecord], list[Reply]]]] = {
 """Their scores say nothing about any model: they show that records and scoring are sound."""
 
 
+_OF_IMAGES: Final = ("only_repos", "only_instances", "max_records", "image", "run_scripts", "strict")
+"""Options that are settings of records with images."""
+
+
 async def play(directory: Path, table: Table, **fields: Any) -> list[GroupRecord]:
     """Play every record once with each of the table's players. Raises: ConfigError and what SweEnv.setup raises."""
     from agentenv.tasks.swe.env import SweEnv
@@ -77,11 +82,15 @@ async def play_on_images(directory: Path, table: Table, **fields: Any) -> list[G
 async def _played(
     kind: type[AgentEnv[Any]], directory: Path, table: Table, fields: Mapping[str, Any]
 ) -> list[GroupRecord]:
+    def records(env: Any) -> Mapping[str, SweRecord]:
+        table.refused = {name: str(error) for name, error in getattr(env, "refused", {}).items()}
+        return cast("Mapping[str, SweRecord]", env.records)
+
     return await scripted.play(
         directory,
         _with_solutions(kind, table.names),
         {"group_size": len(table.names), **fields},
-        lambda env: env.records,
+        records,
         lambda record: [PLAYERS[name](record) for name in table.names],
         table,
     )
@@ -91,6 +100,9 @@ def _with_solutions(kind: type[Any], players: Sequence[str]) -> type[AgentEnv[An
     """The environment, which gives the oracle's slot its record's patch before it begins. No one else has it."""
 
     class Checked(kind):  # type: ignore[misc]
+        def list_refused(self) -> None:
+            """The table of the check has them."""
+
         async def setup_trajectory_workspace(
             self, item: Any, *, exec_tool: ToolContext, **named: Any
         ) -> dict[str, Any]:
@@ -109,10 +121,7 @@ def main() -> int:
     options = _arguments()
     names = [name for name in EXPECTED if getattr(options, name)] or list(EXPECTED)
     if options.images:
-        chosen = {
-            name: getattr(options, name)
-            for name in ("only_repos", "only_instances", "max_records", "image", "run_scripts")
-        }
+        chosen = {name: getattr(options, name) for name in _OF_IMAGES}
         fields = {"dataset_name": options.dataset, "dataset_split": options.split, "slot_memory_mib": 3072, **chosen}
         return report(names, lambda directory, table: play_on_images(directory, table, **fields), options.out)
     fields = {
@@ -143,6 +152,7 @@ def _arguments() -> argparse.Namespace:
         "--image", default="", help="of records without one, with {instance_id}, {image_id} or {gym_id} in it"
     )
     parser.add_argument("--run-scripts", type=Path, help="directory run_scripts of SWE-bench Pro's repository")
+    parser.add_argument("--strict", action="store_true", help="play nothing when one of the records is refused")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")

@@ -27,6 +27,7 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.tasks.pinned import fetch_runner
 from agentenv.tasks.swe import repositories
+from agentenv.tasks.swe.kinds import NEED_IMAGES
 from agentenv.tasks.swe.records import PatchIs, SweRecord, Wanted, read_records
 from agentenv.tasks.swe.repositories import Checkouts
 from agentenv.tasks.swe.scoring import SOURCE_ROOTS, Found, Ground, resolved, share, tested
@@ -136,7 +137,10 @@ class SweEnv(AgentEnv):
             config.python_only,
             config.max_records,
         )
-        records = read_records(load_items(config.dataset_name, config.dataset_split), wanted, config.patch_is)
+        rows = load_items(config.dataset_name, config.dataset_split)
+        if unused := [name for name in NEED_IMAGES if any(row.get(name) for row in rows)]:
+            logger.warning("%s of the records: not used without images; pytest runs their tests", ", ".join(unused))
+        records = read_records(rows, wanted, config.patch_is)
         repositories.check(self._repositories, records, may_clone=bool(config.clone_url))
         return records
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from agentenv.errors import ConfigError
 from agentenv.tasks.swe.fresh_root import Beginning, begun, check_names, tried
 from agentenv.tasks.swe.kinds import Options, normalised
 from agentenv.tasks.swe.records import SweRecord, Wanted, is_wanted, read_records
+
+logger = logging.getLogger(__name__)
 
 TASK: Final = """\
 [task:{record.instance_id}]
@@ -58,6 +61,9 @@ class SweImageConfig(AgentEnvConfig):
     only_instances: Names = Field(default_factory=list, description="These records")
     only_versions: Names = Field(default_factory=list, description="Records of these versions")
     max_records: int | None = Field(default=None, ge=1, description="Use only this many of the remaining records")
+    strict: bool = Field(
+        default=False, description="Refuse to start when a record cannot be played, instead of leaving it out"
+    )
     reward: Literal["resolved", "share"] = Field(
         default="resolved", description="resolved: 1 or 0; share: of FAIL_TO_PASS, 0 when PASS_TO_PASS breaks"
     )
@@ -78,6 +84,8 @@ class SweImageEnv(AgentEnv):
             raise ConfigError(
                 "tool_pool_mode", "these records have images of their own", next_step="allowed: local, nomad, farm"
             )
+        self.refused: dict[str, ConfigError] = {}
+        """Records that are left out, and why."""
 
     async def setup(self) -> None:
         """Read the records, then set up like every environment. Raises: ConfigError naming record and field, and what
@@ -90,17 +98,26 @@ class SweImageEnv(AgentEnv):
         config: SweImageConfig = self.config
         names = tuple(config.only_repos), tuple(config.only_instances), tuple(config.only_versions)
         wanted, options = Wanted(*names, limit=config.max_records), Options(config.run_scripts)
-        rows = load_items(config.dataset_name, config.dataset_split)
-        records = read_records([self._with_image(_read_row(row, wanted, options)) for row in rows], wanted)
-        if without := [record.instance_id for record in records if not record.image]:
-            raise ConfigError(
-                "image",
-                f"record {without[0]} names none",
-                next_step="set image, with {instance_id} or {image_id} in it",
-            )
-        for record in records:
-            check_names(record)
+        rows = []
+        for row in load_items(config.dataset_name, config.dataset_split):
+            try:
+                rows.append(self._with_image(normalised(row, options)))
+            except ConfigError as error:
+                if is_wanted(row, wanted):
+                    self.refused[str(row.get("instance_id") or row.get("commit_hash"))] = error
+        records = read_records(rows, wanted, check=_check, refused=self.refused)
+        if self.refused and (config.strict or not records):
+            raise next(iter(self.refused.values()))
         return records
+
+    async def setup_agent_env(self) -> None:
+        """Log which records are left out, and why."""
+        self.list_refused()
+
+    def list_refused(self) -> None:
+        """Log which records are left out, and why."""
+        for error in self.refused.values():
+            logger.warning("left out: %s", error)
 
     def _with_image(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Of a row that names none, that of the setting."""
@@ -156,14 +173,15 @@ class SweImageEnv(AgentEnv):
         return score, {**found.details(record), "model faults": agent_result.model_faults}
 
 
-def _read_row(row: Mapping[str, Any], wanted: Wanted, options: Options) -> Mapping[str, Any]:
-    """The row with SWE-bench's fields; one that cannot be read, and is not wanted, as it is. Raises ConfigError."""
-    try:
-        return normalised(row, options)
-    except ConfigError:
-        if is_wanted(row, wanted):
-            raise
-        return row
+def _check(record: SweRecord) -> None:
+    """Raises ConfigError when a record cannot be played."""
+    if not record.image:
+        raise ConfigError(
+            "image",
+            f"record {record.instance_id} names none",
+            next_step="set image, with {instance_id}, {image_id} or {gym_id} in it",
+        )
+    check_names(record)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ git checkout --quiet {base} && {before}
 bash {there}/run_script.sh {files} > {there}/stdout.log 2> {there}/stderr.log
 python3 {there}/parser.py {there}/stdout.log {there}/stderr.log {there}/output.json > {there}/parser.log 2>&1
 cat {there}/output.json"""
+NEED_IMAGES: Final = ("eval_script", "test_cmds", "rebuild_cmds", "install_config", "before_repo_set_cmd")
+"""Fields with a dataset's own commands, which run in its images."""
 _SIGNS: Final = {"context": " ", "added": "+", "deleted": "-"}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
@@ -154,9 +154,16 @@ class Wanted:
 
 
 def read_records(
-    rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted(), patch_is: PatchIs = "fix"
+    rows: Sequence[Mapping[str, Any]],
+    wanted: Wanted = Wanted(),
+    patch_is: PatchIs = "fix",
+    *,
+    check: Callable[[SweRecord], None] = lambda _: None,
+    refused: dict[str, ConfigError] | None = None,
 ) -> tuple[SweRecord, ...]:
-    """The wanted records of a dataset, in its order. Rows that are filtered out are not checked further.
+    """The wanted records of a dataset, in its order. Rows that are filtered out are not checked further. ``check``
+    raises ConfigError for a record that cannot be played; with ``refused`` the errors of records are added to it, by
+    their names, and the others are returned.
 
     Raises: ConfigError naming record and field, a duplicate record, or a filter that leaves nothing.
     """
@@ -168,7 +175,14 @@ def read_records(
         if wanted.python_only and not _Row(row, number).has_pytest_ids():
             left_out += 1
             continue
-        record = read_record(row, number, patch_is)
+        try:
+            record = read_record(row, number, patch_is)
+            check(record)
+        except ConfigError as error:
+            if refused is None:
+                raise
+            refused[str(row.get("instance_id") or f"record {number}")] = error
+            continue
         if record.instance_id in records:
             raise _wrong(row, number, "instance_id", "appears twice")
         records[record.instance_id] = record
@@ -176,7 +190,8 @@ def read_records(
             break
     if left_out:
         logger.warning("%d records are left out: their tests are not pytest ids (python_only)", left_out)
-    _refuse_unmatched(records, rows, wanted)
+    if records or not refused:
+        _refuse_unmatched(records, rows, wanted)
     return tuple(records.values())
 
 
@@ -310,7 +325,8 @@ class _Row:
     def _names(self, field: str) -> Sequence[str]:
         value = self._row.get(field)
         if field not in self._row:
-            raise self.wrong(field, "is missing")
+            pro = "records of SWE-bench Pro need images (docs/swe.md)" if field.lower() in self._row else ""
+            raise self.wrong(field, "is missing", pro)
         if isinstance(value, str):
             try:
                 value = json.loads(value)
