@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv.cli.app import imported
 from agentenv.report import read_records
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
 from agentenv.tasks.base_image import make_base
-from agentenv.tasks.harbor import __main__ as command
 from agentenv.tasks.harbor.directories import read_task
 from agentenv.tasks.harbor.env import HarborEnv
 from agentenv.tasks.harbor.players import empty
@@ -47,16 +46,15 @@ def _own_state(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(cache))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["harbor", *map(str, arguments)])
-    return command.main()
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        imported("tasks").main(["check", *map(str, arguments)])
+    return int(ended.value.code or 0)
 
 
-def test_the_oracle_scores_1_and_the_empty_agent_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "    .venv/bin/python -m agentenv.tasks.harbor examples/tasks --network\n" in README.read_text()
-    assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
+def test_the_oracle_scores_1_and_the_empty_agent_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "    .venv/bin/agentenv tasks check examples/tasks --network\n" in README.read_text()
+    assert run(TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
     assert rows(capsys.readouterr().out) == [
         *(f"ok {task} 1 0 S" for task in tasks),
@@ -70,23 +68,23 @@ def test_the_oracle_scores_1_and_the_empty_agent_0(
 
 
 def test_one_agent_alone_and_a_task_that_is_not_solved_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = tmp_path / "tasks"
     shutil.copytree(TASKS / "count-requests", tasks / "count-requests")
     (tasks / "count-requests/solution/solve.sh").write_text("echo '200 1 1' > /app/report.txt\n")
-    assert run(monkeypatch, tasks, "--agent", "oracle") == 1
+    assert run(tasks, "--agent", "oracle") == 1
     assert rows(capsys.readouterr().out)[0].startswith("BAD count-requests 0 S oracle: ")
 
 
 @pytest.mark.parametrize(("sealed", "score"), [(False, 1.0), (True, 0.0)])
 def test_processes_are_alive_for_the_verifier_unless_the_slot_is_sealed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
     *, sealed: bool, score: float,
 ) -> None:  # fmt: skip
     task = TASKS / "keep-a-heartbeat"
     how = ["--sealed"] if sealed else []
-    assert run(monkeypatch, task, "--agent", "oracle", *how) == int(score != 1)
+    assert run(task, "--agent", "oracle", *how) == int(score != 1)
     assert f"keep-a-heartbeat {score:g} S" in rows(capsys.readouterr().out)[0]
 
 
@@ -236,9 +234,7 @@ OTHERS = {
 """Tasks that Harbor plays, by what is not usual about them."""
 
 
-def test_what_is_not_usual_is_played_as_harbor_plays_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_usual_is_played_as_harbor_plays_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = {
         "task.toml": "",
         "instruction.md": f"{SAYS}\n",
@@ -250,7 +246,7 @@ def test_what_is_not_usual_is_played_as_harbor_plays_it(
         for name, text in {**usual, **files}.items():
             (tmp_path / "tasks" / task / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "tasks" / task / name).write_text(text)
-    assert run(monkeypatch, tmp_path / "tasks", "--out", tmp_path / "out") == 0, capsys.readouterr().out
+    assert run(tmp_path / "tasks", "--out", tmp_path / "out") == 0, capsys.readouterr().out
     names = sorted(OTHERS)
     assert rows(capsys.readouterr().out) == [
         *(f"ok {task} 1 0 S" for task in names),
@@ -261,22 +257,22 @@ def test_what_is_not_usual_is_played_as_harbor_plays_it(
 
 
 def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, change in (("good", ""), ("gpu", "gpus = 1"), ("large", "cpus = 4096"), ("unsolved", "")):
         shutil.copytree(TASKS / "count-requests", tmp_path / "tasks" / name)
         toml = (tmp_path / "tasks" / name / "task.toml").read_text()
         (tmp_path / "tasks" / name / "task.toml").write_text(toml.replace("cpus = 1", change or "cpus = 1"))
     shutil.rmtree(tmp_path / "tasks/unsolved/solution")
-    assert run(monkeypatch, tmp_path / "tasks") == 0
+    assert run(tmp_path / "tasks") == 0
     good, gpu, large, unsolved, end = rows(capsys.readouterr().out)
     assert (good, end) == ("ok good 1 0 S", "1 of 1 ok, 3 refused")
     assert gpu == "-- gpu refused: environment.gpus: task gpu: slots have no GPU (task.toml)"
     assert large.startswith("-- large refused: environment.cpus: task large: requests 4096 cores")
     assert unsolved.startswith("-- unsolved refused: solution: task unsolved: is missing")
-    assert run(monkeypatch, tmp_path / "tasks", "--strict") == 2
+    assert run(tmp_path / "tasks", "--strict") == 2
     assert "slots have no GPU" in capsys.readouterr().err
-    assert run(monkeypatch, tmp_path / "tasks", "--only-tasks", "gpu,large") == 2
+    assert run(tmp_path / "tasks", "--only-tasks", "gpu,large") == 2
 
 
 TERMINAL_BENCH: dict[str, str] = {
@@ -295,27 +291,27 @@ TERMINAL_BENCH: dict[str, str] = {
 
 
 def test_what_terminal_bench_mounts_is_there_without_tests_and_solution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in TERMINAL_BENCH.items():
         (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mounted" / name).write_text(text)
     with (tmp_path / "mounted/solution.sh").open("a") as file:
         file.write(f"# {'large ' * 2_000_000}\n")
-    assert run(monkeypatch, tmp_path / "mounted") == 0, capsys.readouterr().out
+    assert run(tmp_path / "mounted") == 0, capsys.readouterr().out
     assert rows(capsys.readouterr().out) == ["ok mounted 1 0 S", "1 of 1 ok"]
 
 
 def test_more_than_this_machine_has_is_refused_before_anything_is_played_unless_it_is_capped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = tmp_path / "count-requests"
     shutil.copytree(TASKS / "count-requests", task)
     toml = (task / "task.toml").read_text().replace("cpus = 1", "cpus = 4096")
     (task / "task.toml").write_text(toml)
-    assert run(monkeypatch, task, "--agent", "oracle") == 2
+    assert run(task, "--agent", "oracle") == 2
     assert "environment.cpus: task count-requests: requests 4096 cores" in capsys.readouterr().err
-    assert run(monkeypatch, task, "--agent", "oracle", "--max-cpus", 1) == 0
+    assert run(task, "--agent", "oracle", "--max-cpus", 1) == 0
 
 
 async def test_the_environments_own_command_plays_tasks_for_a_model(tmp_path: Path) -> None:

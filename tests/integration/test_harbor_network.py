@@ -134,7 +134,16 @@ def checked(tmp_path: Path, machine: subprocess.Popen[str], files: Mapping[str, 
         "AGENTENV_CACHE_DIR": str(cache),
         "AGENTENV_STATE_DIR": str(tmp_path / "state"),
     }
-    command = inside(machine, sys.executable, "-m", "agentenv.tasks.harbor", str(tmp_path / "task"), "--network")
+    command = inside(
+        machine,
+        sys.executable,
+        "-c",
+        "from agentenv.cli import main; main()",
+        "tasks",
+        "check",
+        str(tmp_path / "task"),
+        "--network",
+    )
     done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     table = rows(done.stdout)
     assert done.returncode == 0, (table, done.stderr)

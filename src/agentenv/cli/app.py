@@ -27,6 +27,7 @@ VERBS: Final = {
     "logs": "Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.",
     "metrics": "Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.",
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
+    "tasks": "Task directories of Harbor and Terminal-Bench: list, check and play them.",
     "report": "Write the HTML page of a run's rollouts: scores, errors, every turn and call.",
     "view": "Serve the page of a run on this machine until Ctrl-C; it follows a running run.",
     "runs": "Runs of environments: list and show them, resume one, compare several, see them on one page.",
@@ -41,6 +42,8 @@ VERBS_WITH_BACKEND: Final = (
 )  # fmt: skip
 _FUNCTIONS: Final = {"exec": "execute", "tool-server": "tool_server"}
 """Names of verbs that are not names of Python. A verb's module has the name of its function."""
+_ABOVE: Final = {"tasks": "agentenv.tasks.command"}
+"""Modules of verbs that are no part of the package ``cli``, since what they do imports environments."""
 _FORWARDING: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _PARSING: Final = {"exec": {"allow_interspersed_args": False}, "demo": _FORWARDING, "bench": _FORWARDING}
 """Of `exec`, everything from the command on is the command's, as with docker and ssh; `demo` and `bench` pass on the
@@ -68,7 +71,7 @@ class Verbs(Group):
 def imported(name: str) -> Any:
     """The command of this verb: what it does, its options and its help."""
     function = _FUNCTIONS.get(name, name)
-    verb = getattr(importlib.import_module(f"agentenv.cli.{function}"), function)
+    verb = getattr(importlib.import_module(_ABOVE.get(name, f"agentenv.cli.{function}")), function)
     if isinstance(verb, typer.Typer):
         return typer.main.get_command(verb)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)

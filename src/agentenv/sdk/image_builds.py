@@ -41,6 +41,7 @@ from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, SlotLimits
 
 _STAGES_AT_ONCE: Final = 4
+"""Of one build."""
 _TMP_BYTES: Final = 64 * MIB
 _PUBLIC: Final = NetworkPolicy("public")
 _LOOK: Final = r"""
@@ -89,10 +90,12 @@ async def build_image(
     file: Path | None = None,
     options: Options | None = None,
     limits: BuildLimits = BuildLimits(),
+    machines: SlotMachines | None = None,
     listeners: Listeners | None = None,
 ) -> Built:
     """Build ``directory``'s Dockerfile (or ``file``) into the store, which has to be the one of this machine. A step
-    that was built before, from the same files, is not run again.
+    that was built before, from the same files, is not run again. ``machines``: those of several builds, whose container
+    is started once; their limits count then.
 
     Raises DockerfileError (with file and line), BuildStepError when a command fails; SandboxUnavailableError when this
     machine cannot have image slots.
@@ -101,10 +104,9 @@ async def build_image(
     cache = LayerCache(store.layout.directory / "builds")
     async with AsyncExitStack() as stack:
         context = await asyncio.to_thread(stack.enter_context, BuildContext(directory))
-        machines = await stack.enter_async_context(SlotMachines(store, limits))
-        return await build(
-            dockerfile, context, machines, cache, options, listeners=listeners, timeout_s=limits.timeout_s
-        )
+        machines = machines or await stack.enter_async_context(SlotMachines(store, limits))
+        timeout_s = machines.limits.timeout_s
+        return await build(dockerfile, context, machines, cache, options, listeners=listeners, timeout_s=timeout_s)
 
 
 class SlotMachines:
@@ -112,9 +114,11 @@ class SlotMachines:
     store. An async context manager; the container is started for the first :meth:`open`, since a build of cached steps
     needs none."""
 
-    def __init__(self, store: Store, limits: BuildLimits) -> None:
+    def __init__(self, store: Store, limits: BuildLimits, *, builds: int = 1) -> None:
+        """``builds``: how many may use them at once."""
         self._store = store
-        self._limits = limits
+        self._slots = builds * _STAGES_AT_ONCE
+        self.limits = limits
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._executor: ToolExecutor | None = None
@@ -149,19 +153,19 @@ class SlotMachines:
             image = found
         async with self._opening:
             executor = self._executor = self._executor or await self._started()
-        limits = self._limits
+        limits = self.limits
         root = RootSpec(image.digest, user="0", writable_bytes=limits.storage_mib * MIB, network=limits.network)
         name = f"build-{secrets.token_hex(4)}"
         async with executor.open(name, acquire_timeout_s=START_TIMEOUT_S, kind="interactive", root=root) as session:
             yield SlotMachine(ToolContext(session), self._store, image)
 
     async def _started(self) -> ToolExecutor:
-        limits = self._limits
+        limits = self.limits
         slots = SlotLimits(
             memory_bytes=limits.memory_mib * MIB, workspace_bytes=_TMP_BYTES, tmp_bytes=_TMP_BYTES, processes=4000
         )
         settings = ContainerSettings(
-            slots_per_container=_STAGES_AT_ONCE, limits=slots, allow_network=limits.network.kind != "none"
+            slots_per_container=self._slots, limits=slots, allow_network=limits.network.kind != "none"
         )
         once = PoolSettings(min_containers=1, max_containers=1)
         pool = await self._stack.enter_async_context(SlotPool(LocalBackend(settings), once))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 
 from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.cli.output import InterruptedBySignalError, print_json, run_to_end
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, missing_extra
 from agentenv.testing import Player, ScriptedPolicy, build_tokenizer
 
@@ -31,6 +34,17 @@ _REASON_FIELDS: Final = ("reason", "still failing", "newly broken", "output")
 R = TypeVar("R")
 
 
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "slot": ("slot_wait",),
+    "prepare": ("prepare",),
+    "agent": ("model", "tool"),
+    "verify": ("verify",),
+    "release": ("release",),
+}
+"""What a rollout's time is spent on, and the phases of a transcript that it is. The rest of it is ``image``: it was
+fetched or built, or another rollout's build of it was waited for."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What one record came to: the score of each player, None without one."""
@@ -41,6 +55,8 @@ class Result:
     """From the first look for its image to the last verdict."""
     reason: str = ""
     """Why the first of the players that did not score as it must did not; empty if all did."""
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the slowest player in each of :data:`PARTS`, and ``image``. They play at the same time."""
 
     @property
     def good(self) -> bool:
@@ -60,42 +76,130 @@ def busy(doing: str) -> Iterator[Callable[[str], None]]:
 
 
 class Table:
-    """The results on stdout, a row as soon as it is there; on a terminal stderr shows what is being played."""
+    """The results, on stdout: a row as soon as it is there, or all of them as one JSON document at the end. On a
+    terminal stderr shows what is being played."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """``names``: the players."""
+    def __init__(self, names: Sequence[str], *, times: bool = False, as_json: bool = False) -> None:
+        """``names``: the players. ``times``: with the seconds of each part."""
         self.names = names
         self.results: list[Result] = []
         self.refused: Mapping[str, str] = {}
         """Records that are not played, and why; they are listed at the end."""
+        self._times = times
+        self._as_json = as_json
         self._of = self._width = 0
+        self._began_s = time.monotonic()
+        self._playing: dict[str, None] = {}
+        self._show: Callable[[str], None] = lambda _: None
 
-    def begin(self, records: Sequence[str]) -> None:
-        """Print the heading: what the columns are."""
+    @contextmanager
+    def open(self, records: Sequence[str]) -> Iterator[None]:
+        """Print the heading: what the columns are. Within it, show what is being played."""
         self._of, self._width = len(records), max(map(len, ["record", *records]))
         players = "  ".join(f"{name:>6}" for name in self.names)
-        print(f"    {'record':{self._width}}  {players}  {'seconds':>7}  reason", flush=True)
+        parts = "".join(f"  {name:>7}" for name in ("image", *PARTS)) if self._times else ""
+        self._print(f"    {'record':{self._width}}  {players}  {'seconds':>7}{parts}  reason")
+        with busy("") as self._show:
+            yield
 
     @contextmanager
     def playing(self, record: str) -> Iterator[None]:
         """Show that this record is being played, for as long as it is."""
-        with busy(f"{len(self.results) + 1} of {self._of}: {record} (at first its image is fetched or built)"):
+        self._playing[record] = None
+        self._say()
+        try:
             yield
+        finally:
+            del self._playing[record]
+            self._say()
+
+    def _say(self) -> None:
+        self._show(f"{len(self.results)} of {self._of} played; now (at first the image): {', '.join(self._playing)}")
 
     def add(self, result: Result) -> None:
         """Print a row."""
         self.results.append(result)
         scores = "  ".join(f"{'none' if score is None else f'{score:g}':>6}" for score in result.scores)
         mark = "ok " if result.good else "BAD"
-        row = f"{mark} {result.record:{self._width}}  {scores}  {result.seconds:7.1f}  {result.reason}"
-        print(row.rstrip(), flush=True)
+        parts = "".join(f"  {result.parts_s.get(name, 0):7.1f}" for name in ("image", *PARTS)) if self._times else ""
+        self._print(f"{mark} {result.record:{self._width}}  {scores}  {result.seconds:7.1f}{parts}  {result.reason}")
 
     def end(self) -> None:
         """Print what was not played, and how many are as they must be."""
+        elapsed_s = time.monotonic() - self._began_s
+        if self._as_json:
+            print_json(self._document(elapsed_s))
+            return
         for record, reason in self.refused.items():
-            print(f"--  {record:{self._width}}  refused: {' '.join(reason.split())}")
+            self._print(f"--  {record:{self._width}}  refused: {' '.join(reason.split())}")
+        if self._times:
+            sums = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._sums().items())
+            self._print(f"seconds of all: {elapsed_s:.1f} passed; {sums}")
         good = sum(result.good for result in self.results)
-        print(f"{good} of {self._of} ok" + (f", {len(self.refused)} refused" if self.refused else ""), flush=True)
+        self._print(f"{good} of {self._of} ok" + (f", {len(self.refused)} refused" if self.refused else ""))
+
+    def _sums(self) -> dict[str, float]:
+        return {name: sum(one.parts_s.get(name, 0) for one in self.results) for name in ("image", *PARTS)}
+
+    def _document(self, elapsed_s: float) -> dict[str, Any]:
+        rows = [
+            {
+                "record": result.record,
+                "ok": result.good,
+                "scores": dict(zip(self.names, result.scores, strict=True)),
+                "seconds": round(result.seconds, 3),
+                "parts_s": {name: round(seconds, 3) for name, seconds in result.parts_s.items()},
+                "reason": result.reason,
+            }
+            for result in self.results
+        ]
+        good = sum(result.good for result in self.results)
+        return {
+            "ok": good,
+            "records": rows,
+            "refused": dict(self.refused),
+            "elapsed_s": round(elapsed_s, 3),
+            "parts_s": {name: round(seconds, 3) for name, seconds in self._sums().items()},
+        }
+
+    def _print(self, row: str) -> None:
+        if not self._as_json:
+            print(row.rstrip(), flush=True)
+
+
+class Room:
+    """How many records are played at once: ``jobs`` at most, and no more than have room in ``memory_mib`` together. One
+    that needs more than all of it is played alone. Who came first is first."""
+
+    def __init__(self, jobs: int, memory_mib: float) -> None:
+        self.jobs = self._free_jobs = jobs
+        self._free_mib = self._memory_mib = memory_mib
+        self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, memory_mib: float) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        memory_mib = min(memory_mib, self._memory_mib)
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((memory_mib, place))
+        self._admit()
+        try:
+            await place
+            yield
+        finally:
+            if place.done() and not place.cancelled():
+                self._free_jobs, self._free_mib = self._free_jobs + 1, self._free_mib + memory_mib
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_jobs:
+            memory_mib, place = self._waiting[0]
+            if not place.cancelled():
+                if memory_mib > self._free_mib:
+                    return
+                self._free_jobs, self._free_mib = self._free_jobs - 1, self._free_mib - memory_mib
+                place.set_result(None)
+            self._waiting.popleft()
 
 
 async def play(
@@ -105,19 +209,25 @@ async def play(
     records: Callable[[Any], Mapping[str, R]],
     players: Callable[[R], list[Player]],
     table: Table | None = None,
+    *,
+    room: Room | None = None,
+    needs_mib: Callable[[R], float] = lambda _: 0,
 ) -> list[GroupRecord]:
-    """Play every record once with each of its players. Returns what was recorded, which ``directory`` has too.
+    """Play every record once with each of its players. Returns what was recorded, which ``directory`` has too, in the
+    order in which they ended.
 
     ``fields`` are the environment's settings, in addition to those of every such play; ``records`` returns its records
-    by id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Raises: ConfigError, what
-    the environment's setup raises, InfraError when a record cannot be written.
+    by id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Records are played
+    one after the other, or as many at once as have ``room`` for what they need (``needs_mib``, of all players). Raises:
+    ConfigError, what the environment's setup raises, InfraError when a record cannot be written.
     """
+    room = room or Room(1, math.inf)
     log = directory / "rollouts.jsonl"
     log.touch()
     settings: dict[str, Any] = {
         "tokenizer_name": str(build_tokenizer(directory / "tokenizer")),
         "max_containers": 1,
-        "slots_per_container": 2,
+        "slots_per_container": 2 * room.jobs,
         "use_wandb": False,
         "send_trajectory_id": True,
         "rollouts_path": str(log),
@@ -125,7 +235,6 @@ async def play(
         "item_retries": 0,
         **fields,
     }
-    groups: list[GroupRecord] = []
     script: dict[str, list[Player]] = {}
     async with ScriptedPolicy(script) as policy:
         _, (default,) = kind.config_init()
@@ -133,26 +242,60 @@ async def play(
         async with kind(kind.env_config_cls(**settings), [server]) as env:
             found = records(env)
             script |= {name: players(record) for name, record in found.items()}
-            if table is not None:
-                table.begin(list(found))
-            with log.open() as lines:
-                for name, record in found.items():
-                    began_s = time.monotonic()
-                    with nullcontext() if table is None else table.playing(name):
-                        await env.collect_trajectories(env.item_of(record))
-                    if not (line := lines.readline()):
-                        raise InfraError(f"the record of {name} could not be written to {log}")
-                    groups.append(GroupRecord.model_validate_json(line))
-                    if table is not None:
-                        table.add(result_of(groups[-1], table.names, time.monotonic() - began_s))
-    return groups
+            with log.open("rb") as lines, nullcontext() if table is None else table.open(list(found)):
+                written = _Written(lines)
+
+                async def one(name: str, record: R) -> GroupRecord:
+                    async with room.of(needs_mib(record)):
+                        began_s = time.monotonic()
+                        with nullcontext() if table is None else table.playing(name):
+                            await env.collect_trajectories(env.item_of(record))
+                        if (group := written.of(name)) is None:
+                            raise InfraError(f"the record of {name} could not be written to {log}")
+                        if table is not None:
+                            table.add(result_of(group, table.names, time.monotonic() - began_s))
+                        return group
+
+                async with asyncio.TaskGroup() as playing:
+                    tasks = [playing.create_task(one(name, record)) for name, record in found.items()]
+    return [task.result() for task in tasks]
+
+
+class _Written:
+    """The groups that have been written to a file, by their item."""
+
+    def __init__(self, lines: IO[bytes]) -> None:
+        self._lines = lines
+        self._groups: dict[str, GroupRecord] = {}
+        self._begun = b""
+
+    def of(self, item_id: str) -> GroupRecord | None:
+        """The last of an item; None: there is none."""
+        for line in self._lines:
+            self._begun += line
+            if self._begun.endswith(b"\n"):  # else another is being written
+                group = GroupRecord.model_validate_json(self._begun)
+                self._groups[group.item_id], self._begun = group, b""
+        return self._groups.get(item_id)
 
 
 def result_of(group: GroupRecord, names: Sequence[str], seconds: float) -> Result:
     """What a group of these players came to. Pure."""
     members = list(zip(names, group.trajectories, strict=True))
     wrong = [f"{name}: {_reason(member)}" for name, member in members if member.score != EXPECTED[name]]
-    return Result(group.item_id, tuple(member.score for _, member in members), seconds, wrong[0] if wrong else "")
+    every = [parts_of(member) for member in group.trajectories]
+    parts_s = {name: max(each[name] for each in every) for name in ("image", *PARTS)}
+    scores = tuple(member.score for _, member in members)
+    return Result(group.item_id, scores, seconds, wrong[0] if wrong else "", parts_s)
+
+
+def parts_of(member: Transcript) -> dict[str, float]:
+    """The seconds of each of :data:`PARTS` of a rollout, and those of its image. Pure."""
+    parts = {
+        name: sum(phase.ended_s - phase.started_s for phase in member.phases if phase.name in phases)
+        for name, phases in PARTS.items()
+    }
+    return {"image": max(0.0, member.totals.get("total_s", 0.0) - sum(parts.values())), **parts}
 
 
 def _reason(member: Transcript) -> str:
@@ -169,27 +312,40 @@ def _reason(member: Transcript) -> str:
     return reason if len(reason) <= 2 * _SHOWN_CHARS else f"{reason[:_SHOWN_CHARS]} … {reason[-_SHOWN_CHARS:]}"
 
 
-def report(names: list[str], playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:
-    """Run ``playing(directory, table)``, which prints each record's scores as they come.
+def played(table: Table, playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:
+    """Run ``playing(directory, table)``, which adds each record's scores as they come; a signal unwinds it. The records
+    are kept in ``out``, if it is given.
 
-    Returns the exit code: 1 when a record failed or nothing could be played, 2 when a setting or record is malformed.
+    Returns the exit code: 1 when a record failed or nothing could be played. Raises: what ``playing`` raises;
+    InterruptedBySignalError.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    table = Table(names)
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "rollouts.jsonl").unlink(missing_ok=True)
         try:
-            asyncio.run(playing(directory, table))
-        except (AgentEnvError, ModuleNotFoundError) as error:
-            failed = error if isinstance(error, AgentEnvError) else missing_extra("agentenv.tasks", error)
-            if failed is None:
-                raise
-            print(f"{type(failed).__name__}: {failed}", file=sys.stderr)
-            return 2 if isinstance(failed, ConfigError) else 1
+            run_to_end(playing(directory, table))
+        except BaseExceptionGroup as failed:  # of records that are played at once
+            raise failed.exceptions[0] from None
     table.end()
     return 0 if table.results and all(result.good for result in table.results) else 1
+
+
+def report(names: list[str], playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:
+    """As :func:`played`, with a new table of these players. An error is one line on stderr and an exit code: 2 when a
+    setting or record is malformed, else 1; 128 + n after signal n."""
+    try:
+        return played(Table(names), playing, out)
+    except InterruptedBySignalError as ended:
+        print(f"interrupted by {ended}; nothing was left running", file=sys.stderr)
+        return 128 + ended.number
+    except (AgentEnvError, ModuleNotFoundError) as error:
+        failed = error if isinstance(error, AgentEnvError) else missing_extra("agentenv.tasks", error)
+        if failed is None:
+            raise
+        print(f"{type(failed).__name__}: {failed}", file=sys.stderr)
+        return 2 if isinstance(failed, ConfigError) else 1
 
 
 def comma_separated(text: str) -> list[str]:

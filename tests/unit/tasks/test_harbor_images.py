@@ -15,7 +15,7 @@ from agentenv import AgentEnv
 from agentenv.builder.build import Built
 from agentenv.env.farm_fields import OF_THE_FARM
 from agentenv.errors import ConfigError, TaskError
-from agentenv.sdk.image_builds import BuildLimits
+from agentenv.sdk.image_builds import BuildLimits, SlotMachines
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.tasks.harbor import machine
 from agentenv.tasks.harbor.directories import read_tasks
@@ -34,8 +34,8 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, 
     """What was built. A directory called slow takes for ever, one called bad fails."""
     found: list[tuple[Path, BuildLimits]] = []
 
-    async def build(directory: Path, _store: object, *, limits: BuildLimits) -> Any:
-        found.append((directory, limits))
+    async def build(directory: Path, _store: object, *, machines: SlotMachines) -> Any:
+        found.append((directory, machines.limits))
         await (asyncio.Event().wait() if directory.name == "slow" else asyncio.sleep(0))
         if directory.name == "bad":
             raise TaskError("broken")

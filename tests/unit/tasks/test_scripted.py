@@ -26,7 +26,7 @@ IDLE = member(score=0.0)
 
 def test_a_record_is_good_when_each_player_scores_as_it_must() -> None:
     found = result_of(group(member(score=1.0), member(score=0.0)), ["oracle", "empty"], 1.5)
-    assert found == Result("one", (1.0, 0.0), 1.5)
+    assert (found.record, found.scores, found.seconds) == ("one", (1.0, 0.0), 1.5)
     assert found.good
 
 
@@ -53,8 +53,8 @@ def test_a_long_reason_keeps_both_ends() -> None:
 
 async def partly(_directory: Path, table: Table) -> None:
     table.refused = {"three": "environment.gpus: slots\nhave none"}
-    table.begin(["one"])
-    table.add(Result("one", (1.0, 0.0), 1.25))
+    with table.open(["one"]):
+        table.add(Result("one", (1.0, 0.0), 1.25))
 
 
 def test_what_is_not_played_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,10 @@ def test_what_is_not_played_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 async def play(_directory: Path, table: Table) -> None:
-    table.begin(["one", "another"])
-    for record, scores, reason in (("one", (1.0, 0.0), ""), ("another", (None, 0.0), "oracle: no")):
-        with table.playing(record):
-            table.add(Result(record, scores, 1.25, reason))
+    with table.open(["one", "another"]):
+        for record, scores, reason in (("one", (1.0, 0.0), ""), ("another", (None, 0.0), "oracle: no")):
+            with table.playing(record):
+                table.add(Result(record, scores, 1.25, reason))
 
 
 def test_the_table_and_the_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

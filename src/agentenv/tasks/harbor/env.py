@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +23,7 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, Async
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
-from agentenv.tasks.harbor.directories import read_tasks
+from agentenv.tasks.harbor.directories import Found, read_tasks
 from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
 from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, from_dockerfiles
@@ -72,6 +72,29 @@ def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple
     return "memory", asked_mib if half_mib is None else min(asked_mib or half_mib, half_mib)
 
 
+def found_tasks(config: HarborConfig, prepare: Callable[[HarborTask], HarborTask] = lambda task: task) -> Found:
+    """The tasks that the settings name, as they are played, and why others are not. ``prepare``: what else is done with
+    each; it may refuse one. Raises ConfigError when there are none."""
+    if not config.tasks:
+        raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
+    offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
+    as_played = lambda task: prepare(as_configured(task, config))  # noqa: E731
+    return read_tasks(Path(config.tasks), offered, config.only_tasks, as_played)
+
+
+def as_configured(task: HarborTask, config: HarborConfig) -> HarborTask:
+    """A task as these settings play it. Raises ConfigError when they cannot."""
+    if config.image_from == "dockerfile":
+        task = from_dockerfiles(task)
+    task = Caps(config.max_cpus, config.max_memory_mib).of(task)
+    if config.tool_pool_mode == "local":
+        check_fits(task, this_machine())
+    elif task.separate:
+        problem = f"task {task.name}: its verifier has a machine of its own"
+        raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
+    return task
+
+
 class HarborEnv(AgentEnv):
     """Carry out the instruction; the score is the reward that the task's verifier writes."""
 
@@ -86,10 +109,7 @@ class HarborEnv(AgentEnv):
             raise ConfigError(
                 "tool_pool_mode", "tasks have images of their own", next_step="allowed: local, nomad, farm"
             )
-        offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
-        if not config.tasks:
-            raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
-        found = read_tasks(Path(config.tasks), offered, config.only_tasks, self.prepared)
+        found = found_tasks(config, self.prepared)
         self.refused = found.refused
         if found.refused and (config.strict or not found.tasks):
             raise next(iter(found.refused.values()))
@@ -105,16 +125,7 @@ class HarborEnv(AgentEnv):
             config.slot_memory_mib = most_mib
 
     def prepared(self, task: HarborTask) -> HarborTask:
-        """A task as these settings play it. Raises ConfigError when they cannot."""
-        config: HarborConfig = self.config
-        if config.image_from == "dockerfile":
-            task = from_dockerfiles(task)
-        task = Caps(config.max_cpus, config.max_memory_mib).of(task)
-        if config.tool_pool_mode == "local":
-            check_fits(task, this_machine())
-        elif task.separate:
-            problem = f"task {task.name}: its verifier has a machine of its own"
-            raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
+        """What else is done with a task before it is played; a ConfigError leaves it out."""
         return task
 
     def list_refused(self) -> None:
@@ -230,10 +241,20 @@ class HarborEnv(AgentEnv):
             return await judged(slot, task)
 
     async def close(self) -> None:
-        """See AgentEnv; the verifiers' containers end too."""
+        """See AgentEnv; the containers of verifiers and builds end too."""
         await super().close()
+        await self._images.close()
         if self._verifiers is not None:
             await self._verifiers.close()
+
+
+class EveryTask(HarborEnv):
+    """Its ``evaluate`` plays each task once, unless ``eval_items`` is set."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: ConfigError naming the task and the field."""
+        super().__init__(*args, **kwargs)
+        self.config.eval_items = self.config.eval_items or len(self.tasks)
 
 
 if __name__ == "__main__":

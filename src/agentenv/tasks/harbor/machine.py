@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv import ToolContext
 from agentenv.errors import TaskError
+from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.sandbox.supervisor.limits import Machine as ThisMachine
-from agentenv.sdk.image_builds import BuildLimits, build_image
+from agentenv.sdk.image_builds import BuildLimits, SlotMachines, build_image
 from agentenv.sdk.roots import store_directory
 from agentenv.store import Store
 from agentenv.store.reference import parse
@@ -62,14 +64,27 @@ def _too_much(requested: str, has: str, cap: str) -> tuple[str, str]:
 
 
 class TaskImages:
-    """What references of tasks mean, resolved once for any number of rollouts. A failed build is tried again by the
-    next rollout; the steps before the one that failed are kept."""
+    """What references of tasks mean, resolved once for any number of rollouts: those that ask for one image at the same
+    time share its build, and all builds a container. A failed build is tried again by the next rollout; the steps
+    before the one that failed are kept. To be closed."""
 
     def __init__(self, *, network: bool) -> None:
         """``network``: whether commands of Dockerfiles have one."""
         self._limits = BuildLimits(network=NetworkPolicy("public") if network else NO_NETWORK)
         self._digests: dict[str, str] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._builds: dict[str, asyncio.Task[str]] = {}
+        self._machines: tuple[Store, SlotMachines] | None = None
+        self._opening = asyncio.Lock()
+        self._at_once = asyncio.Semaphore(this_machine().cores)
+        self._stack = AsyncExitStack()
+
+    async def close(self) -> None:
+        """End the builds, and their container. Repeatable."""
+        for build in self._builds.values():
+            build.cancel()
+        await asyncio.gather(*self._builds.values(), return_exceptions=True)
+        self._machines = None
+        await self._stack.aclose()
 
     async def of(self, reference: str, timeout_s: float) -> str:
         """The digest of a Dockerfile's image; any other reference as it is.
@@ -79,16 +94,31 @@ class TaskImages:
         named = parse(reference)
         if named.kind != "dockerfile":
             return reference
-        async with self._locks.setdefault(reference, asyncio.Lock()):
-            if reference not in self._digests:
-                self._digests[reference] = await self._built(Path(named.name), timeout_s)
+        if reference not in self._digests:
+            build = self._builds.get(reference)
+            if build is None:
+                build = self._builds[reference] = asyncio.create_task(self._built(Path(named.name), timeout_s))
+                build.add_done_callback(lambda done: self._ended(reference, done))
+            self._digests[reference] = await asyncio.shield(build)  # others may wait for it
         return self._digests[reference]
 
+    def _ended(self, reference: str, build: asyncio.Task[str]) -> None:
+        del self._builds[reference]
+        if not build.cancelled():
+            build.exception()  # whoever waited for it has got it
+
     async def _built(self, directory: Path, timeout_s: float) -> str:
-        store = await asyncio.to_thread(Store.open, store_directory())
+        async with self._opening:
+            if self._machines is None:
+                store = await asyncio.to_thread(Store.open, store_directory())
+                machines = await self._stack.enter_async_context(
+                    SlotMachines(store, self._limits, builds=this_machine().cores)
+                )
+                self._machines = store, machines
+        store, machines = self._machines
         try:
-            async with asyncio.timeout(timeout_s):
-                return (await build_image(directory, store, limits=self._limits)).image
+            async with self._at_once, asyncio.timeout(timeout_s):
+                return (await build_image(directory, store, machines=machines)).image
         except TimeoutError:
             raise TaskError(
                 f"building {directory} takes more than {timeout_s:g} s",

@@ -3,19 +3,24 @@ nothing about any model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter
 
 from agentenv import ToolContext
+from agentenv.agent.transcript import GroupRecord
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, TaskError
+from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.env import HarborConfig, HarborEnv
 from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.task import HarborTask, inside, text_of, wrong
 from agentenv.tasks.harbor.verifier import lay
-from agentenv.testing import Call, Reply
+from agentenv.tasks.scripted import Room, Table, play
+from agentenv.testing import Call, Player, Reply
 from agentenv.testing.scripted_policy import MEMBER_MARK
 
 SOLUTION: Final = "/solution"
@@ -118,3 +123,33 @@ class CheckedEnv(HarborEnv):
             except NoRewardError as error:
                 raise TaskError(f"the solution of {task.name} cannot be uploaded: {error}") from error
         return workspace
+
+
+AGENTS: Final[Mapping[str, Callable[[HarborTask], Player]]] = {"oracle": oracle, "empty": empty}
+
+
+async def check(directory: Path, table: Table, *, jobs: int | None = None, **fields: Any) -> list[GroupRecord]:
+    """Play every task once with each of the table's agents; ``jobs`` tasks at once, by default as many as this machine
+    has cores, and fewer if they need more memory than it has. Raises: ConfigError and what the environment's setup
+    raises."""
+    this = this_machine()
+
+    def records(env: CheckedEnv) -> Mapping[str, HarborTask]:
+        table.refused = {name: str(error) for name, error in env.refused.items()}
+        return env.tasks
+
+    def needs_mib(task: HarborTask) -> float:
+        usual = CheckConfig.model_fields["slot_memory_mib"].default
+        machines = (task, task.separate) if task.separate else (task,)
+        return len(table.names) * sum(machine.memory_mib or usual for machine in machines)
+
+    return await play(
+        directory,
+        CheckedEnv,
+        {"group_size": len(table.names), "players": list(table.names), "tool_timeout_s": 3000.0, **fields},
+        records,
+        lambda task: [AGENTS[name](task) for name in table.names],
+        table,
+        room=Room(jobs or this.cores, this.memory_bytes / 2**20),
+        needs_mib=needs_mib,
+    )
