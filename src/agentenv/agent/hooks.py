@@ -41,6 +41,18 @@ class Hooks(Protocol):
     ) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
         """Prepare the slot; the return value is passed to the verifier."""
 
+    def continue_task(
+        self,
+        item: Any,
+        *,
+        trajectory_id: str,
+        exec_tool: Any,
+        agent_result: AgentResult,
+        workspace_meta: dict[str, Any],
+    ) -> str | tuple[str, AgentSettings] | Awaitable[str | tuple[str, AgentSettings] | None] | None:
+        """A further task in the same conversation and slot, with limits of its own or those of the one before; None:
+        there is no more."""
+
     def verify_and_score_trajectory(
         self,
         item: Any,
@@ -67,6 +79,7 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
     "prepare": frozenset({"exec_tool"}),
     "prepare_key": frozenset(),
     "setup_trajectory_workspace": frozenset({"trajectory_id", "exec_tool"}),
+    "continue_task": frozenset({"trajectory_id", "exec_tool", "agent_result", "workspace_meta"}),
     "verify_and_score_trajectory": frozenset({"trajectory_id", "exec_tool", "agent_result", "workspace_meta"}),
     "score_destroyed_slot": frozenset({"trajectory_id", "workspace_meta"}),
 }

@@ -180,8 +180,9 @@ class AgentLoop:
         result = self.result
         result.messages = list(messages)
         self._began_s = self._last_call_s = self._timeline.now()
-        for index in range(self._settings.max_steps):
-            if index and self._out_of_time():
+        begun = len(result.steps)
+        for index in range(begun, begun + self._settings.max_steps):
+            if index > begun and self._out_of_time():
                 result.finish_reason = "max_time"
                 return result
             try:
@@ -203,6 +204,12 @@ class AgentLoop:
                 self._answer_problem(step, clean_text(completion.problem))
         result.finish_reason = "max_steps"
         return result
+
+    async def go_on(self, task: str, settings: AgentSettings | None = None) -> AgentResult:
+        """Continue the conversation with a further task. Turns and seconds are counted anew, within the same limits or
+        those of ``settings`` (whose tools and context tokens are those of the first task). Raises: as :meth:`run`."""
+        self._settings = settings or self._settings
+        return await self.run([*self.result.messages, {"role": "user", "content": task}])
 
     def _out_of_time(self) -> bool:
         limit_s = self._settings.max_s

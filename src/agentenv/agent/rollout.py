@@ -85,6 +85,8 @@ class RolloutServices:
     """For what the settings of a hook leave open."""
     turn_headers: Callable[[str, int], dict[str, str]] | None = None
     """HTTP headers of the request to the model for a turn (0 first) of an attempt, which is named as its slot is."""
+    continues: bool = False
+    """Whether ``continue_task`` is called when the model has ended its turns."""
 
 
 @dataclass
@@ -235,9 +237,33 @@ class Rollout:
             attempt.acted = True
             try:
                 await loop.run(loop.opening(task))
+                while (more := await self._continued(attempt, session)) is not None:
+                    await loop.go_on(*more)
             finally:
                 # also for a rollout that ends half way, because it may be scored
                 attempt.sequences = sequences_of(model)
+
+    async def _continued(self, attempt: Attempt, session: Session) -> tuple[str, AgentSettings | None] | None:
+        """A further task of the same conversation; None: the rollout has come to its end."""
+        if not self._farm.continues:
+            return None
+        handle = self._farm.handle_for(session)
+        with attempt.timeline.phase("verify", "between tasks"):
+            returned = await call_hook_on_slot(
+                handle,
+                "continue_task",
+                self._hooks.continue_task,
+                self._item,
+                trajectory_id=attempt.trajectory,
+                exec_tool=handle,
+                agent_result=attempt.agent,
+                workspace_meta=attempt.workspace_meta,
+            )
+        if returned is None or isinstance(returned, str):
+            return None if returned is None else (returned, None)
+        text, settings = expected("continue_task", returned, tuple)
+        settings = expected("continue_task", settings, AgentSettings).completed(self._farm.agent)
+        return expected("continue_task", text, str), settings
 
     async def _root(self) -> RootSpec | None:
         """What the slot is made from; an image is fetched before the slot is requested."""

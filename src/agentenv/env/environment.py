@@ -188,6 +188,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         Keywords: ``trajectory_id``, ``exec_tool``."""
         return {}
 
+    def continue_task(self, item: Any, *_: Any, **keywords: Any) -> Any:  # noqa: ARG002
+        """A further task for the model, once it has ended its turns: in the same conversation and slot, with limits
+        counted anew. A text, or a text and an ``AgentSettings``; None, the default: the rollout is scored. Keywords:
+        ``trajectory_id``, ``exec_tool``, ``agent_result``, ``workspace_meta``, to which it may add."""
+        return None
+
     def verify_and_score_trajectory(
         self,
         item: Any,
@@ -379,6 +385,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 failures=failures,
                 preparations=preparations if config.prepare == "once" else None,
                 agent=config.agent_settings(),
+                continues=type(self).continue_task is not AgentEnv.continue_task,
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
             if (images := farm_images(pool)) is not None and type(self).task_image is not AgentEnv.task_image:

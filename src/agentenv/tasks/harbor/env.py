@@ -21,8 +21,9 @@ from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, AsyncFarm, ImageRoot, ToolContext
 from agentenv.env.farm_fields import Names
-from agentenv.errors import ConfigError, TaskError
+from agentenv.errors import ConfigError, PolicyRefusalError, TaskError, ToolCallError
 from agentenv.sandbox.supervisor.cgroups import this_machine
+from agentenv.tasks.harbor import steps
 from agentenv.tasks.harbor.directories import Found, read_tasks
 from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
 from agentenv.tasks.harbor.rewards import NoRewardError
@@ -89,7 +90,7 @@ def as_configured(task: HarborTask, config: HarborConfig) -> HarborTask:
     task = Caps(config.max_cpus, config.max_memory_mib).of(task)
     if config.tool_pool_mode == "local":
         check_fits(task, this_machine())
-    elif task.separate:
+    elif task.separates:
         problem = f"task {task.name}: its verifier has a machine of its own"
         raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
     return task
@@ -117,9 +118,9 @@ class HarborEnv(AgentEnv):
         self._order: Iterator[str] = itertools.cycle(self.tasks)
         self._images = TaskImages(network=config.allow_network)
         self._verifiers: AsyncFarm | None = None
-        if any(task.separate for task in found.tasks):
+        if any(task.separates for task in found.tasks):
             self._verifiers = AsyncFarm(self.build_backend(), slots=config.slots_per_container, start_timeout_s=600.0)
-        machines: list[Machine] = [*found.tasks, *(task.separate for task in found.tasks if task.separate)]
+        machines: list[Machine] = [machine for task in found.tasks for machine in (task, *task.separates)]
         most_mib = max((machine.memory_mib or 0 for machine in machines), default=0)
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
@@ -143,7 +144,9 @@ class HarborEnv(AgentEnv):
             if task.unknown:
                 logger.warning("task %s: unused fields: %s", task.name, ", ".join(task.unknown))
         asking = [
-            task.name for task in self.tasks.values() if NO_NETWORK not in (task.agent.network, task.verifier.network)
+            task.name
+            for task in self.tasks.values()
+            if all(NO_NETWORK not in (part.agent.network, part.verifier.network) for part in task.parts)
         ]
         if asking and not self.config.allow_network:
             logger.warning("%d tasks request a network but get none (allow_network): %s", len(asking), asking[:10])
@@ -187,7 +190,9 @@ class HarborEnv(AgentEnv):
 
     def build_agent_config(self, item: Any) -> AgentSettings:
         """As configured, and not longer than the task's time for the agent."""
-        task = self.tasks[item["task_id"]]
+        return self._agent_config(self.tasks[item["task_id"]])
+
+    def _agent_config(self, task: HarborTask) -> AgentSettings:
         settings = self.config.agent_settings()
         prompt = settings.system_prompt
         if prompt is None:
@@ -211,7 +216,45 @@ class HarborEnv(AgentEnv):
             raise TaskError(f"what {task.name} mounts cannot be copied: {error}") from error
         if task.healthcheck is not None:
             await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
-        return {"workdir": done.stdout.strip(), "image": item["image"]}
+        workspace = {"workdir": done.stdout.strip(), "image": item["image"]}
+        if task.steps and (problem := await self._begun(exec_tool, task.steps[0], workspace)):
+            raise TaskError(f"{task.name}: {problem}")
+        return workspace
+
+    async def _begun(self, exec_tool: ToolContext, step: HarborTask, workspace: dict[str, Any]) -> str:
+        """Begin a step. Returns why it cannot; empty if it has."""
+        try:
+            await steps.begin(exec_tool, step, workspace["workdir"])
+            if step.healthcheck is not None:
+                await until_healthy(exec_tool, step.healthcheck, user=None)
+        except (OSError, TaskError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
+            return f"step {step.step} cannot begin: {error}"
+        return ""
+
+    async def continue_task(
+        self, item: Any, *, exec_tool: ToolContext, workspace_meta: dict[str, Any], **_: Any
+    ) -> tuple[str, AgentSettings] | None:
+        """Of a task of several steps: judge the one that has ended, and begin the next, unless it has no reward or less
+        than its ``min_reward``."""
+        task = self.tasks[item["task_id"]]
+        done = workspace_meta.setdefault(steps.DONE, []) if task.steps else []
+        if len(done) + 1 >= len(task.steps):
+            return None
+        step, following = task.steps[len(done) : len(done) + 2]
+        if self.config.verification == "sealed":
+            await exec_tool.seal()
+        found = await self._judged(exec_tool, step)
+        done.append(steps.record(step, found))
+        problem = steps.shortfall(step, found.rewards)
+        if not problem:
+            if self.config.allow_network and following.agent.network != step.verifier.network:
+                await exec_tool.set_network(following.agent.network)
+            if problem := await self._begun(exec_tool, following, workspace_meta):
+                done.append(steps.record(following, Judged(reason=problem)))
+        if problem:
+            workspace_meta[steps.ENDED] = problem
+            return None
+        return following.instruction, self._agent_config(following)
 
     async def verify_and_score_trajectory(
         self,
@@ -220,17 +263,32 @@ class HarborEnv(AgentEnv):
         *,
         exec_tool: ToolContext,
         agent_result: AgentResult,
+        workspace_meta: dict[str, Any],
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """Run the task's verifier, with the network of its phase."""
+        """Run the task's verifier, with the network of its phase; of several steps the last one's, whose score is that
+        of all of them."""
         task = self.tasks[item["task_id"]]
-        if task.separate:
-            found = await self._judged_apart(exec_tool, task, task.separate)
+        kept: dict[str, Any] = {"model faults": agent_result.model_faults}
+        if task.steps:
+            done = [*workspace_meta.get(steps.DONE, [])]
+            if steps.ENDED in workspace_meta:
+                kept[steps.ENDED] = workspace_meta[steps.ENDED]
+            else:
+                done.append(steps.record(task.steps[len(done)], await self._judged(exec_tool, task.steps[len(done)])))
+            kept[steps.DONE] = done
+            found = steps.all_together(task, done)
         else:
-            if self.config.allow_network and task.verifier.network != task.agent.network:
-                await exec_tool.set_network(task.verifier.network)
-            found = await judged(exec_tool, task)
-        return found.score, {**found.details(), "model faults": agent_result.model_faults}
+            found = await self._judged(exec_tool, task)
+        return found.score, {**found.details(), **kept}
+
+    async def _judged(self, exec_tool: ToolContext, part: HarborTask) -> Judged:
+        """What the verifier of a task, or of one of its steps, finds."""
+        if part.separate:
+            return await self._judged_apart(exec_tool, part, part.separate)
+        if self.config.allow_network and part.verifier.network != part.agent.network:
+            await exec_tool.set_network(part.verifier.network)
+        return await judged(exec_tool, part)
 
     async def _judged_apart(self, exec_tool: ToolContext, task: HarborTask, separate: Separate) -> Judged:
         """Run the verifier in a slot of its own, which no rollout can take: rollouts have their own."""

@@ -32,7 +32,8 @@ class Caps:
         separate = task.separate and replace(
             task.separate, cpus=self._cpus(task.separate), memory_mib=self._memory_mib(task.separate)
         )
-        return replace(task, cpus=self._cpus(task), memory_mib=self._memory_mib(task), separate=separate)
+        steps = tuple(map(self.of, task.steps))
+        return replace(task, cpus=self._cpus(task), memory_mib=self._memory_mib(task), separate=separate, steps=steps)
 
     def _cpus(self, machine: Machine) -> float | None:
         return machine.cpus if machine.cpus is None or self.cpus is None else min(machine.cpus, self.cpus)
@@ -45,7 +46,7 @@ class Caps:
 def check_fits(task: HarborTask, this: ThisMachine) -> None:
     """Raises ConfigError, naming the task's field, when this machine has less than a slot is to have."""
     this_mib = this.memory_bytes // 2**20
-    for machine in (task, task.separate) if task.separate else (task,):
+    for machine in (task, *task.separates):
         if (machine.cpus or 0) > this.cores:
             requested, has, cap = f"{machine.cpus:g} cores", str(this.cores), f"max_cpus={this.cores}"
             problem = _too_much(requested, has, cap)

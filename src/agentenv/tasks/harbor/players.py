@@ -10,13 +10,14 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter
 
-from agentenv import ToolContext
+from agentenv import AgentSettings, ToolContext
 from agentenv.agent.transcript import GroupRecord
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.env import HarborConfig, HarborEnv
 from agentenv.tasks.harbor.rewards import NoRewardError
+from agentenv.tasks.harbor.steps import DONE
 from agentenv.tasks.harbor.task import HarborTask, inside, text_of, wrong
 from agentenv.tasks.harbor.verifier import lay
 from agentenv.tasks.scripted import Room, Table, play
@@ -49,6 +50,11 @@ _KEYS = TypeAdapter(list[Keys])
 
 
 def oracle(task: HarborTask) -> list[Reply]:
+    """Runs the solution of the task, or of each of its steps: must score 1. Raises ConfigError when there is none."""
+    return [reply for part in task.parts for reply in _solving(part)]
+
+
+def _solving(task: HarborTask) -> list[Reply]:
     """Runs the task's own solution: must score 1. Its script is expected in the slot
     (:class:`CheckedEnv`). Raises ConfigError when there is none."""
     found = task.solution / SOLVE if task.solution.is_dir() else task.solution
@@ -85,9 +91,10 @@ def typed(task: HarborTask) -> tuple[Call, ...]:
     return (start, *(Call("tmux", {"action": "send_keys", **keys.arguments()}) for keys in commands))
 
 
-def empty(_task: HarborTask) -> list[Reply]:
+def empty(task: HarborTask) -> list[Reply]:
     """Changes nothing: must score 0."""
-    return [Reply("I look around.", (Call("bash", {"command": "pwd; ls"}),)), Reply("I leave it as it is.")]
+    look = Reply("I look around.", (Call("bash", {"command": "pwd; ls"}),))
+    return [look, Reply("I leave it as it is.")] * len(task.parts)
 
 
 class CheckConfig(HarborConfig):
@@ -115,14 +122,27 @@ class CheckedEnv(HarborEnv):
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **named: Any) -> dict[str, Any]:
         """As every rollout's; with the solution, if it is the oracle's. Raises TaskError."""
         workspace = await super().setup_trajectory_workspace(item, exec_tool=exec_tool, **named)
-        task = self.tasks[item["task_id"]]
-        member = MEMBER_MARK.search(named["trajectory_id"])
+        await self._give_solution(self.tasks[item["task_id"]].parts[0], exec_tool, named["trajectory_id"])
+        return workspace
+
+    async def continue_task(
+        self, item: Any, *, exec_tool: ToolContext, workspace_meta: dict[str, Any], **named: Any
+    ) -> tuple[str, AgentSettings] | None:
+        """As every rollout's; with the solution of the step that begins, over that of the one before."""
+        more = await super().continue_task(item, exec_tool=exec_tool, workspace_meta=workspace_meta, **named)
+        if more is not None:
+            step = self.tasks[item["task_id"]].steps[len(workspace_meta[DONE])]
+            await self._give_solution(step, exec_tool, named["trajectory_id"])
+        return more
+
+    async def _give_solution(self, task: HarborTask, exec_tool: ToolContext, trajectory_id: str) -> None:
+        """To the oracle alone. Raises TaskError."""
+        member = MEMBER_MARK.search(trajectory_id)
         if member and self.config.players[int(member[1])] == "oracle" and (script := script_of(task)):
             try:
                 await lay(exec_tool, SOLUTION, (task.solution,), script)
             except NoRewardError as error:
                 raise TaskError(f"the solution of {task.name} cannot be uploaded: {error}") from error
-        return workspace
 
 
 AGENTS: Final[Mapping[str, Callable[[HarborTask], Player]]] = {"oracle": oracle, "empty": empty}
@@ -140,7 +160,7 @@ async def check(directory: Path, table: Table, *, jobs: int | None = None, **fie
 
     def needs_mib(task: HarborTask) -> float:
         usual = CheckConfig.model_fields["slot_memory_mib"].default
-        machines = (task, task.separate) if task.separate else (task,)
+        machines = (task, *task.separates[:1])
         return len(table.names) * sum(machine.memory_mib or usual for machine in machines)
 
     return await play(

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.rooted import LeadsOutError, RootedDirectory, read_beneath
@@ -118,10 +118,32 @@ class HarborTask(Machine):
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
     healthcheck: Healthcheck | None = None
+    """Before the agent begins: of the machine, or of one step."""
     separate: Separate | None = None
     """None: the verifier runs on the agent's machine."""
+    steps: tuple[HarborTask, ...] = ()
+    """Of a task of several steps each, as a task of its own on the one machine of all; this task's own fields are then
+    those of the first."""
+    step: str = ""
+    """What it is called, if it is one of several."""
+    workdir_files: Path | None = None
+    """The directory of what the working directory gets before a step; its ``setup.sh`` is run then."""
+    min_reward: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of a step without which no further one begins."""
+    reward_of_steps: Literal["mean", "final"] = "mean"
+    """The task's reward: the mean of its steps', or the last one's."""
     unknown: tuple[str, ...] = ()
     """Unused fields."""
+
+    @property
+    def parts(self) -> tuple[HarborTask, ...]:
+        """Its steps, or the task itself."""
+        return self.steps or (self,)
+
+    @property
+    def separates(self) -> tuple[Separate, ...]:
+        """The machines of verifiers."""
+        return tuple(part.separate for part in self.parts if part.separate)
 
     @property
     def other_user(self) -> str | None:
@@ -132,7 +154,8 @@ class HarborTask(Machine):
 def from_dockerfiles(task: HarborTask) -> HarborTask:
     """The task, each of whose machines has the image of its Dockerfile if there is one."""
     separate = task.separate and replace(task.separate, image=task.separate.dockerfile or task.separate.image)
-    return replace(task, image=task.dockerfile or task.image, separate=separate)
+    steps = tuple(map(from_dockerfiles, task.steps))
+    return replace(task, image=task.dockerfile or task.image, separate=separate, steps=steps)
 
 
 def named(directory: Path) -> str:

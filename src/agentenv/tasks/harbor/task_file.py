@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.tasks.harbor.compose import Service, only_service
+from agentenv.tasks.harbor.rewards import REWARD
 from agentenv.tasks.harbor.task import (
     DEFAULT_TIMEOUT_S,
     TESTS,
@@ -70,7 +73,11 @@ _LACKING: Final = (
     ("verifier.environment", "healthcheck", "the verifier waits itself for what it starts"),
     ("verifier", "collect", "there are no other services to collect from"),
 )
+STRATEGIES: Final[tuple[Literal["mean"], Literal["final"]]] = ("mean", "final")
 """Table, field, and why slots cannot do what it requests."""
+_STEP: Final = ("name", "agent", "verifier", "min_reward", "healthcheck", "artifacts")
+_NOT_IN_NAMES: Final = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+_DEVICE: Final = re.compile(r"CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[1-9¹²³]", re.IGNORECASE)
 _TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _MIB_OF: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -84,7 +91,37 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise wrong(directory, FILE, f"is not valid: {error}") from error
-    return _Reader(directory, raw, host_env).task()
+    steps = step_tables(directory, raw)
+    if not steps:
+        return _Reader(directory, raw, host_env).task()
+    return _of_steps(directory, raw, host_env, steps)
+
+
+def _of_steps(
+    directory: Path, raw: Mapping[str, Any], host_env: Mapping[str, str], tables: Sequence[Mapping[str, Any]]
+) -> HarborTask:
+    """A task of several steps: each with what is its own in place of the task's. Raises ConfigError."""
+    whole = _Reader(directory, {**raw, "steps": []}, host_env)
+    steps = tuple(_Reader(directory, step_alone(directory, raw, table), host_env, table).task() for table in tables)
+    for step in steps:
+        if step.agent.user != steps[0].agent.user:
+            problem = f"is {step.agent.user or 'nobody by name'!r}, and {steps[0].agent.user!r} in the first step"
+            raise wrong(directory, f"steps.{step.step}.agent.user", problem, "a slot's agent is one user", file=FILE)
+    strategy = raw.get("multi_step_reward_strategy") or "mean"
+    if strategy not in STRATEGIES:
+        problem = f"got {strategy!r}"
+        raise wrong(directory, "multi_step_reward_strategy", problem, f"allowed: {', '.join(STRATEGIES)}", file=FILE)
+    unknown = dict.fromkeys(name for step in steps for name in step.unknown)
+    return replace(
+        steps[0],
+        steps=steps,
+        step="",
+        workdir_files=None,
+        min_reward={},
+        healthcheck=whole.healthcheck(),
+        reward_of_steps=strategy,
+        unknown=tuple(unknown),
+    )
 
 
 def instruction_of(text: str) -> str:
@@ -107,40 +144,65 @@ def _is_canary(line: str) -> bool:
 class _Reader:
     """Reads the fields of one task.toml."""
 
-    def __init__(self, directory: Path, raw: Mapping[str, Any], host_env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        raw: Mapping[str, Any],
+        host_env: Mapping[str, str],
+        step: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``step``: the table of the step, whose fields are in ``raw`` already (:func:`step_alone`)."""
         self._directory = directory
         self._raw = raw
         self._host_env = host_env
+        self._step = step
+        self._place = f"steps/{step['name']}/" if step else ""
         self._unused: list[str] = []
         """Fields of compose files."""
 
     def task(self) -> HarborTask:
         self._refuse_what_slots_lack()
         separate = self._separate()
-        tests = self._existing("tests")
-        if not (separate and separate.has_tests) and not self._existing(f"tests/{SCRIPT}"):
-            raise self._error(f"tests/{SCRIPT}", "is missing", "a task is scored by it")
+        tests = dict.fromkeys(("tests", f"{self._place}tests"))
+        script = any(self._existing(f"{name}/{SCRIPT}") for name in tests)
+        if not (separate and separate.has_tests) and not script:
+            raise self._error(f"{self._place}tests/{SCRIPT}", "is missing", "a task is scored by it")
+        solution = (self._existing(f"{place}solution") for place in dict.fromkeys((self._place, "")))
         limits = self._limits("environment", "environment")
         return HarborTask(
             name=self._directory.name,
             directory=self._directory,
             instruction=self._instruction(),
             **self._agents_image(),
-            tests=(tests or self._directory / "tests",),
+            tests=tuple(found for name in tests if (found := self._existing(name))) or (self._directory / "tests",),
             script=SCRIPT,
-            solution=self._existing("solution") or self._directory / "solution",
+            solution=next((found for found in solution if found), self._directory / "solution"),
             agent=self._phase("agent", "environment", math.inf, math.inf),
             verifier=self._phase("verifier", self._verifiers_environment(), DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S),
             verifier_env=self._env("verifier"),
             solution_env=self._env("solution"),
-            healthcheck=self._healthcheck(),
+            healthcheck=self.healthcheck(),
             separate=separate,
             unknown=(*self._unknown(separate), *self._unused),
+            **self._of_step(),
             **limits,
         )
 
+    def _of_step(self) -> dict[str, Any]:
+        """The fields that only a step has."""
+        if self._step is None:
+            return {}
+        least = self._step.get("min_reward")
+        least = {REWARD: least} if least is not None and not isinstance(least, dict) else least or {}
+        numbers = {name: _as_number(value) for name, value in least.items()}
+        found = {name: value for name, value in numbers.items() if value is not None}
+        if len(found) < len(numbers):
+            raise self._error("min_reward", f"got {self._step['min_reward']!r}", "allowed: a number, or some by name")
+        files = self._existing(f"{self._place}workdir")
+        return {"step": self._step["name"], "workdir_files": files, "min_reward": found}
+
     def _instruction(self) -> str:
-        name = "instruction.md"
+        name = f"{self._place}instruction.md"
         instruction = instruction_of(text_of(self._directory, name))
         if not instruction.strip():
             raise wrong(self._directory, name, "is empty")
@@ -182,13 +244,15 @@ class _Reader:
             allowed = "allowed: separate" + ("" if own else ", shared")
             raise self._error("verifier.environment_mode", f"got {mode!r}", allowed)
         section = self._verifiers_environment()
-        own_image = self._image("verifier.environment", "tests")
+        own_tests = f"{self._place}tests"
+        context = own_tests if self._existing(f"{own_tests}/Dockerfile") else "tests"
+        own_image = self._image("verifier.environment", context)
         has_tests = bool(own_image["image"])
         return Separate(
             **(own_image if has_tests else self._agents_image()),
             has_tests=has_tests,
             artifacts=self._artifacts(),
-            **self._limits(section, "tests"),
+            **self._limits(section, context),
         )
 
     def _has_verifiers_environment(self) -> bool:
@@ -218,6 +282,9 @@ class _Reader:
                     yield f"{section}.{name}".lstrip(".")
         if self._raw.get("artifacts") and separate is None:
             yield "artifacts"
+        for name in self._step or ():
+            if name not in _STEP:
+                yield f"steps.{name}"
 
     def _refuse_what_slots_lack(self) -> None:
         for section in ("environment", "verifier.environment"):
@@ -228,8 +295,6 @@ class _Reader:
         for section, name, why in _LACKING:
             if self._section(section).get(name):
                 raise self._error(f"{section}.{name}", f"is not supported: {why}")
-        if self._raw.get("steps"):
-            raise self._error("steps", "tasks of several steps are not supported")
 
     def _section(self, name: str) -> Mapping[str, Any]:
         if not name:
@@ -264,7 +329,8 @@ class _Reader:
         image = self._text(section, "docker_image")
         return image_reference(self._directory, f"{section}.docker_image", image, FILE) if image else ""
 
-    def _healthcheck(self) -> Healthcheck | None:
+    def healthcheck(self) -> Healthcheck | None:
+        """That of the environment; of a step its own."""
         section = "environment.healthcheck"
         if "healthcheck" not in self._section("environment"):
             return None
@@ -374,7 +440,73 @@ class _Reader:
         return self._host_env.get(variable, default)
 
     def _error(self, name: str, problem: str, next_step: str = "") -> ConfigError:
-        return wrong(self._directory, name, problem, next_step, file="" if "/" in name else FILE)
+        at = f"steps.{self._step['name']}.{name}" if self._step and "/" not in name else name
+        return wrong(self._directory, at, problem, next_step, file="" if "/" in name else FILE)
+
+
+def step_tables(directory: Path, raw: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The tables of a task's steps, with names that are directories of their own. Raises ConfigError."""
+    tables = raw.get("steps") or []
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise wrong(directory, "steps", f"got {tables!r:.100}", "allowed: tables, each with a name", file=FILE)
+    seen: set[str] = set()
+    for table in tables:
+        name = table.get("name")
+        if not isinstance(name, str) or not is_step_name(name):
+            raise wrong(directory, "steps.name", f"got {name!r}", "allowed: the name of its directory", file=FILE)
+        if (key := unicodedata.normalize("NFC", name).casefold()) in seen:
+            raise wrong(directory, "steps.name", f"{name!r} is there twice", file=FILE)
+        seen.add(key)
+        for part in ("agent", "verifier"):
+            if not isinstance(table.get(part, {}), dict):
+                raise wrong(directory, f"steps.{name}.{part}", f"got {table[part]!r:.100}", "allowed: a table")
+        if inside(directory, f"steps/{name}") is None:
+            raise wrong(directory, f"steps/{name}", "is missing", "a step has a directory with its instruction.md")
+    return tables
+
+
+def is_step_name(name: str) -> bool:
+    """Whether Harbor takes it: the name of one directory, on any system. Pure."""
+    device = _DEVICE.fullmatch(name.partition(".")[0].rstrip(" "))
+    odd = not name.strip() or name in (".", "..") or name.endswith((".", " ")) or _NOT_IN_NAMES.search(name)
+    return not odd and not device and len(name.encode()) <= 255
+
+
+def step_alone(directory: Path, raw: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``task.toml`` of a task that has only this step: what the step says goes before what the task says, except
+    that a verifier's time limit is the step's alone, as in Harbor."""
+    agent, verifier = (_merged(raw.get(name), step.get(name)) for name in ("agent", "verifier"))
+    own, all_steps = step.get("verifier", {}), raw.get("verifier", {})
+    verifier.pop("timeout_sec", None)
+    if "timeout_sec" in own:
+        verifier["timeout_sec"] = own["timeout_sec"]
+    if isinstance(verifier.get("env"), dict) and isinstance(all_steps.get("env"), dict):
+        verifier["env"] = {**all_steps["env"], **verifier["env"]}
+    if own.get("environment") is not None and "environment_mode" not in own:
+        verifier["environment_mode"] = "separate"
+    if own.get("environment_mode") == "shared" and own.get("environment") is None:
+        verifier.pop("environment", None)
+    if isinstance(verifier.get("environment"), dict) and isinstance(all_steps.get("environment", {}), dict):
+        image = (own.get("environment") or {}).get("docker_image")
+        if not image and inside(directory, f"steps/{step['name']}/tests/Dockerfile") is None:
+            image = all_steps.get("environment", {}).get("docker_image")
+        verifier["environment"] = {**verifier["environment"], "docker_image": image or ""}
+    environment = {**raw["environment"]} if isinstance(raw.get("environment"), dict) else {}
+    environment.pop("healthcheck", None)
+    if step.get("healthcheck") is not None:
+        environment["healthcheck"] = step["healthcheck"]
+    artifacts = [*(raw.get("artifacts") or []), *(step.get("artifacts") or [])]
+    return {
+        **raw, "agent": agent, "verifier": verifier, "environment": environment, "artifacts": artifacts, "steps": [],
+    }  # fmt: skip
+
+
+def _merged(task: object, step: object) -> dict[str, Any]:
+    """Two tables of a phase: the step's fields first. A network is one thing: its hosts are those of its mode."""
+    whole, own = (dict(table) if isinstance(table, dict) else {} for table in (task, step))
+    if "network_mode" in own or "allowed_hosts" in own:
+        whole = {name: value for name, value in whole.items() if name not in ("network_mode", "allowed_hosts")}
+    return {**whole, **{name: value for name, value in own.items() if value is not None}}
 
 
 def _as_number(value: object) -> float | None:

@@ -102,7 +102,7 @@ async def handed_over(agents: SlotTools, verifiers: SlotTools, separate: Separat
                 continue
             except (OSError, ToolCallError, PolicyRefusalError) as error:
                 return f"{path} cannot be copied: {error}"
-            await _as_root(verifiers, f"mkdir -p {shlex.quote(str(PurePosixPath(path).parent))}")
+            await as_root(verifiers, f"mkdir -p {shlex.quote(str(PurePosixPath(path).parent))}")
             await verifiers.upload(local, path)
     return ""
 
@@ -111,11 +111,11 @@ async def lay(slot: SlotTools, target: str, places: Iterable[Path], script: str 
     """Upload files, and what directories have in them, to a directory. All of it is root's then, and ``script`` can be
     run, as Harbor does it. Raises NoRewardError when a command fails there, and what an upload raises."""
     at = shlex.quote(target)
-    await _as_root(slot, f"mkdir -p {at} && chmod 777 {at}")  # files are uploaded as the agent's user
+    await as_root(slot, f"mkdir -p {at} && chmod 777 {at}")  # files are uploaded as the agent's user
     for place in places:
         await slot.upload(place, target if place.is_dir() else f"{target}/{place.name}")
     runnable = f" && chmod +x {at}/{shlex.quote(script)}" if script else ""
-    await _as_root(slot, f"chown -R root:root {at} && chmod -R go-w {at}{runnable}")
+    await as_root(slot, f"chown -R root:root {at} && chmod -R go-w {at}{runnable}")
 
 
 async def lay_mount(slot: SlotTools, mount: Mount) -> None:
@@ -123,7 +123,7 @@ async def lay_mount(slot: SlotTools, mount: Mount) -> None:
     as :func:`lay`."""
     target = shlex.quote(mount.target)
     if any(name or place.is_dir() for name, place in mount.entries):
-        await _as_root(slot, f"shopt -s dotglob nullglob; mkdir -p {target} && rm -rf -- {target}/*")
+        await as_root(slot, f"shopt -s dotglob nullglob; mkdir -p {target} && rm -rf -- {target}/*")
     for name, place in mount.entries:
         path = f"{mount.target}/{name}" if name else mount.target
         if place.is_dir():
@@ -132,23 +132,24 @@ async def lay_mount(slot: SlotTools, mount: Mount) -> None:
         await lay(slot, STAGED, (place,))  # its directory may be no one's to write to
         at, parent = shlex.quote(path), shlex.quote(str(PurePosixPath(path).parent))
         staged = shlex.quote(f"{STAGED}/{place.name}")
-        await _as_root(slot, f"mkdir -p {parent} && rm -rf -- {at} && mv {staged} {at} && rm -rf {STAGED}")
+        await as_root(slot, f"mkdir -p {parent} && rm -rf -- {at} && mv {staged} {at} && rm -rf {STAGED}")
 
 
 async def _prepare(slot: SlotTools, task: HarborTask) -> None:
     """Nothing that the policy may have put there stays."""
     has_tests = task.separate is not None and task.separate.has_tests
     gone = LOGS if has_tests else f"{TESTS} {LOGS}"
-    await _as_root(slot, f"rm -rf {gone} && mkdir -p {LOGS} && chmod 777 {LOGS}")
+    await as_root(slot, f"rm -rf {gone} && mkdir -p {LOGS} && chmod 777 {LOGS}")
     if has_tests:
-        await _as_root(slot, f"chmod +x {TESTS}/{task.script}")
+        await as_root(slot, f"chmod +x {TESTS}/{task.script}")
     else:
         await lay(slot, TESTS, task.tests, task.script)
     for mount in task.separate.mounts if task.separate else ():
         await lay_mount(slot, mount)
 
 
-async def _as_root(slot: SlotTools, command: str) -> None:
+async def as_root(slot: SlotTools, command: str) -> None:
+    """Run a command of ours. Raises NoRewardError when it fails: the policy may have removed what it uses."""
     done = await slot.exec(["bash", "-c", command], timeout_s=PREPARE_TIMEOUT_S, cwd="/", user="root")
     if not done.success:
         raise NoRewardError(f"{command}: {done.stderr.strip()[:300]}")

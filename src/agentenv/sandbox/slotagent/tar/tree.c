@@ -23,6 +23,7 @@
 enum { PATH_BYTES = PATH_MAX, VALUE_BYTES = 64 * 1024, CHUNK = 128 * 1024 };
 
 static enum purpose purpose;
+static dev_t file_system; /* of the directory with which a tar of FILES begins */
 
 /* Adds the attributes of what `at` (/proc/self/fd/N/NAME) names to the next entry's records; whether it is opaque. */
 static bool add_attributes(const char *at) {
@@ -146,6 +147,10 @@ static void write_directory(int parent, const char *name, char *path, size_t len
     write_header(path, '5', found, "");
     if (opaque && purpose == LAYER)
         write_marker(path, length + 1, ".wh..wh..opq", "");
+    path[length] = 0;
+    if (purpose == FILES && found->st_dev != file_system)
+        return;
+    path[length] = '/';
     int fd = openat(parent, name, O_DIRECTORY | open_flags());
     if (fd < 0)
         fail("open", path);
@@ -256,7 +261,11 @@ int open_tree_root(const char *path, enum purpose of) {
 
 void write_directory_tree(int directory, enum purpose of) {
     static char path[PATH_BYTES];
+    struct stat found;
     purpose = of;
+    if (fstat(directory, &found) < 0)
+        fail("look at", "the directory");
+    file_system = found.st_dev;
     if (of == WHOLE)
         write_root(directory);
     write_tree(directory, path, 0);

@@ -2,7 +2,7 @@
 #pragma once
 
 enum purpose {
-    FILES,
+    FILES, /* of one file system: what is mounted below (/proc, /dev) is an empty directory */
     LAYER, /* of an image, as the OCI image specification has it: the marks of overlayfs become whiteouts, and what
               slotroot puts into every root is left out */
     WHOLE, /* to be unpacked as it is: with the directory itself as ".", times of access, and holes */

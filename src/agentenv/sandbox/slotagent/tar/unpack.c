@@ -356,11 +356,19 @@ static void remember_time(const char *path) {
     dated[dated_count++] = (struct dated){kept, {entry.accessed, entry.modified}, inherited_attribute()};
 }
 
+/* What is mounted there (/proc in a tar of a whole root) stays as it is. */
 static void put_directory(int directory, const char *name) {
+    struct stat found, root;
     if (*name && mkdirat(directory, name, 0700) < 0 && errno != EEXIST)
         give_up(errno);
     int fd = openat(directory, *name ? name : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     check(fd);
+    check(fstat(fd, &found));
+    check(fstat(base, &root));
+    if (found.st_dev != root.st_dev) {
+        close(fd);
+        return;
+    }
     set_owner_and_mode(fd);
     close(fd);
     remember_time(entry.path);
