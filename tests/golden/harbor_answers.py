@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.golden.harbor_cases import HOST_ENV, INSTRUCTIONS, REWARDS, TOML
+from tests.golden.harbor_cases import HOST_ENV, INSTRUCTIONS, REWARDS, SHORTFALLS, STEP_REWARDS, STEPS, TOML
 
 ANSWERS = Path(__file__).with_suffix(".json")
 
@@ -34,6 +34,9 @@ def answers() -> dict[str, Any]:
         "toml": {name: _or_none(_read, text) for name, text in TOML.items()},
         "instructions": {name: strip_canary(text) for name, text in INSTRUCTIONS.items()},
         "rewards": {name: _or_none(_rewards, files) for name, files in REWARDS.items()},
+        "steps": {name: _or_none(_steps, text) for name, text in STEPS.items()},
+        "step_rewards": {name: _together(rewards) for name, rewards in STEP_REWARDS.items()},
+        "shortfalls": {name: _falls_short(*case) for name, case in SHORTFALLS.items()},
     }
 
 
@@ -68,6 +71,65 @@ def _read(text: str) -> dict[str, Any]:
         "separate_cpus": apart and apart.cpus,
         "workdir": environment.workdir,
     }
+
+
+def _steps(text: str) -> dict[str, Any]:
+    """What holds in each step, as a trial resolves it."""
+    from harbor.models.task.config import MultiStepRewardStrategy, TaskConfig
+    from harbor.models.task.verifier_mode import resolve_effective_verifier_env_config, resolve_step_verifier_mode
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, VerifierConfig
+    from harbor.trial.network_policy import resolve_trial_network_plan
+    from harbor.utils.env import resolve_env_vars
+
+    config = TaskConfig.model_validate_toml(text)
+    found = []
+    for step in config.steps or []:
+        mode = resolve_step_verifier_mode(config, step)
+        runs = AgentConfig(), EnvironmentConfig(), VerifierConfig()
+        plan = resolve_trial_network_plan(config, *runs, step, verifier_mode=mode)
+        apart = resolve_effective_verifier_env_config(config, step)
+        check, least = step.healthcheck, step.min_reward
+        limits = [step.agent.timeout_sec, config.agent.timeout_sec], [step.verifier.timeout_sec, 0.0]
+        users = [step.agent.user, config.agent.user], [step.verifier.user, config.verifier.user]
+        found.append(
+            {
+                "name": step.name,
+                "timeouts_s": [next((each for each in pair if each is not None), None) for pair in limits],
+                "users": [next((each for each in pair if each is not None), None) for pair in users],
+                "env": resolve_env_vars({**config.verifier.env, **step.verifier.env}),
+                "networks": [
+                    [each.network_mode.value, each.allowed_hosts] for each in (plan.agent_phase, plan.verifier_phase)
+                ],
+                "separate_cpus": apart and [apart.cpus],
+                "healthcheck": check and [check.command, check.retries],
+                "min_reward": least if isinstance(least, dict) or least is None else {"reward": least},
+                "artifacts": [
+                    each if isinstance(each, str) else each.source for each in [*config.artifacts, *step.artifacts]
+                ],
+            }
+        )
+    return {"steps": found, "final": config.multi_step_reward_strategy is MultiStepRewardStrategy.FINAL}
+
+
+def _together(rewards: list[dict[str, float]]) -> dict[str, Any]:
+    from harbor.models.task.config import MultiStepRewardStrategy
+    from harbor.models.verifier.result import VerifierResult
+    from harbor.trial.multi_step import MultiStepTrial
+
+    trial = MultiStepTrial.__new__(MultiStepTrial)
+    results = [SimpleNamespace(verifier_result=VerifierResult(rewards=each)) for each in rewards]
+    trial._result = SimpleNamespace(step_results=results)
+    found = {}
+    for strategy in MultiStepRewardStrategy:
+        trial.task = SimpleNamespace(config=SimpleNamespace(multi_step_reward_strategy=strategy))
+        found[strategy.value] = dict(sorted(trial._select_multi_step_reward().rewards.items()))
+    return found
+
+
+def _falls_short(least: float | dict[str, float], rewards: dict[str, float]) -> bool:
+    from harbor.trial.multi_step import MultiStepTrial
+
+    return MultiStepTrial._min_reward_failure(rewards, least) is not None
 
 
 def _rewards(files: dict[str, str]) -> dict[str, float]:

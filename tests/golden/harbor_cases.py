@@ -1,5 +1,5 @@
-"""Cases that Harbor itself has answered: a ``task.toml``, an instruction, files of rewards. Data alone, which the
-Python of Harbor can import too."""
+"""Cases that Harbor itself has answered: a ``task.toml``, an instruction, files of rewards, steps. Data alone, which
+the Python of Harbor can import too."""
 
 from __future__ import annotations
 
@@ -143,3 +143,67 @@ REWARDS = {
     "text inf": {"reward.txt": "-inf"},
     "neither": {},
 }
+
+_TWO = '[[steps]]\nname = "a"\n{}\n[[steps]]\nname = "b"\n{}\n'
+
+STEPS = {
+    "two": _TWO.format("", ""),
+    "none": "steps = []\n",
+    "no name": "[[steps]]\n",
+    "strategy": 'multi_step_reward_strategy = "final"\n' + _TWO.format("", ""),
+    "strategy mean": 'multi_step_reward_strategy = "mean"\n' + _TWO.format("", ""),
+    "strategy bogus": 'multi_step_reward_strategy = "sum"\n' + _TWO.format("", ""),
+    "same name": '[[steps]]\nname = "a"\n[[steps]]\nname = "A"\n',
+    "name with a slash": '[[steps]]\nname = "a/b"\n',
+    "name with dots": '[[steps]]\nname = ".."\n',
+    "name of a device": '[[steps]]\nname = "nul.txt"\n',
+    "name with a dot at its end": '[[steps]]\nname = "a."\n',
+    "name in words": '[[steps]]\nname = "Étape 1 (été)"\n',
+    "agent timeouts": "[agent]\ntimeout_sec = 90\n" + _TWO.format("agent.timeout_sec = 5", ""),
+    "verifier timeouts": "[verifier]\ntimeout_sec = 90\n" + _TWO.format("verifier.timeout_sec = 5", ""),
+    "users": '[agent]\nuser = "u"\n[verifier]\nuser = "v"\n' + _TWO.format('agent.user = "u"\nverifier.user = 7', ""),
+    "env": '[verifier.env]\nA = "a"\nB = "${OFFERED}"\n'
+    + _TWO.format('verifier.env = {A = "own", C = "${MISSING:-d}"}', ""),
+    "network of a step": '[agent]\nnetwork_mode = "no-network"\n'
+    + _TWO.format(
+        'agent.network_mode = "allowlist"\nagent.allowed_hosts = ["a.b"]\nverifier.network_mode = "public"', ""
+    ),
+    "network of the environment": '[environment]\nnetwork_mode = "no-network"\n' + _TWO.format("", ""),
+    "network of all steps": '[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["x.y"]\n'
+    + _TWO.format('verifier.network_mode = "no-network"', ""),
+    "hosts without a mode": '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.b"]\n'
+    + _TWO.format('agent.allowed_hosts = ["c.d"]', ""),
+    "separate step": _TWO.format('verifier.environment_mode = "separate"', ""),
+    "separate by an environment": _TWO.format("verifier.environment = {cpus = 1}", ""),
+    "separate all": '[verifier]\nenvironment_mode = "separate"\n'
+    + _TWO.format('verifier.environment_mode = "shared"', ""),
+    "separate environment of all": "[verifier.environment]\ncpus = 2\n"
+    + _TWO.format('verifier.environment_mode = "shared"', "verifier.environment = {cpus = 3}"),
+    "shared with an environment": _TWO.format('verifier = {environment_mode = "shared", environment = {cpus = 1}}', ""),
+    "min reward": _TWO.format("min_reward = 0.5", "min_reward = {x = 1, y = 0.25}"),
+    "min reward text": _TWO.format('min_reward = "0.5"', ""),
+    "min reward list": _TWO.format("min_reward = [1]", ""),
+    "healthcheck": '[environment.healthcheck]\ncommand = "all"\n'
+    + _TWO.format('healthcheck = {command = "true", retries = 9}', ""),
+    "artifacts": 'artifacts = ["/all"]\n' + _TWO.format('artifacts = ["/own", {source = "/more"}]', ""),
+    "unknown": _TWO.format("mood = 1", ""),
+}
+"""Files of steps ``a`` and ``b``."""
+
+STEP_REWARDS = {
+    "one": [{"reward": 1.0}],
+    "two": [{"reward": 1.0}, {"reward": 0.0}],
+    "names": [{"reward": 1.0, "x": 2.0}, {"reward": 0.5, "y": 1.0}, {"y": 4.0}],
+    "other name": [{"x": 0.25}, {"x": 0.75}],
+}
+"""The rewards of the steps that were played."""
+
+SHORTFALLS = {
+    "enough": (0.5, {"reward": 0.5}),
+    "less": (0.5, {"reward": 0.25}),
+    "another name": (0.5, {"x": 1.0}),
+    "by name": ({"x": 1.0, "y": 0.5}, {"x": 1.0, "y": 0.75}),
+    "one by name": ({"x": 1.0, "y": 0.5}, {"x": 1.0, "y": 0.25}),
+    "negative": (-1.0, {"reward": -0.5}),
+}
+"""A ``min_reward``, and the rewards of its step."""

@@ -1,17 +1,19 @@
-"""Task directories of our own, one for each feature that real task sets use: what a check comes to on each.
+"""Task directories of our own, one for each feature that real task sets use, and what a check comes to on each.
 
-``SHARE`` is how many of 5,916 public tasks of 18 repositories have the feature, in percent.
+python -m tests.integration.task_corpus [DIRECTORY]     # prints the table of docs/harbor.md; makes the directories
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 SAYS: Final = "Make /tmp/done."
 WRITE: Final = "echo $r > /logs/verifier/reward.txt\n"
+DEFAULT: Final = "echo ${r:-0} > /logs/verifier/reward.txt\n"
 TEST: Final = f"[ -e /tmp/done ] && r=1 || r=0\n{WRITE}"
 HARBOR: Final[Mapping[str, str]] = {
     "task.toml": "",
@@ -39,15 +41,17 @@ class Case:
 
     files: Mapping[str, str]
     """What differs from the usual task; without text, the file is not there."""
-    share: float = 0.0
-    """Percent of real tasks."""
+    share: float | None = None
+    """Percent of 5,916 public tasks of 18 repositories that have the feature; None: not counted."""
     refused: str = ""
-    """What the reason names, if it is not played."""
-    of: Mapping[str, str] = None  # type: ignore[assignment]  # HARBOR
+    """What the reason begins with, if it is not played."""
+    here: str = ""
+    """What the table says, where it is more than whether it is played."""
+    of: Mapping[str, str] = field(default_factory=lambda: HARBOR)
 
     def write(self, directory: Path) -> None:
         """Make the directory."""
-        for name, text in {**(self.of or HARBOR), **self.files}.items():
+        for name, text in {**self.of, **self.files}.items():
             if text or name in ("task.toml", "tests/test_a.py"):
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 (directory / name).write_text(text)
@@ -70,7 +74,7 @@ STEPS: Final = {
     "tests/shared": "x\n",
     "solution/solve.sh": "mkdir -p /srv/data; echo 3 > /srv/data/three\n",
     "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /srv\n",
-    **_step("first", "touch /tmp/one\n", f"[ -e /tmp/one ] && [ $A$B = allown ] && [ -e /tests/shared ] && r=1 || r=0\n{WRITE}"),
+    **_step("first", "touch /tmp/one\n", f"[ -e /tmp/one -a $A$B$(cat /tests/shared) = allownx ] && r=1\n{DEFAULT}"),
     **_step(
         "second part",
         "[ -e /tmp/one ] && cp given/b /tmp/two\n",
@@ -99,7 +103,7 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "memory-over-4-gib": Case({"task.toml": "[environment]\nmemory_mb = 8192\n"}, 6.3),
     "storage-over-10-gib": Case({"task.toml": "[environment]\nstorage_mb = 20480\n"}, 5.7),
-    "no-solution": Case({"solution/solve.sh": ""}, 65.9, refused="solution: task no-solution: is missing"),
+    "no-solution": Case({"solution/solve.sh": ""}, 65.9, "solution", "played by a model; a check has no oracle for it"),
     "docker-image": Case(
         {"task.toml": "[environment]\ndocker_image = 'debian:bookworm-slim'\n", "environment/Dockerfile": ""}, 0.1
     ),
@@ -121,7 +125,7 @@ CASES: Final[Mapping[str, Case]] = {
         {
             "task.toml": "artifacts = ['/tmp/done']\n[verifier.environment]\nmemory_mb = 512\n",
             "tests/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir /tests && "
-            "printf '#!/bin/sh\\n[ -e /tmp/done ] && r=1 || r=0\\necho $r > /logs/verifier/reward.txt\\n' > /tests/test.sh\n",
+            "printf '#!/bin/bash\\n[ ! -e /tmp/done ]; echo $? > /logs/verifier/reward.txt\\n' > /tests/test.sh\n",
             "tests/test.sh": "",
         },
         2.1,
@@ -168,7 +172,7 @@ CASES: Final[Mapping[str, Case]] = {
         {"task.yaml": f"instruction: {SAYS}\nrun_tests_in_same_shell: true\n"}, 1.1, of=TERMINAL_BENCH
     ),
     "allow-list": Case(
-        {"task.toml": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.pythonhosted.org']\n"},
+        {"task.toml": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.example.org']\n"},
         0.8,
     ),
     "more-cores-than-there-are": Case({"task.toml": "[environment]\ncpus = 4096\n"}, 0.8),
@@ -191,7 +195,9 @@ CASES: Final[Mapping[str, Case]] = {
         0.1,
     ),
     "docker-in-docker": Case(
-        {"environment/docker-compose.yaml": "services:\n  main:\n    privileged: true\n"}, 0.1, refused="privileged"
+        {"environment/docker-compose.yaml": "services:\n  main:\n    privileged: true\n"},
+        0.1,
+        "services.main.privileged",
     ),
     "entrypoint": Case(
         {
@@ -200,15 +206,20 @@ CASES: Final[Mapping[str, Case]] = {
         0.1,
     ),
     "compose-that-is-missing": Case(
-        {"docker-compose.yaml": "services:\n  client:\n    build: ./other\n"}, 0.1, refused="build", of=TERMINAL_BENCH
+        {"docker-compose.yaml": "services:\n  client:\n    build: ./other\n"},
+        0.1,
+        refused="services.client.build",
+        of=TERMINAL_BENCH,
     ),
     "a-device": Case(
-        {"environment/docker-compose.yaml": "services:\n  main:\n    devices: ['/dev/kvm']\n"}, 0.0, refused="devices"
+        {"environment/docker-compose.yaml": "services:\n  main:\n    devices: ['/dev/kvm']\n"},
+        0.0,
+        "services.main.devices",
     ),
     "a-tmpfs": Case(
         {"docker-compose.yaml": TERMINAL_BENCH["docker-compose.yaml"] + "    tmpfs: [/run]\n"},
         0.0,
-        refused="tmpfs",
+        refused="services.client.tmpfs",
         of=TERMINAL_BENCH,
     ),
     "a-gpu": Case({"task.toml": "[environment]\ngpus = 1\n"}, 0.0, refused="environment.gpus"),
@@ -241,7 +252,8 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "in-perl": Case(
         {
-            "tests/test.sh": '#!/usr/bin/perl\nopen(F, ">", "/logs/verifier/reward.txt"); print F 0 + -e "/tmp/done";\n',
+            "tests/test.sh": "#!/usr/bin/perl\nopen(F, '>', '/logs/verifier/reward.txt');\n"
+            "print F 0 + -e '/tmp/done';\n",
             "solution/solve.sh": '#!/usr/bin/perl\nopen(F, ">", "/tmp/done");\n',
         }
     ),
@@ -253,3 +265,21 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "a-large-solution": Case({"solution.sh": "touch /tmp/done\n# " + "large " * 2_000_000}, of=TERMINAL_BENCH),
 }
+
+
+def table() -> str:
+    """The rows of docs/harbor.md: the features, most frequent first."""
+    counted = [(name, case) for name, case in CASES.items() if case.share is not None]
+    lines = ["| feature | of 5,916 real tasks | here |", "|---|---|---|"]
+    for name, case in sorted(counted, key=lambda each: -(each[1].share or 0)):
+        share = f"{case.share:.1f} %" if case.share else "less than 0.1 %"
+        here = case.here or (f"refused: `{case.refused}`" if case.refused else "played")
+        lines.append(f"| {name.replace('-', ' ')} | {share} | {here} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for place in sys.argv[1:]:
+        for task, one in CASES.items():
+            one.write(Path(place) / task)
+    print(table(), end="")

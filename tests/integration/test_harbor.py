@@ -56,10 +56,9 @@ def test_the_oracle_scores_1_and_the_empty_agent_0(tmp_path: Path, capsys: pytes
     assert "    .venv/bin/agentenv tasks check examples/tasks --network\n" in README.read_text()
     assert run(TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
-    assert rows(capsys.readouterr().out) == [
-        *(f"ok {task} 1 0 S" for task in tasks),
-        f"{len(tasks)} of {len(tasks)} ok",
-    ]
+    *played, end = rows(capsys.readouterr().out)
+    assert sorted(played) == [f"ok {task} 1 0 S" for task in tasks]
+    assert end == f"{len(tasks)} of {len(tasks)} ok"
     for group in read_records(tmp_path / "rollouts.jsonl"):
         for member in group.trajectories:
             failed = "passed" in member.verification["rewards"] and not member.score  # pytest's own exit code
@@ -189,73 +188,6 @@ async def test_a_verifier_elsewhere_gets_what_is_declared_and_nothing_else(tmp_p
     assert leftovers(tmp_path) == []
 
 
-SAYS = "Make /tmp/done."
-OTHERS = {
-    "both-files": {
-        "tests/test.sh": "[ -e /tmp/done ] && r=1 || r=0\necho 50 > /logs/verifier/reward.txt\n"
-        'echo "{\\"reward\\": $r}" > /logs/verifier/reward.json\n',
-    },
-    "true-or-false": {
-        "tests/test.sh": "[ -e /tmp/done ] && r=true || r=false\n"
-        'echo "{\\"reward\\": $r}" > /logs/verifier/reward.json\n',
-    },
-    "in-perl": {
-        "tests/test.sh": '#!/usr/bin/perl\nopen(F, ">", "/logs/verifier/reward.txt"); print F 0 + -e "/tmp/done";\n',
-        "solution/solve.sh": '#!/usr/bin/perl\nopen(F, ">", "/tmp/done");\n',
-    },
-    "another-user": {
-        "task.toml": '[agent]\nuser = "games"\n',
-        "solution/solve.sh": 'stat -c %U "$0" > /tmp/owner; id -un > /tmp/done\n',
-        "tests/test.sh": '[ "$(cat /tmp/done) $(cat /tmp/owner)" = "games root" ] && r=1 || r=0\n'
-        "echo $r > /logs/verifier/reward.txt\n",
-    },
-    "user-of-the-image": {"environment/Dockerfile": "FROM debian:bookworm-slim\nUSER games\n"},
-    "literal-template": {
-        "task.toml": '[environment.env]\nP = "a-${NOPE:-x}-b"\n',
-        "solution/solve.sh": "[ \"$P\" = 'a-${NOPE:-x}-b' ] && touch /tmp/done\n",
-    },
-    "compose-of-main": {
-        "environment/docker-compose.yaml": "services:\n  main:\n    environment: [A=b]\n"
-        "    volumes: ['./notes:/srv/notes', './notes/one:/usr/bin/one:ro']\n",
-        "environment/notes/one": "1\n",
-        "solution/solve.sh": '[ "$A$(cat /srv/notes/one /usr/bin/one | wc -l)" = b2 ] && touch /tmp/done\n',
-    },
-    "compose-of-the-verifier": {
-        "task.toml": "artifacts = ['/tmp/done']\n[verifier]\nenvironment_mode = 'separate'\n",
-        "tests/docker-compose.yaml": "services:\n  main:\n    volumes:\n"
-        "      - {type: bind, source: ./key, target: /tests/keys/one, read_only: true}\n",
-        "tests/key": "a\n",
-        "tests/test.sh": "[ -e /tmp/done ] && [ -s /tests/keys/one ] && r=1 || r=0\n"
-        "echo $r > /logs/verifier/reward.txt\n",
-    },
-    "in two words": {},
-    "marked": {"instruction.md": f"<!-- bench-canary GUID 0 -->\n\n{SAYS}\n"},
-}
-"""Tasks that Harbor plays, by what is not usual about them."""
-
-
-def test_what_is_not_usual_is_played_as_harbor_plays_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    usual = {
-        "task.toml": "",
-        "instruction.md": f"{SAYS}\n",
-        "environment/Dockerfile": "FROM debian:bookworm-slim\n",
-        "solution/solve.sh": "touch /tmp/done\n",
-        "tests/test.sh": "[ -e /tmp/done ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
-    }
-    for task, files in OTHERS.items():
-        for name, text in {**usual, **files}.items():
-            (tmp_path / "tasks" / task / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "tasks" / task / name).write_text(text)
-    assert run(tmp_path / "tasks", "--out", tmp_path / "out") == 0, capsys.readouterr().out
-    names = sorted(OTHERS)
-    assert rows(capsys.readouterr().out) == [
-        *(f"ok {task} 1 0 S" for task in names),
-        f"{len(names)} of {len(names)} ok",
-    ]
-    said = [group.trajectories[0].messages[1]["content"] for group in read_records(tmp_path / "out/rollouts.jsonl")]
-    assert said == [f"[task:{task}]\n{SAYS}\n" for task in names]
-
-
 def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,33 +205,6 @@ def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
     assert run(tmp_path / "tasks", "--strict") == 2
     assert "slots have no GPU" in capsys.readouterr().err
     assert run(tmp_path / "tasks", "--only-tasks", "gpu,large") == 2
-
-
-TERMINAL_BENCH: dict[str, str] = {
-    "task.yaml": f"instruction: {SAYS}\nrun_tests_in_same_shell: true\n",
-    "Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir -p /app/old\n",
-    "docker-compose.yaml": "services:\n  client:\n    build: .\n    working_dir: /app\n    tty: true\n"
-    "    volumes: ['./:/app', '${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}']\n",
-    "main.cpp": "int\n",
-    "data/two": "2\n",
-    "tests/test_a.py": "",
-    "run-tests.sh": "echo == short test summary info ==\n"
-    "[ -e /tmp/done ] && found=PASSED || found=FAILED\necho $found a.py::test_a\n",
-    "solution.sh": "there='Dockerfile data docker-compose.yaml main.cpp task.yaml'\n"
-    '[ "$(pwd) $(echo *) $(cat data/two)" = "/app $there 2" ] && touch /tmp/done\n',
-}
-
-
-def test_what_terminal_bench_mounts_is_there_without_tests_and_solution(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in TERMINAL_BENCH.items():
-        (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mounted" / name).write_text(text)
-    with (tmp_path / "mounted/solution.sh").open("a") as file:
-        file.write(f"# {'large ' * 2_000_000}\n")
-    assert run(tmp_path / "mounted") == 0, capsys.readouterr().out
-    assert rows(capsys.readouterr().out) == ["ok mounted 1 0 S", "1 of 1 ok"]
 
 
 def test_more_than_this_machine_has_is_refused_before_anything_is_played_unless_it_is_capped(

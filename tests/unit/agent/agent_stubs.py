@@ -191,6 +191,9 @@ class StubHooks:
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: Any) -> Any:
         return {"prepared": True}
 
+    def continue_task(self, item: Any, **_: Any) -> Any:
+        return None
+
     async def verify_and_score_trajectory(self, item: Any, final_response: str, **_: Any) -> Any:
         return 1.0, {"said": final_response}
 

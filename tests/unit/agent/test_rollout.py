@@ -9,6 +9,7 @@ import pytest
 from agentenv.agent.group import outcome_of, run_group
 from agentenv.agent.hooks import checked_score
 from agentenv.agent.rollout import Rollout
+from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Transcript
 from agentenv.errors import AcquireTimeoutError, BadImageError, ContainerLostError, ModelServerError, TaskError
 from agentenv.wire.calls import CallResult
@@ -164,6 +165,45 @@ def test_plain_numbers_are_scores() -> None:
     assert checked_score("hook", (0, None)) == (0.0, {})
     with pytest.raises(TaskError):
         checked_score("hook", (float("nan"), {}))
+
+
+class Asking(StubHooks):
+    """Three tasks in one conversation: the second with its own limits, the third with those of the second."""
+
+    def build_agent_config(self, item: Any) -> AgentSettings:
+        return AgentSettings(max_steps=2)
+
+    async def continue_task(self, item: Any, *, exec_tool: Any, agent_result: Any, workspace_meta: Any) -> Any:
+        ends = workspace_meta.setdefault("ends", [])
+        ends.append((agent_result.finish_reason, len(agent_result.steps)))
+        further: list[Any] = [("second", AgentSettings(max_steps=1)), "third", None]
+        return further[len(ends) - 1]
+
+
+async def test_a_conversation_goes_on_with_further_tasks_whose_limits_are_counted_anew() -> None:
+    model = StubModel(calling(("bash", '{"command": "ls"}')))
+    transcript = await roll(StubSessions(), Asking(), model=lambda _: model, continues=True)
+    assert transcript.workspace_meta["ends"] == [["max_steps", 2], ["max_steps", 3], ["max_steps", 4]]
+    assert [m["content"] for m in transcript.messages if m["role"] == "user"] == ["do it", "second", "third"]
+    assert [step.index for step in transcript.steps] == [0, 1, 2, 3]
+    assert [phase.label for phase in transcript.phases if phase.name == "verify"] == ["between tasks"] * 3 + [""]
+    assert (transcript.score, transcript.fault) == (1.0, "none")
+
+
+async def test_an_environment_with_one_task_is_not_asked_for_more() -> None:
+    transcript = await roll(StubSessions(), Asking())
+    assert "ends" not in transcript.workspace_meta
+
+
+@pytest.mark.parametrize("returned", [3, ("text", 3), (3, AgentSettings())])
+async def test_a_further_task_that_is_none_is_the_task_s_fault(returned: Any) -> None:
+    class Wrong(StubHooks):
+        def continue_task(self, item: Any, **_: Any) -> Any:
+            return returned
+
+    transcript = await roll(StubSessions(), Wrong(), continues=True)
+    assert (transcript.score, transcript.fault) == (None, "task")
+    assert transcript.error.startswith("TaskError: continue_task must return")
 
 
 async def test_a_context_is_closed_after_its_hook() -> None:
