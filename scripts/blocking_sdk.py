@@ -25,6 +25,7 @@ from agentenv.containers.programs import StreamedProgram
 from agentenv.sdk import blocking
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
 from agentenv.sdk.processes import SlotProcess
+from agentenv.sdk.python import SlotPython
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MODULE: Final = ROOT / "src/agentenv/sdk/sandbox.py"
@@ -52,6 +53,7 @@ from typing import Any
 '''
 WORDING: Final = {
     r"\basync with\b": "with",
+    r"\bawait python\b": "python",
     r"\basync context manager": "context manager",
     r"\basyncio\.subprocess\.Process\b": "subprocess.Popen",
 }
@@ -97,6 +99,7 @@ TWINS: Final = (
     ),
     Twin("Process", SlotProcess, blocking.Blocking),
     Twin("StreamedProcess", StreamedProgram, blocking.BlockingProgram),
+    Twin("Python", SlotPython, blocking.BlockingHandle),
 )
 
 

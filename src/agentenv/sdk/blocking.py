@@ -18,9 +18,11 @@ from agentenv.containers.programs import StreamedProgram
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
 from agentenv.sdk.forwards import as_socket
 from agentenv.sdk.loop_thread import LoopThread
+from agentenv.sdk.python import SlotPython
 
 T = TypeVar("T")
 O = TypeVar("O", bound=AsyncFarm | AsyncSandbox)  # noqa: E741 - opened
+H = TypeVar("H", bound=StreamedProgram | SlotPython)
 
 _BUFFER_BYTES: Final = 64 * 1024
 
@@ -103,18 +105,11 @@ class OpenedSandbox(Opened[AsyncSandbox]):
             yield connected
 
 
-class BlockingProgram(Blocking[StreamedProgram]):
-    """A program's input and output as streams, blocking as those of :class:`subprocess.Popen`."""
-
-    def __init__(self, driven: StreamedProgram, loop: LoopThread) -> None:
-        super().__init__(driven, loop)
-        self.stdout = io.BufferedReader(_Output(driven.stdout, loop), _BUFFER_BYTES)
-        """A binary file. Whoever needs both this and ``stderr`` reads them in two threads."""
-        self.stderr = io.BufferedReader(_Output(driven.stderr, loop), _BUFFER_BYTES)
-        """A binary file, as ``stdout`` is."""
+class BlockingHandle(Blocking[H]):
+    """What runs in a sandbox until it is closed."""
 
     def close(self) -> None:
-        """Kill it if it runs, and drop what was not read. Repeatable."""
+        """End it if it runs, and drop what was not read. Repeatable."""
         self._loop.run(self._driven.close())
 
     def __enter__(self) -> Self:
@@ -124,6 +119,17 @@ class BlockingProgram(Blocking[StreamedProgram]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class BlockingProgram(BlockingHandle[StreamedProgram]):
+    """A program's input and output as streams, blocking as those of :class:`subprocess.Popen`."""
+
+    def __init__(self, driven: StreamedProgram, loop: LoopThread) -> None:
+        super().__init__(driven, loop)
+        self.stdout = io.BufferedReader(_Output(driven.stdout, loop), _BUFFER_BYTES)
+        """A binary file. Whoever needs both this and ``stderr`` reads them in two threads."""
+        self.stderr = io.BufferedReader(_Output(driven.stderr, loop), _BUFFER_BYTES)
+        """A binary file, as ``stdout`` is."""
 
 
 class _Output(io.RawIOBase):

@@ -29,8 +29,9 @@ from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
 from agentenv.executor.session import Checkpoint
 from agentenv.farm_client.access import FarmAccess
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
-from agentenv.sdk.blocking import Blocking, BlockingProgram, Opened, OpenedSandbox
+from agentenv.sdk.blocking import Blocking, BlockingHandle, BlockingProgram, Opened, OpenedSandbox
 from agentenv.sdk.processes import ExecResult, SlotProcess
+from agentenv.sdk.python import PythonResult, SlotPython
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
@@ -328,6 +329,22 @@ class Sandbox(OpenedSandbox):
         made = self._loop.run(call(command, cwd=cwd, env=env, user=user, pty=pty, output=output, timeout_s=timeout_s))
         return Process._of(made, self) if isinstance(made, SlotProcess) else StreamedProcess._of(made, self)
 
+    def python(
+        self,
+        program: str = "python3",
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Python:
+        """A Python interpreter in the slot that keeps its variables between cells, with results as notebooks show them:
+        ``with box.python() as python: python.run("1 + 1")``.
+
+        ``program``: a Python 3.7 or later of the slot, which is started by the first cell. For the rest see
+        :meth:`exec`; up to 64 interpreters and streamed programs at once.
+        """
+        return Python._of(self._driven.python(program, cwd=cwd, env=env, user=user), self)
+
     @overload
     def read_file(self, path: str, *, binary: Literal[False] = False, errors: str = "strict") -> str: ...
     @overload
@@ -544,3 +561,28 @@ class StreamedProcess(BlockingProgram):
         """KILL ends it and everything it started; another signal goes to its process group, which may handle it. What
         it had printed can still be read. No effect when it has ended."""
         self._loop.run(self._driven.kill(signal))
+
+
+class Python(BlockingHandle[SlotPython]):
+    """A Python interpreter that runs in a slot until :meth:`close`, or until that is sealed, restored or closed. Cells
+    run one at a time, beside the slot's other calls. ``with`` closes it on leaving."""
+
+    def run(self, code: str, timeout_s: float = CALL_TIMEOUT_S, *, on_output: OnOutput | None = None) -> PythonResult:
+        """Run a cell. At ``timeout_s`` it is interrupted (KeyboardInterrupt), its state stays; where it does not end
+        upon that within 5 s, its interpreter is killed. Cancelling interrupts it too.
+
+        The value of the last expression is an output, unless the cell ends with ``;``. ``display(value)`` shows more of
+        them, matplotlib's open figures become PNG images, coroutines may be awaited at the top level.
+        ``on_output(stream, text)`` is called with what is printed, as it comes. Cells have no standard input.
+
+        Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
+        """
+        return self._loop.run(self._driven.run(code, timeout_s, on_output=on_output))
+
+    def interrupt(self) -> None:
+        """Interrupt the cell that runs, as Ctrl-C does. No effect when none does."""
+        self._loop.run(self._driven.interrupt())
+
+    def restart(self) -> None:
+        """End the interpreter with all that it has started, and start a new one without its state."""
+        self._loop.run(self._driven.restart())

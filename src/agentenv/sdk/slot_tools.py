@@ -38,6 +38,7 @@ from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.farm_client.images import FarmImages
 from agentenv.sdk.forwards import forwarded
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
+from agentenv.sdk.python import SlotPython
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
@@ -313,6 +314,22 @@ class SlotTools(ABC):
         reply = ProcessReply.model_validate((await self._typed_call("process", arguments)).content)
         assert reply.process is not None  # it was started, or the call had raised
         return SlotProcess(self, reply.process.process)
+
+    def python(
+        self,
+        program: str = "python3",
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> SlotPython:
+        """A Python interpreter in the slot that keeps its variables between cells, with results as notebooks show them:
+        ``async with box.python() as python: await python.run("1 + 1")``.
+
+        ``program``: a Python 3.7 or later of the slot, which is started by the first cell. For the rest see
+        :meth:`exec`; up to 64 interpreters and streamed programs at once.
+        """
+        return SlotPython(lambda argv: self.start(argv, cwd=cwd, env=env, user=user, output="stream"), program)
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ USER = "user"
 SERVER_UID = 10_000
 PROXY_UID = 10_001
 UNUSED_ID = 10_002
-"""0 in the user namespaces of root's plain slots: of users and of groups. No process ever has it."""
+"""0 in the user namespaces of root's plain slots: of users and of groups. No process ever has it, and of files only the
+root directory."""
 FIRST_SLOT_UID = 20_000
 UIDS_PER_CONTAINER = 1_000
 AGENT_FD = 3

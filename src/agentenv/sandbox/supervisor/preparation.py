@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -120,6 +121,10 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
         programs["bash"] = launch.shell
     tmux = tmux_bundle() if spec.store_dir else []
     tree = rootfs.build(place, etc=etc, programs=programs, tmux=tmux, binds=spec.binds, slots=spec.slots)
+    if identity.mode != isolation.USER:
+        # As root's, which this id is in a slot: some programs trust no path below a directory of somebody else's.
+        with contextlib.suppress(PermissionError):
+            os.chown(tree.root, isolation.UNUSED_ID, isolation.UNUSED_ID)
     if spec.store_dir and identity.mode != isolation.USER:
         # Refused where the network is another user namespace's, as an ordinary user's is: nothing covers /sys there.
         with contextlib.suppress(PermissionError):
