@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ from agentenv.wire.leases import (
     RestoreSlot,
     SealSlot,
     SlotRequest,
+    short_tag,
 )
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
@@ -71,6 +73,13 @@ class SessionLease(Protocol):
 
     async def act(self, action: LeaseAction) -> ActionReply:
         """Do something to the slot, keeping the lease."""
+
+    @property
+    def root(self) -> RootSpec | None:
+        """Of a lease that was found again: what its slot was made from, where that is known."""
+
+    def leave(self) -> None:
+        """Hold it no longer, without a release."""
 
     async def release(self) -> None:
         """Release the slot. Repeatable."""
@@ -129,6 +138,19 @@ class Checkpoint:
     root: RootSpec
     """The root of slots that begin with it."""
 
+    def to_json(self) -> str:
+        """For another process of the same run."""
+        return json.dumps({"container": self.container, "root": self.root.to_dict()})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From :meth:`to_json`. Raises ConfigError."""
+        try:
+            given = json.loads(text)
+            return cls(str(given["container"]), RootSpec.parse(given["root"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError("checkpoint", f"got {text[:80]!r}", next_step="allowed: what to_json() gave") from error
+
 
 class ToolSession:
     """Calls tools on one leased slot; created by ``ToolExecutor.open``, used as ``async with``.
@@ -155,6 +177,10 @@ class ToolSession:
         """The root of its slot, with its current network; None: a plain slot with an empty workspace."""
         self.last_timing: CallTiming | None = None
         """Timing of the call that returned last; read it before the next ``await``."""
+        self.stays = False
+        """Whether closing it leaves the slot as it is, until the lease's time to live has passed."""
+        self.root_unknown = False
+        """It was found again at a farm that has been restarted: ``root`` is None, and the slot has one."""
         self._host = host
         self._lease: SessionLease | None = None
         self._lease_json = b""
@@ -200,6 +226,8 @@ class ToolSession:
             raise PoolClosedError(f"the session of {self.trajectory} was opened before", next_step="open another one")
         self._lease = await self._host.acquire(self)
         # Nothing is awaited from here on: a cancellation finds either no lease or a complete session.
+        if self.request.existing:
+            self.root = self._lease.root
         self._lease_json = self._lease.key.model_dump_json().encode()
         self._client = self._host.attach(self._lease.container)
         self._watch = asyncio.create_task(self._end_with(self._lease), name=f"lease-{self.trajectory}")
@@ -284,7 +312,7 @@ class ToolSession:
 
         Raises: CheckpointError: there is no room to keep them. InfraError.
         """
-        self._usable()
+        self._check_root()
         await self._end_external()
         name = (await self.lease.act(CheckpointSlot())).checkpoint
         return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
@@ -296,7 +324,7 @@ class ToolSession:
         Raises: CheckpointError: it is another container's, or of another image, or of none. InfraError; when the
         checkpoint was dropped, the slot is lost.
         """
-        self._usable()
+        self._check_root()
         if checkpoint.root.image != (self.root.image if self.root else ""):
             raise CheckpointError("the checkpoint is not of this slot's image")
         self._check_here(checkpoint)
@@ -318,7 +346,7 @@ class ToolSession:
         Raises: ConfigError: the slot has no image, and so the network of its container. SandboxUnavailableError: the
         container gives its slots no network, or it failed; the slot then has none. InfraError.
         """
-        self._usable()
+        self._check_root()
         if self.root is None or not self.root.image:
             raise ConfigError(
                 "network", "a slot without an image uses its container's network", next_step="lease one with an image"
@@ -361,10 +389,22 @@ class ToolSession:
         request = replace(
             self.request,
             trajectories=(f"{self.trajectory}-{self._forks}",),
+            tags=self.request.tags.model_copy(update={"environment": "", "item": short_tag(self._item)}),
+            request_id="",
+            ttl_s=None,
+            existing=False,
             root=checkpoint.root,
             container=checkpoint.container,
         )
         return ToolSession(self._host, request, self.acquire_timeout_s, group=self._group, item=self._item)
+
+    def _check_root(self) -> None:
+        self._usable()
+        if self.root_unknown:
+            raise CheckpointError(
+                "the farm was restarted since this slot was leased, and does not know its root any more",
+                next_step="copy the files: download()",
+            )
 
     def _check_here(self, checkpoint: Checkpoint) -> None:
         if checkpoint.container != self.lease.container.id:
@@ -518,7 +558,9 @@ class ToolSession:
                 error = PoolClosedError(f"the session of {self.trajectory} was closed while the call ran")
                 for pending in tuple(self._outstanding):
                     self._client.abandon(pending, error)
-            if self._lease is not None:
+            if self._lease is not None and self.stays:
+                self._lease.leave()
+            elif self._lease is not None:
                 await self._lease.release()
         finally:
             if self._client is not None:

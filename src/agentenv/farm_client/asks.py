@@ -113,13 +113,14 @@ class FarmAsks:
         """Ask for a slot for each trajectory, with these tags. Its future has the grants, or the error.
         ``image_reference``: of the root's image, if it is known."""
         ask = wire.Ask(
-            request_id=secrets.token_hex(16),
+            request_id=request.request_id or secrets.token_hex(16),
             trajectories=request.trajectories,
             tags=tags,
-            ttl_s=self._settings.lease_ttl_s,
+            ttl_s=request.ttl_s or self._settings.lease_ttl_s,
             root=request.root,
             image_reference=image_reference,
             container=request.container,
+            existing=request.existing,
         )
         now = self._clock()
         wanted = Wanted(

@@ -166,7 +166,7 @@ class FarmPool(Leases):
         leases: list[SlotLease] = []
         try:
             for grant in await wanted.granted:
-                leases.append(await self._hold(grant))
+                leases.append(await self._hold(grant, request.ttl_s))
         except (asyncio.CancelledError, ConfigError):
             for lease in leases:
                 self._leases.give_back(lease)
@@ -176,6 +176,11 @@ class FarmPool(Leases):
             self._asks.forget(wanted)
         self._tally.waits.add(self._clock() - wanted.since)
         return leases
+
+    async def leases_of(self, environment: str) -> tuple[wire.LeaseView, ...]:
+        """The leases of this run, whoever holds them, that have this tag. Raises what the farm answers."""
+        self._check_open()
+        return (await self._client.leases(tags=[f"environment:{environment}"])).leases
 
     def place(self, trajectory: str) -> wire.Place | None:
         """Why a trajectory waits, as the farm last told; None if it does not, or that is unknown yet."""
@@ -191,7 +196,7 @@ class FarmPool(Leases):
 
     # -- leases at their containers --------------------------------------------------------------
 
-    async def _hold(self, grant: wire.Grant) -> SlotLease:
+    async def _hold(self, grant: wire.Grant, ttl_s: float | None) -> SlotLease:
         name = grant.lease.split("/", 1)[0]
         if name not in self._links:
             base_url = await self._base_url(grant)
@@ -201,8 +206,10 @@ class FarmPool(Leases):
                 self._links[name] = link
                 self._tasks.start(name, self._keep(link), "heartbeat")
         link, number = self._links[name], next(self._numbers)
-        link.hold(number, grant.key)
-        return self._leases.hold(number, grant.trajectory, grant.key, link)
+        link.hold(number, grant.key, ttl_s)
+        lease = self._leases.hold(number, grant.trajectory, grant.key, link)
+        lease.root = grant.root
+        return lease
 
     async def _base_url(self, grant: wire.Grant) -> str:
         if not grant.relay_url or self._route == "direct":
@@ -269,6 +276,10 @@ class FarmPool(Leases):
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
         self._leases.lose(lease.id, error)
+        self._let_go(lease)
+
+    def left(self, lease: SlotLease) -> None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
         self._let_go(lease)
 
     def give_back(self, lease: SlotLease) -> asyncio.Task[None]:

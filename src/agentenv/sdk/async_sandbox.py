@@ -26,13 +26,14 @@ from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
-from agentenv.errors import ConfigError, PoolClosedError
-from agentenv.executor.session import ToolSession
+from agentenv.errors import ConfigError, LeaseLostError, PoolClosedError
+from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.access import FarmAccess, farm_access
 from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
+from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, listed, marks_of
 from agentenv.sdk.roots import (
     ImageRoot,
     RootFields,
@@ -47,6 +48,7 @@ from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
+from agentenv.wire.farm import LeaseView
 from agentenv.wire.leases import Tags
 from agentenv.wire.roots import RootSpec
 
@@ -177,26 +179,99 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         self._pool = pool
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
-    def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> AsyncSandbox:
+    def sandbox(
+        self,
+        root: ImageRoot | RootSpec | Checkpoint | str | None = None,
+        *,
+        name: str = "",
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
         ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it. A RootSpec names an image that this machine's store has."""
+        opened, if this machine does not have it. A RootSpec names an image that this machine's store has. A checkpoint
+        (:meth:`AsyncSandbox.pause`): it begins with those files, in the container that has them; CheckpointError when
+        that is gone.
+
+        ``name``, of a farm service: it stays when it is closed, with its files and processes, until no process has been
+        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Opening raises
+        ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
+        if name:
+            self._check_named()
+            box._name, box._idle_timeout_s = name, idle_timeout_s
         return box
+
+    def connect(self, name: str) -> AsyncSandbox:
+        """The sandbox of that name, of a farm service, with its files and processes; another process may be connected
+        to it as well. Opening raises ConfigError when there is none."""
+        self._check_named()
+        box = AsyncSandbox.__new__(AsyncSandbox)
+        box._enlist(self, None, owned=False)
+        box._name, box._idle_timeout_s = name, None
+        return box
+
+    async def sandboxes(self) -> list[NamedSandbox]:
+        """The sandboxes with names that this run has at the farm service, by name. Raises InfraError."""
+        self._check_named()
+        return listed(await self._named_leases())
+
+    def _check_named(self) -> None:
+        if not isinstance(self._backend, FarmAccess):
+            raise ConfigError(
+                "name",
+                "sandboxes that stay are kept by a farm service, and the containers of this farm end with it",
+                next_step='start one (`agentenv farm serve`), and use Farm("farm")',
+            )
+
+    async def _named_leases(self) -> tuple[LeaseView, ...]:
+        self._usable()
+        assert isinstance(self._pool, FarmPool)
+        return await self._pool.leases_of(NAMED)
+
+    async def _named(self, stack: AsyncExitStack, box: AsyncSandbox, root: RootSpec | None) -> ToolSession:
+        """Open the session of a sandbox with a name; new, or with ``root`` None and no timeout the one that is there."""
+        name, patience_s = box._name, self._containers.start_timeout_s
+        known = marks_of(await self._named_leases(), name)
+        if box._idle_timeout_s is None:
+            if not known:
+                raise _no_sandbox(name)
+            mark = known[0]
+            request = mark.request(name, None, existing=True)
+        else:
+            if known:
+                raise _taken(name)
+            mark = Mark.new(box._idle_timeout_s, root)
+            request = mark.request(name, root, box._container)
+        session = ToolSession(self._usable(), request, patience_s)
+        session.stays = request.existing
+        try:
+            await stack.enter_async_context(session)
+        except LeaseLostError as error:
+            if request.existing:
+                raise _no_sandbox(name) from error
+            raise
+        if not request.existing and marks_of(await self._named_leases(), name)[:1] != [mark]:
+            raise _taken(name)  # by another process at the same moment; leaving the stack wipes this one
+        session.stays = True
+        session.root_unknown = mark.has_root and session.root is None
+        return session
 
     async def _stored(self, root: ImageRoot) -> RootSpec:
         """See :func:`agentenv.sdk.images.stored`."""
         self._usable()
         return await stored(root, self._pool, self._containers.start_timeout_s)
 
-    def session(self, root: RootSpec | None = None) -> ToolSession:
-        """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
+    def session(self, root: RootSpec | None = None, container: str = "") -> ToolSession:
+        """A session of the executor below, for a sandbox; ``container``: the one that has the root's checkpoint. Raises
+        PoolClosedError when it is not open."""
         name = f"sandbox-{secrets.token_hex(4)}"
         patience_s = self._containers.start_timeout_s
-        return self._usable().open(name, acquire_timeout_s=patience_s, kind="interactive", root=root)
+        return self._usable().open(
+            name, acquire_timeout_s=patience_s, kind="interactive", root=root, container=container
+        )
 
 
 class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
@@ -266,8 +341,11 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         )
         self._enlist(alone, root, owned=True)
 
-    def _enlist(self, farm: AsyncFarm, root: ImageRoot | RootSpec | None, *, owned: bool) -> None:
-        self._root = root
+    def _enlist(self, farm: AsyncFarm, root: ImageRoot | RootSpec | Checkpoint | None, *, owned: bool) -> None:
+        self._container = root.container if isinstance(root, Checkpoint) else ""
+        self._root = root.root if isinstance(root, Checkpoint) else root
+        self._name = ""
+        self._idle_timeout_s: float | None = None
         self._farm = farm
         self._owned = owned
         self._backend = farm._backend
@@ -277,7 +355,30 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         if self._owned:
             await stack.enter_async_context(self._farm)
         root = await self._farm._stored(self._root) if isinstance(self._root, ImageRoot) else self._root
-        return await stack.enter_async_context(self._farm.session(root))
+        if self._name:
+            return await self._farm._named(stack, self, root)
+        return await stack.enter_async_context(self._farm.session(root, self._container))
+
+    async def kill(self) -> None:
+        """End the sandbox, also one with a name, and wipe its slot. Repeatable."""
+        if self._opened is not None:
+            self._opened.stays = False
+        await self.close()
+
+    async def pause(self) -> Checkpoint:
+        """Keep its files, and no process; give its slot back, and its name. ``farm.sandbox(checkpoint)`` goes on with
+        them, also in another process of the run (``Checkpoint.to_json``), as long as the container lives.
+
+        For sandboxes of a farm. Raises ConfigError for a lone one, whose container ends with it; CheckpointError when
+        there is no room, and then it goes on; InfraError.
+        """
+        if self._owned:
+            raise ConfigError(
+                "pause", "the container of a lone sandbox ends with it", next_step="open it on a farm: farm.sandbox()"
+            )
+        kept = await self.checkpoint()
+        await self.kill()
+        return kept
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -339,6 +440,16 @@ def _split(fields: SandboxFields) -> tuple[RootFields, ContainerFields]:
     asked = {name: value for name, value in fields.items() if name in RootFields.__annotations__}
     rest = {name: value for name, value in fields.items() if name not in asked}
     return cast("RootFields", asked), cast("ContainerFields", rest)
+
+
+def _taken(name: str) -> ConfigError:
+    return ConfigError("name", f"there is a sandbox {name!r} already", next_step=f"use it: farm.connect({name!r})")
+
+
+def _no_sandbox(name: str) -> ConfigError:
+    return ConfigError(
+        "name", f"there is no sandbox {name!r} (any more)", next_step="farm.sandboxes() lists those of this run"
+    )
 
 
 def already_open(what: str, *, open_now: bool) -> PoolClosedError:

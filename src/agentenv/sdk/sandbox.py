@@ -30,6 +30,7 @@ from agentenv.executor.session import Checkpoint
 from agentenv.farm_client.access import FarmAccess
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.blocking import Blocking, BlockingHandle, BlockingProgram, Opened, OpenedSandbox
+from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox
 from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.python import PythonResult, SlotPython
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
@@ -70,13 +71,34 @@ class Farm(Opened[AsyncFarm]):
             None,
         )
 
-    def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> Sandbox:
+    def sandbox(
+        self,
+        root: ImageRoot | RootSpec | Checkpoint | str | None = None,
+        *,
+        name: str = "",
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> Sandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
         ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it. A RootSpec names an image that this machine's store has."""
-        return Sandbox._of(self._driven.sandbox(root), self)
+        opened, if this machine does not have it. A RootSpec names an image that this machine's store has. A checkpoint
+        (:meth:`AsyncSandbox.pause`): it begins with those files, in the container that has them; CheckpointError when
+        that is gone.
+
+        ``name``, of a farm service: it stays when it is closed, with its files and processes, until no process has been
+        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Opening raises
+        ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
+        return Sandbox._of(self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s), self)
+
+    def connect(self, name: str) -> Sandbox:
+        """The sandbox of that name, of a farm service, with its files and processes; another process may be connected
+        to it as well. Opening raises ConfigError when there is none."""
+        return Sandbox._of(self._driven.connect(name), self)
+
+    def sandboxes(self) -> list[NamedSandbox]:
+        """The sandboxes with names that this run has at the farm service, by name. Raises InfraError."""
+        return self._loop.run(self._driven.sandboxes())
 
 
 class Sandbox(OpenedSandbox):
@@ -114,6 +136,19 @@ class Sandbox(OpenedSandbox):
             ),
             pool,
         )
+
+    def kill(self) -> None:
+        """End the sandbox, also one with a name, and wipe its slot. Repeatable."""
+        self._loop.run(self._driven.kill())
+
+    def pause(self) -> Checkpoint:
+        """Keep its files, and no process; give its slot back, and its name. ``farm.sandbox(checkpoint)`` goes on with
+        them, also in another process of the run (``Checkpoint.to_json``), as long as the container lives.
+
+        For sandboxes of a farm. Raises ConfigError for a lone one, whose container ends with it; CheckpointError when
+        there is no room, and then it goes on; InfraError.
+        """
+        return self._loop.run(self._driven.pause())
 
     def run(
         self,

@@ -123,6 +123,8 @@ class ContainerLink:
         self._limits = limits
         self._clock = clock
         self._keys: dict[int, LeaseKey] = {}
+        self._ttls: dict[int, float] = {}
+        """Of the leases that are renewed for another time than the settings'."""
         self._requests: dict[int, LeaseRequest] = {}
         """Those without an answer that says whether the lease was granted."""
         self._plain_leases = asyncio.Semaphore(_PLAIN_AT_ONCE)
@@ -177,13 +179,16 @@ class ContainerLink:
         self._requests.pop(grant.lease, None)
         return granted.key.epoch
 
-    def hold(self, lease_id: int, key: LeaseKey) -> None:
-        """Renew a lease that was granted elsewhere."""
+    def hold(self, lease_id: int, key: LeaseKey, ttl_s: float | None = None) -> None:
+        """Renew a lease that was granted elsewhere, for ``ttl_s`` each time; None: the settings'."""
         self._keys[lease_id] = key
+        if ttl_s is not None:
+            self._ttls[lease_id] = ttl_s
 
     def let_go(self, lease_id: int) -> None:
         """Renew it no longer. No effect if it is not held."""
         self._keys.pop(lease_id, None)
+        self._ttls.pop(lease_id, None)
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -298,19 +303,20 @@ class ContainerLink:
 
     async def _beat(self, held: Mapping[int, LeaseKey]) -> Ended | None:
         """One heartbeat; returns the leases that ended, or None without a valid answer."""
-        request = RenewRequest(keys=tuple(held.values()), ttl_s=self._settings.lease_ttl_s)
-        try:
-            reply = await self.control.renew(request, timeout_s=self._settings.gone_after_s / 2)
-        except AgentEnvError as error:
-            logger.debug("no heartbeat of %s: %s", self.handle.id, error)
-            return None
-        self.supervisor_silent_s = reply.supervisor_silent_s
-        lost = {loss.slot: loss for loss in reply.lost}
-        return {
-            lease_id: _error_of(lost.get(key.slot))
-            for lease_id, key in held.items()
-            if key.slot in frozenset(reply.stale)
-        }
+        usual_s, ended = self._settings.lease_ttl_s, dict[int, AgentEnvError | None]()
+        for ttl_s in {self._ttls.get(lease_id, usual_s) for lease_id in held} or {usual_s}:
+            alike = {lease_id: key for lease_id, key in held.items() if self._ttls.get(lease_id, usual_s) == ttl_s}
+            request = RenewRequest(keys=tuple(alike.values()), ttl_s=ttl_s)
+            try:
+                reply = await self.control.renew(request, timeout_s=self._settings.gone_after_s / 2)
+            except AgentEnvError as error:
+                logger.debug("no heartbeat of %s: %s", self.handle.id, error)
+                return None
+            self.supervisor_silent_s = reply.supervisor_silent_s
+            lost = {loss.slot: loss for loss in reply.lost}
+            stale = frozenset(reply.stale)
+            ended |= {id_: _error_of(lost.get(key.slot)) for id_, key in alike.items() if key.slot in stale}
+        return ended
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -40,6 +40,8 @@ class SlotLease:
         self.container = container
         self.lost: AgentEnvError | None = None
         self.released = False
+        self.root: RootSpec | None = None
+        """Of a lease that was made by another process and found again: what its slot was made from, where that is known."""
         self._book = book
         self._ended = asyncio.Event()
 
@@ -80,6 +82,10 @@ class SlotLease:
         """
         await self._book.release(self)
 
+    def leave(self) -> None:
+        """Hold it no longer, without a release: the slot stays as it is until the lease's time to live has passed."""
+        self._book.leave(self)
+
     def end(self, error: AgentEnvError) -> None:
         """Called by the book when the slot is lost."""
         self.lost = error
@@ -100,6 +106,9 @@ class LeaseKeeper(Protocol):
 
     def give_back(self, lease: SlotLease) -> asyncio.Task[None] | None:
         """A lease was released: have its slot reset. The task that does that; None if there is nothing to wait for."""
+
+    def left(self, lease: SlotLease) -> None:
+        """A lease is held no longer: renew it no longer."""
 
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """A held lease's container no longer knows it: have it lost (:meth:`LeaseBook.lose`)."""
@@ -153,6 +162,12 @@ class LeaseBook:
         if (reset := self._keeper.give_back(lease)) is not None:
             self._resets[lease.id] = reset
             reset.add_done_callback(lambda _: self._resets.pop(lease.id, None))
+
+    def leave(self, lease: SlotLease) -> None:
+        """For :meth:`SlotLease.leave`. May be repeated."""
+        if self._held.pop(lease.id, None) is not None:
+            lease.released = True
+            self._keeper.left(lease)
 
     async def release(self, lease: SlotLease) -> None:
         """For :meth:`SlotLease.release`."""

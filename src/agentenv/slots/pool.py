@@ -135,6 +135,10 @@ class SlotPool(Leases):
         self._manager.perform(self._manager.ledger.release(lease.id, self._clock()))
         return self._manager.returning(lease.id)
 
+    def left(self, lease: SlotLease) -> None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        self.give_back(lease)  # nobody else could find it again
+
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
         self._manager.refused(lease.id, error)

@@ -74,6 +74,9 @@ class Ask(KeptModel):
     """Where the root's image comes from, if that is known: a farm that was restarted may not know it any more."""
     container: Annotated[str, Field(max_length=256)] = ""
     """The only one that can serve it, because it has the root's checkpoint; empty: any."""
+    existing: bool = False
+    """Only what an ask with this id, these trajectories and tags was granted, whatever else that said: without any it is
+    refused (``stale_lease``)."""
 
 
 class AsksRequest(WireModel):
@@ -103,6 +106,8 @@ class Grant(KeptModel):
     """Place of the container among the farm's, and how many slots it has."""
     relay_url: str = ""
     """A way to the container through a relay, for clients that cannot reach ``base_url``; empty: there is none."""
+    root: Root | None = None
+    """Of an ask for what exists: what the slot was made from. None also where a farm that was restarted does not know."""
 
 
 WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting", "image"]

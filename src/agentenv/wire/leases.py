@@ -111,6 +111,8 @@ class SlotRequest:
     """Root of the slots; None: plain slots."""
     container: str = ""
     """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
+    existing: bool = False
+    """Only the leases that a request with this id has made before. Of a farm."""
 
     @property
     def image(self) -> str:

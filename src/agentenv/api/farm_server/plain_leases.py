@@ -137,6 +137,10 @@ class PlainLeases:
         if not self._queue.closed:
             self._queue.end(lease.id, None)
 
+    def left(self, lease: SlotLease) -> None:
+        """See :class:`agentenv.slots.lease.LeaseKeeper`."""
+        self.give_back(lease)  # nothing leaves one here
+
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.lease.LeaseKeeper`."""
         self._queue.manager.refused(lease.id, error)

@@ -164,12 +164,16 @@ class RequestQueue:
         now, key = self._clock(), (run, ask.request_id)
         known = self._asks.get(key)
         if known is not None:
-            if known.ask != ask:
+            if known.ask != ask and not _finds(ask, known.ask):
                 raise ProtocolError(
                     f"request_id {ask.request_id!r} was used for another request", next_step="use a new one for each"
                 )
             known.last_seen, known.client = now, client or known.client
             known.tokens, known.until_unix_s = tokens, until_unix_s
+            if ask.existing and known.ask.root is not None:
+                known.held = {
+                    id_: grant.model_copy(update={"root": known.ask.root}) for id_, grant in known.held.items()
+                }
             return known
         opened = OpenAsk(ask, run, client, tokens, now, now, until_unix_s)
         if ask.request_id in self._cancelled.get(run, ()):
@@ -181,7 +185,10 @@ class RequestQueue:
         if (refused := self._never(opened)) is not None:
             self._refuse(opened, refused)
         elif not await self._recovered(opened) and not opened.decided.is_set():
-            self._enqueue(opened)
+            if ask.existing:
+                self._refuse(opened, StaleLeaseError("there is no such lease (any more)"))
+            else:
+                self._enqueue(opened)
         return opened
 
     def _never(self, opened: OpenAsk) -> AgentEnvError | None:
@@ -620,3 +627,8 @@ def _differs(before: wire.Place | None, now: wire.Place | None) -> bool:
         return before is not now
     moved = (before.why, before.detail, before.position, before.slots_ahead)
     return moved != (now.why, now.detail, now.position, now.slots_ahead)
+
+
+def _finds(ask: wire.Ask, known: wire.Ask) -> bool:
+    """Whether the ask is for what the known one was granted."""
+    return ask.existing and (ask.trajectories, ask.tags) == (known.trajectories, known.tags)
