@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,11 @@ from agentenv.cli.runs_compare import compare
 from agentenv.cli.runs_view import view
 from agentenv.durations import duration
 from agentenv.errors import ConfigError
-from agentenv.runs.directory import LAST, ROOT, FoundRun, run_named, runs_in
-from agentenv.runs.manifest import LOG, ROLLOUTS, RunManifest
+from agentenv.runs import LAST, ROOT
+
+if TYPE_CHECKING:
+    from agentenv.runs.directory import FoundRun
+    from agentenv.runs.manifest import RunManifest
 
 runs = group("Runs of environments: list and show them, resume one, compare several, see them on one page.")
 runs.command()(compare)
@@ -49,6 +52,8 @@ def list_runs(runs_dir: RootOption = Path(ROOT), as_json: JsonOption = False) ->
       agentenv runs list --json | jq -r '.[] | select(.state == "killed") | .name'
     """
     from rich.table import Table
+
+    from agentenv.runs.directory import runs_in
 
     found = list(runs_in(runs_dir))
     if as_json:
@@ -99,6 +104,8 @@ def show(name: RunArgument, runs_dir: RootOption = Path(ROOT), as_json: JsonOpti
       agentenv runs show last
       agentenv runs show hello-2026 --json
     """
+    from agentenv.runs.directory import run_named
+
     run = run_named(runs_dir, name)
     manifest = run.manifest
     if as_json:
@@ -147,6 +154,8 @@ def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _files_and_next(run: FoundRun) -> list[tuple[str, str]]:
+    from agentenv.runs.manifest import LOG, ROLLOUTS
+
     here = [path.name for path in sorted(run.path.iterdir()) if path.name != "lock"]
     rows = [("files", f"{run.path}: {', '.join(here)}")]
     rows += [("", f"{name}: {where}") for name, where in run.manifest.files.items()]
@@ -175,6 +184,8 @@ def resume(context: typer.Context, name: RunArgument, runs_dir: RootOption = Pat
       agentenv runs resume last
       agentenv runs resume hello-20261128-180043 --openai.api_key KEY
     """
+    from agentenv.runs.directory import run_named
+
     run = run_named(runs_dir, name)
     manifest = run.manifest
     if run.is_running:
@@ -226,6 +237,8 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with everything in their directories. One that is running is refused."""
+    from agentenv.runs.directory import run_named
+
     found = [run_named(runs_dir, name) for name in names]
     for run in found:
         if run.is_running:

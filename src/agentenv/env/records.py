@@ -29,8 +29,9 @@ from agentenv.config import debug
 from agentenv.env.config import AgentFields
 from agentenv.env.invocation import Invocation
 from agentenv.env.progress import Ending, RunLog, RunProgress
-from agentenv.errors import ConfigError
-from agentenv.runs.directory import ROOT, FoundRun, RunDirectory
+from agentenv.errors import ConfigError, InfraError
+from agentenv.runs import ROOT
+from agentenv.runs.directory import FoundRun, RunDirectory
 from agentenv.runs.kept import Kept, read_kept, reopened, to_reopen
 from agentenv.runs.manifest import FILE, GROUPS, LOG, MEMBERS, ROLLOUTS, RunManifest, State, Verb
 from agentenv.runs.members import MembersFile
@@ -84,6 +85,8 @@ class RunFiles:
         self._run_to_name = ""
         self._about_verb: Verb | None = None
         self._lost_groups: set[str] = set()
+        self._full = ""
+        """Why a record could not be written."""
         self._begun = False
 
     # -- a command --------------------------------------------------------------------------------
@@ -287,8 +290,13 @@ class RunFiles:
     def to_play(self, position: int, item: Any) -> bool:
         """Whether the item at this position is to be rolled out; not if that was done before this run was resumed.
 
-        Raises: ConfigError when another item was there.
+        Raises: ConfigError when another item was there; InfraError when the run's directory cannot be written any more:
+        nothing would be kept of what it cost.
         """
+        if self._full and self._directory is not None and "records" not in self._elsewhere:
+            raise InfraError(
+                f"{self._directory.path} cannot be written: {self._full}", next_step="make room, and resume the run"
+            )
         was = self.kept.items.get(position)
         if item is None:
             if position <= self.kept.last:
@@ -336,6 +344,7 @@ class RunFiles:
         place = PLACE.get() or Place()
         if why := await self._rollouts.add(group, item, size, transcripts, place.position):
             self.lost("record", self._records, why)
+            self._full = why
             return
         if self._about_verb != "process" or outcome_of(transcripts) == "retry":
             await self.group_ended(group)

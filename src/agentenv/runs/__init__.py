@@ -26,6 +26,11 @@ _HOMES: Final = {
     "read_manifest": "agentenv.runs.manifest",
 }
 
+ROOT: Final = "runs"
+"""Where the directories of runs are by default, below the working directory."""
+LAST: Final = "last"
+"""Names the newest run."""
+
 __getattr__, __dir__ = exported(__name__, _HOMES)
 
 __all__ = [

@@ -19,12 +19,9 @@ from typing import Any, Final, Literal, Self
 
 from agentenv.errors import ConfigError
 from agentenv.locks import is_locked, try_lock
+from agentenv.runs import LAST
 from agentenv.runs.manifest import FILE, LOCK, RunManifest, State, read_manifest
 
-ROOT: Final = "runs"
-"""Where the directories of runs are by default, below the working directory."""
-LAST: Final = "last"
-"""Names the newest run."""
 UPDATE_GAP_S: Final = 5.0
 """The least time between two manifests of a run that only differ in its results so far."""
 

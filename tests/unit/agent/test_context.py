@@ -211,6 +211,9 @@ class Source:
     async def get_next_item(self) -> Any:
         return self._items.pop(0) if self._items else None
 
+    def to_play(self, position: int, item: Any) -> bool:
+        return item is not None
+
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         if self._bad.get(item, 0):
             self._bad[item] -= 1

@@ -88,7 +88,7 @@ def test_a_name_of_two_runs_or_of_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken" / FILE).write_text("{")
     with pytest.raises(ConfigError, match=r"2 runs begin with 'hello' \(allowed: last, hello-b-.*, hello-a-"):
         run_named(tmp_path, "hello")
-    with pytest.raises(ConfigError, match="no run in .* is named 'nix'"):
+    with pytest.raises(ConfigError, match=r"no run in .* is named 'nix'"):
         run_named(tmp_path, "nix")
     with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
         run_named(tmp_path, str(tmp_path / "broken"))
