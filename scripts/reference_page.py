@@ -22,6 +22,7 @@ PACKAGES = {
     "agentenv.agent.transcript": "The records in `rollouts_path`.",
     "agentenv.agent.tmux_recordings": "Asciicasts from these records.",
     "agentenv.agent.parsers": "Tool calls in the text of managed servers.",
+    "agentenv.runs": "Rollouts of runs as rows, and estimates of their scores ([how to](reading-runs.md)).",
     "agentenv.report": "The page about a run.",
     "agentenv.runs.atif": "Rollouts in Harbor's format ([tracing.md](tracing.md)).",
     "agentenv.mirrors": "Mirrors of git repositories, to bind into slots.",

@@ -163,6 +163,8 @@ def test_calls_and_messages_are_rows(team: list[Path]) -> None:
     assert {row["role"] for row in messages} == {"system", "user", "assistant", "tool"}
     assert [row["index"] for row in messages[:3]] == [0, 1, 2]
     assert messages[2]["step"] == 0
+    pytest.importorskip("pandas")
+    pytest.importorskip("polars")
     for rows in (calls, messages):
         assert len(rows.to_pandas()) == len(rows.to_polars()) == len(rows)
 

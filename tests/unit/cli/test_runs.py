@@ -1,0 +1,107 @@
+"""``agentenv runs compare`` and ``runs view``: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from agentenv.cli.app import app
+from tests import run_directories
+from tests.run_directories import Played
+
+
+@pytest.fixture(autouse=True)
+def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.chdir(tmp_path)
+    return run_directories.several(tmp_path / "runs", items=8)
+
+
+def ran(*words: str, **variables: str) -> Any:
+    result: Result = CliRunner().invoke(app, ["runs", *words], env={"COLUMNS": "250", **variables})
+    return result
+
+
+def test_runs_are_compared_in_a_table() -> None:
+    result = ran("compare", "repair-small", "repair-long")
+    assert result.exit_code == 0
+    heads, first, second, _, difference, better, *_ = result.stdout.splitlines()
+    assert heads.split()[:4] == ["run", "model", "state", "scored"]
+    assert "pass@4" in heads
+    assert "cost" not in heads
+    assert first.startswith("repair-small-20260225-061320  small-1  finished")
+    assert second.startswith("repair-long-20260225-082640   large-2  finished")
+    assert difference.startswith("repair-long-20260225-082640 minus repair-small-20260225-061320: +0.")
+    assert better.split()[0] == "better"
+    assert "note settings differ: agent_max_steps 20 → 60" in result.stderr
+
+
+def test_the_document_has_every_item() -> None:
+    found = json.loads(ran("compare", "repair-small", "repair-large", "repair-train", "--json").stdout)
+    assert [run["model"] for run in found["runs"]] == ["small-1", "large-2", "small-1"]
+    assert [pair["first"] for pair in found["differences"]] == ["repair-small-20260225-061320"] * 2
+    difference = found["differences"][0]["difference"]
+    assert len(difference["better"]) + len(difference["worse"]) <= difference["items"] == 8
+    assert found["left_out"] == []
+
+
+def test_costs_are_of_the_prices_given() -> None:
+    names = ("compare", "repair-small", "repair-large", "--json")
+    prices = ("--price-in", "2", "--price-in", "large-2=20", "--price-out", "8")
+    small, large = json.loads(ran(*names, *prices).stdout)["runs"]
+    assert small["cost"] == pytest.approx((2 * small["prompt_tokens"] + 8 * small["completion_tokens"]) / 1e6)
+    assert large["cost"] == pytest.approx((20 * large["prompt_tokens"] + 8 * large["completion_tokens"]) / 1e6)
+    of_variables = json.loads(ran(*names, AGENTENV_PRICE_IN="2 large-2=20", AGENTENV_PRICE_OUT="8").stdout)["runs"]
+    assert of_variables == [small, large]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare", "repair-small"], "only repair-small-20260225-061320 was found"),
+        (["compare", "no-such", "repair-small"], "no-such is no run"),
+        (["compare", "repair-small", "repair-large", "--price-in", "cheap"], "--price-in: got 'cheap'"),
+        (["view", "no-such"], "no-such is no run"),
+        (["view", "--runs-dir", "nowhere", "--out", "x.html"], "there is no run in"),
+        (["view", "--out", "runs"], "--out:"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
+    result = ran(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_page_of_all_runs_is_written(tmp_path: Path) -> None:
+    result = ran("view", "--out", "out/runs.html", "--title", "Yesterday")
+    assert (result.exit_code, result.stdout.strip()) == (0, "out/runs.html")
+    assert "5 runs, 128 rollouts" in result.stderr
+    page = (tmp_path / "out/runs.html").read_text()
+    assert "<title>Yesterday</title>" in page
+    found = json.loads(ran("view", "last", "--out", "out/last.html", "--json").stdout)
+    assert found == {"page": "out/last.html", "runs": ["repair-killed-20260225-104000"], "left_out": []}
+
+
+def test_lines_that_are_left_out_are_said(team: list[Path]) -> None:
+    with (team[0] / "rollouts.jsonl").open("a") as lines:
+        lines.write('{"group": "half')
+    for words in (["compare", "repair-small", "repair-large"], ["view", "--out", "x.html"]):
+        result = ran(*words)
+        assert result.exit_code == 0
+        assert "note left out: " in result.stderr
+        assert "rollouts.jsonl:9, the last line, is incomplete" in result.stderr
+
+
+def test_records_that_lie_elsewhere_are_found(tmp_path: Path, team: list[Path]) -> None:
+    shared = tmp_path / "shared.jsonl"
+    moved = (team[0] / "rollouts.jsonl").read_text()
+    shared.write_text("".join(group.model_dump_json() + "\n" for group in Played("another", items=3).groups()) + moved)
+    (team[0] / "rollouts.jsonl").unlink()
+    manifest = json.loads((team[0] / "run.json").read_text())
+    (team[0] / "run.json").write_text(json.dumps(manifest | {"files": {"records": str(shared)}}))
+    found = json.loads(ran("compare", "repair-small", "repair-large", "--json").stdout)
+    assert [run["rollouts"] for run in found["runs"]] == [32, 32]
