@@ -67,7 +67,8 @@ def report(
     from agentenv.report.page import title_of
     from agentenv.report.summary import run_row
 
-    runs, source = run_at(run)
+    source = source_at(run)
+    runs = read_source(source)
     if only is not None:
         runs = [_named(runs, only)]
     groups = [group for each in runs for group in each.groups]
@@ -102,16 +103,15 @@ def _write_atif(groups: list[GroupRecord], directory: Path) -> None:
         raise ConfigError("--atif", str(error), next_step="name a directory you can write to") from error
 
 
-def run_at(given: Path) -> tuple[list[Run], Source]:
-    """The runs of one directory or file. Raises: ConfigError: there is none, or it has no records."""
+def source_at(given: Path) -> Source:
+    """One run's directory, or a file. Raises: ConfigError: there is none, or there are several."""
     from agentenv.runs.records import find
 
     sources = find(given)
     if len(sources) != 1:
-        raise ConfigError(
-            "RUN", f"{given} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view"
-        )
-    return read_source(sources[0]), sources[0]
+        what = f"{given} stands for {len(sources)} runs"
+        raise ConfigError("RUN", what, next_step="name one, or: agentenv runs view")
+    return sources[0]
 
 
 def _beside(source: Source) -> Path:

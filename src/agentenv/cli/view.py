@@ -10,7 +10,7 @@ import typer
 
 from agentenv.cli.options import JsonOption
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
-from agentenv.cli.report import RunArgument, TitleOption
+from agentenv.cli.report import RunArgument, TitleOption, source_at
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,13 +40,11 @@ def view(
       agentenv view out/rollouts.jsonl --port 8080
     """
     from agentenv.report.live import OnePage, page_of
-    from agentenv.runs.records import Source, find
+    from agentenv.runs.records import Source
 
     is_missing_file = run.suffix == ".jsonl" and not run.exists()
-    sources = [Source.file(run)] if is_missing_file else find(run)
-    if len(sources) != 1:
-        raise ConfigError("RUN", f"{run} stands for {len(sources)} runs", next_step="name one, or: agentenv runs view")
-    serve(OnePage(page_of(sources[0], title)), str(run), port, browse=browse, as_json=as_json)
+    source = Source.file(run) if is_missing_file else source_at(run)
+    serve(OnePage(page_of(source, title)), str(run), port, browse=browse, as_json=as_json)
 
 
 def serve(pages: Pages, what: str, port: int, *, browse: bool, as_json: bool) -> None:

@@ -100,11 +100,17 @@ class RunsPages:
 
     def run(self, label: str) -> LivePage | None:
         """The page of the run of this label."""
-        if label not in self._pages:
-            for source in self._sources():
-                if source.name == label:
-                    self._pages[label] = page_of(source)
+        if label not in self._pages and (source := self._named().get(label)) is not None:
+            self._pages[label] = page_of(source)
         return self._pages.get(label)
+
+    def _named(self) -> dict[str, Source]:
+        """The sources by the names of their pages, which are those of their directories or files."""
+        named: dict[str, Source] = {}
+        for source in self._sources():
+            same = sum(name.partition("~")[0] == source.name for name in named)
+            named[f"{source.name}~{same + 1}" if same else source.name] = source
+        return named
 
     def _version(self) -> str:
         return hashlib.sha256(
@@ -113,16 +119,16 @@ class RunsPages:
 
     def _made(self, version: str) -> Iterable[str]:
         return render_overview(
-            [view for source in self._sources() for view in self._of(source)],
+            [view for name, source in self._named().items() for view in self._of(name, source)],
             title=self._title,
             settings=self._settings,
             version=version,
         )
 
-    def _of(self, source: Source) -> list[RunView]:
+    def _of(self, name: str, source: Source) -> list[RunView]:
         version = source.version()
         if self._views.get(source.path, ("",))[0] != version:
-            self._views[source.path] = (version, [run_view(run, self._settings) for run in read(source)])
+            self._views[source.path] = (version, [run_view(run, self._settings, name) for run in read(source)])
         return self._views[source.path][1]
 
 

@@ -49,8 +49,8 @@ class OverviewSettings:
     prices: Prices = field(default_factory=Prices)
 
 
-def run_view(run: Run, settings: OverviewSettings) -> RunView:
-    """One run's part of the page."""
+def run_view(run: Run, settings: OverviewSettings, page: str = "") -> RunView:
+    """One run's part of the page. ``page``: the name of its own, if it has one."""
     summary = summary_of(run, success=settings.success, prices=settings.prices)
     attempts: dict[str, list[dict[str, Any]]] = {}
     errors = DistinctErrors()
@@ -60,7 +60,7 @@ def run_view(run: Run, settings: OverviewSettings) -> RunView:
             rows.append(_attempt(transcript))
             if transcript.error:
                 errors.add(transcript.fault, transcript.error, transcript.trajectory)
-    return RunView(summary, _row(run, summary), attempts, errors)
+    return RunView(summary, _row(run, summary, page), attempts, errors)
 
 
 def overview(views: Sequence[RunView], settings: OverviewSettings, *, inside: bool) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def lede(views: Sequence[RunView]) -> str:
     return f"{said}{tokens}{f', which cost {sum(costs):,.2f}' if costs else ''}."
 
 
-def _row(run: Run, summary: Summary) -> dict[str, Any]:
+def _row(run: Run, summary: Summary, page: str) -> dict[str, Any]:
     manifest = run.manifest
     return {
         **document(summary.figures),
         "key": run.key,
-        "page": run.path.name,
+        "page": page,
         "name": run.name,
         "environment": run.environment,
         "verb": manifest.verb if manifest else "",

@@ -141,7 +141,15 @@ def _of_groups(groups: Sequence[GroupRecord], runs: Sequence[tuple[str, str]]) -
 
 
 def _generated(scripts: Sequence[str], **content: Any) -> Iterator[str]:
-    empty = {"overview": None, "run": {}, "scripted": None, "bodies": (), "run_names": {}, "problems": (), "groups": ""}
+    empty: dict[str, Any] = {
+        "overview": None,
+        "run": {},
+        "scripted": None,
+        "bodies": (),
+        "run_names": {},
+        "problems": (),
+        "groups": "",
+    }
     style, script = (
         shipped.path(f"page/base.{kind}").read_text()
         + "".join(path.read_text() for part in parts if (path := HERE / f"{part}.{kind}").exists())

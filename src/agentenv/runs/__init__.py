@@ -4,6 +4,8 @@
 :func:`load_messages` of what is in them (docs/reading-runs.md).
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Final
 
 from agentenv.exports import exported
@@ -12,26 +14,6 @@ if TYPE_CHECKING:
     from agentenv.runs.frame import Rows, load, load_calls, load_messages
     from agentenv.runs.manifest import RunManifest, read_manifest
     from agentenv.runs.statistics import estimate_pass_at_k, mean_and_standard_error, paired_difference, pass_at_k
-
-_HOMES: Final = {
-    "Rows": "agentenv.runs.frame",
-    "RunManifest": "agentenv.runs.manifest",
-    "estimate_pass_at_k": "agentenv.runs.statistics",
-    "load": "agentenv.runs.frame",
-    "load_calls": "agentenv.runs.frame",
-    "load_messages": "agentenv.runs.frame",
-    "mean_and_standard_error": "agentenv.runs.statistics",
-    "paired_difference": "agentenv.runs.statistics",
-    "pass_at_k": "agentenv.runs.statistics",
-    "read_manifest": "agentenv.runs.manifest",
-}
-
-ROOT: Final = "runs"
-"""Where the directories of runs are by default, below the working directory."""
-LAST: Final = "last"
-"""Names the newest run."""
-
-__getattr__, __dir__ = exported(__name__, _HOMES)
 
 __all__ = [
     "Rows",
@@ -45,3 +27,22 @@ __all__ = [
     "pass_at_k",
     "read_manifest",
 ]
+
+ROOT: Final = "runs"
+"""Where the directories of runs are by default, below the working directory."""
+LAST: Final = "last"
+"""Names the newest run."""
+_HOMES: Final = {
+    "Rows": "agentenv.runs.frame",
+    "RunManifest": "agentenv.runs.manifest",
+    "estimate_pass_at_k": "agentenv.runs.statistics",
+    "load": "agentenv.runs.frame",
+    "load_calls": "agentenv.runs.frame",
+    "load_messages": "agentenv.runs.frame",
+    "mean_and_standard_error": "agentenv.runs.statistics",
+    "paired_difference": "agentenv.runs.statistics",
+    "pass_at_k": "agentenv.runs.statistics",
+    "read_manifest": "agentenv.runs.manifest",
+}
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package's
+    __getattr__, __dir__ = exported(__name__, _HOMES)

@@ -49,6 +49,7 @@ class Figures:
     model: str
     state: str
     groups: int
+    """Those with a score."""
     items: int
     rollouts: int
     scored: int
@@ -125,7 +126,7 @@ def _figures(run: Run, scores: Scores, success: float, prices: Prices) -> Figure
         id=run.id,
         model=run.model,
         state=run.state,
-        groups=len(run.groups),
+        groups=sum(group.outcome != "retry" for group in run.groups),
         items=len(scores),
         rollouts=len(played),
         scored=sum(map(len, scores.values())),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
 from tests import run_directories
@@ -21,9 +19,8 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return run_directories.several(tmp_path / "runs", items=8)
 
 
-def ran(*words: str, **variables: str) -> Any:
-    result: Result = CliRunner().invoke(app, ["runs", *words], env={"COLUMNS": "250", **variables})
-    return result
+def ran(*words: str, **variables: str) -> Result:
+    return CliRunner().invoke(app, ["runs", *words], env={"COLUMNS": "250", **variables})
 
 
 def test_runs_are_compared_in_a_table() -> None:
