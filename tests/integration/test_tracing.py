@@ -28,7 +28,7 @@ class Recorded(ScriptedPolicy):
         super().__init__(*args, **kwargs)
         self.parents: list[str] = []
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, request: web.Request) -> web.Response:
         self.parents += request.headers.getall("traceparent", [])
         return await super()._complete(request)
 

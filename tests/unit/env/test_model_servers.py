@@ -76,7 +76,13 @@ def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_tokens_and_logprobs_are_read_as_given(tmp_path: Path, kind: str, reply: Any) -> None:
     async with server(tmp_path, kind, (200, reply)) as (made, asked):
         found = await made.tokens_and_logprobs_completion(
-            input_ids=[1, 1, 2], prompt="ignored", max_tokens=9, temperature=0.5, n=1, user="group-3"
+            input_ids=[1, 1, 2],
+            prompt="ignored",
+            max_tokens=9,
+            temperature=0.5,
+            n=1,
+            user="group-3",
+            extra_headers={"traceparent": "00-1-2-01"},
         )
         assert len(made.request_timings) == 1
     prompt, tokens, logprobs, reasons = found
@@ -84,6 +90,7 @@ async def test_tokens_and_logprobs_are_read_as_given(tmp_path: Path, kind: str, 
     assert reasons[0] in ("stop", {"type": "stop"})
     ((headers, body),) = asked
     assert (headers["Authorization"], headers["X-Trajectory"]) == ("Bearer secret", "group-3")
+    assert headers["traceparent"] == "00-1-2-01"
     if kind == "vllm":
         sampling = {"max_tokens": 9, "temperature": 0.5, "n": 1}
         assert body == {"prompt": {"prompt_token_ids": [1, 1, 2]}, "logprobs": 0, **sampling}
