@@ -60,7 +60,8 @@ EVAL_SCRIPT: Final = "/eval.sh"
 PRO: Final = "/workspace"
 """Where the programs of SWE-bench Pro expect themselves."""
 _PRO_COMMAND: Final = """\
-git checkout --quiet {base} && {before}
+{{ {before}
+}} > {there}/before.log 2>&1
 bash {there}/run_script.sh {files} > {there}/stdout.log 2> {there}/stderr.log
 python3 {there}/parser.py {there}/stdout.log {there}/stderr.log {there}/output.json > {there}/parser.log 2>&1
 cat {there}/output.json"""
@@ -113,7 +114,9 @@ class UnsupportedError(ValueError):
 def _swe_smith(row: Row, _: Options) -> dict[str, Any]:
     """The image has the repository without the bug, or with it: ``patch``. Its tests are in the repository."""
     names = [name for field in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _listed(row, field)]
-    if not row.get("test_command") and (odd := [name for name in names if "::" not in name or ".py" not in name]):
+    if not row.get("test_command") and (
+        odd := [name for name in names if "." not in name.partition("::")[0] or "::" not in name]
+    ):
         raise UnsupportedError(
             f"FAIL_TO_PASS, PASS_TO_PASS: {odd[0]!r} is no name of pytest's: only SWE-smith's own profile of a "
             "repository in another language has its command and parser; add test_command and test_log"
@@ -218,7 +221,6 @@ def _swe_bench_pro(row: Row, options: Options) -> dict[str, Any]:
     more = "".join(f"\n\n{title}:\n{row[field]}" for title, field in parts if row.get(field))
     tag = row.get("dockerhub_tag")
     command = _PRO_COMMAND.format(
-        base=row["base_commit"],
         before=row["before_repo_set_cmd"].strip().split("\n")[-1],
         there=PRO,
         files=shlex.quote(",".join(_listed(row, "selected_test_files_to_run"))),

@@ -190,8 +190,7 @@ def read_records(
             break
     if left_out:
         logger.warning("%d records are left out: their tests are not pytest ids (python_only)", left_out)
-    if records or not refused:
-        _refuse_unmatched(records, rows, wanted)
+    _refuse_unmatched(records, rows, wanted, refused or {})
     return tuple(records.values())
 
 
@@ -350,11 +349,16 @@ def is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
     return all(not values or str(row.get(field)) in values for values, field in filters)
 
 
-def _refuse_unmatched(records: Mapping[str, SweRecord], rows: Sequence[Mapping[str, Any]], wanted: Wanted) -> None:
-    there = {str(row.get("instance_id")) for row in rows}
+def _refuse_unmatched(
+    records: Mapping[str, SweRecord],
+    rows: Sequence[Mapping[str, Any]],
+    wanted: Wanted,
+    refused: Mapping[str, ConfigError],
+) -> None:
+    there = {str(row.get("instance_id")) for row in rows} | refused.keys()
     if missing := [name for name in wanted.instances if name not in there]:
         raise ConfigError("only_instances", f"{missing[0]!r} is not in the dataset", next_step="check dataset_split")
-    if not records:
+    if not records and not refused:
         repos = sorted({str(row.get("repo")) for row in rows})[:12]
         raise ConfigError(
             "only_repos", "no record is left by the filters", next_step=f"the dataset has {', '.join(repos)}"
