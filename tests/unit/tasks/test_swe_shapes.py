@@ -132,10 +132,8 @@ def test_pro_runs_and_reads_its_tests_by_two_programs_of_its_repository(tmp_path
     assert (found.fail_to_pass, found.pass_to_pass) == (("a | it's new",), ("a | old",))
     assert found.problem_statement == "a is b\n\nRequirements:\n- be fast"
     command, log = command_for(found)
-    assert (
-        "git checkout abc -- tests/a.ts\n} > /workspace/before.log 2>&1\nbash /workspace/run_script.sh 'tests/a.ts,tests/b c.ts' >"
-        in command
-    )
+    assert "git checkout abc -- tests/a.ts\n} > /workspace/before.log 2>&1\n" in command
+    assert "\nbash /workspace/run_script.sh 'tests/a.ts,tests/b c.ts' >" in command
     assert found.verifier_files["/workspace/run_script.sh"] == "echo $1\r\n"
     output = json.dumps(
         {"tests": [{"name": "a | it's new", "status": "PASSED"}, {"name": "a | old", "status": "SKIPPED"}]}
