@@ -107,6 +107,9 @@ class _Hooks:
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: Any) -> None:  # noqa: ARG002
         return None
 
+    def continue_task(self, item: Any, **_: Any) -> None:  # noqa: ARG002
+        return None
+
     async def verify_and_score_trajectory(
         self,
         item: Any,  # noqa: ARG002

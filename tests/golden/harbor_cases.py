@@ -198,7 +198,7 @@ STEP_REWARDS = {
 }
 """The rewards of the steps that were played."""
 
-SHORTFALLS = {
+SHORTFALLS: dict[str, tuple[float | dict[str, float], dict[str, float]]] = {
     "enough": (0.5, {"reward": 0.5}),
     "less": (0.5, {"reward": 0.25}),
     "another name": (0.5, {"x": 1.0}),

@@ -165,8 +165,8 @@ def play(
 
     \b
     Examples:
-      agentenv tasks play examples/tasks --model qwen3-8b --base-url http://127.0.0.1:8000/v1 --out out
-      agentenv tasks play my-tasks -m NAME --base-url URL --env.agent_max_steps 100 --env.agent_context_tokens 32000
+      agentenv tasks play examples/tasks -m qwen3-8b --base-url http://127.0.0.1:8000/v1
+      agentenv tasks play my-tasks -m NAME --base-url URL --env.agent_max_steps 100
     """
     from agentenv.tasks.harbor.env import EveryTask
 
@@ -238,7 +238,8 @@ def _row(task: HarborTask) -> dict[str, Any]:
         "storage_mib": task.storage_mib,
         "network": [task.agent.network.kind, task.verifier.network.kind],
         "agent_timeout_s": None if task.agent.timeout_s == float("inf") else task.agent.timeout_s,
-        "verifier": "separate" if task.separate else "shared",
+        "verifier": "separate" if task.separates else "shared",
+        "steps": [step.step for step in task.steps],
         "unused": list(task.unknown),
     }
 
@@ -248,6 +249,7 @@ def _print_list(rows: list[dict[str, Any]], refused: dict[str, str]) -> None:
     for row in rows:
         asks = [
             *(f"{row[name]:g} {unit}" for name, unit in (("cpus", "cores"), ("memory_mib", "MiB")) if row[name]),
+            *([f"{len(row['steps'])} steps"] if row["steps"] else []),
             *(["own verifier"] if row["verifier"] == "separate" else []),
         ]
         image = "Dockerfile" if row["image"].startswith("dockerfile:") else row["image"]

@@ -173,7 +173,7 @@ class Asking(StubHooks):
     def build_agent_config(self, item: Any) -> AgentSettings:
         return AgentSettings(max_steps=2)
 
-    async def continue_task(self, item: Any, *, exec_tool: Any, agent_result: Any, workspace_meta: Any) -> Any:
+    def continue_task(self, item: Any, *, agent_result: Any = None, workspace_meta: Any = None, **_: Any) -> Any:
         ends = workspace_meta.setdefault("ends", [])
         ends.append((agent_result.finish_reason, len(agent_result.steps)))
         further: list[Any] = [("second", AgentSettings(max_steps=1)), "third", None]

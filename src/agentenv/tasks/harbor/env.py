@@ -79,7 +79,10 @@ def found_tasks(config: HarborConfig, prepare: Callable[[HarborTask], HarborTask
     if not config.tasks:
         raise ConfigError("tasks", "is not set", next_step="name a directory of task directories")
     offered = {name: os.environ[name] for name in config.host_env if name in os.environ}
-    as_played = lambda task: prepare(as_configured(task, config))  # noqa: E731
+
+    def as_played(task: HarborTask) -> HarborTask:
+        return prepare(as_configured(task, config))
+
     return read_tasks(Path(config.tasks), offered, config.only_tasks, as_played)
 
 
@@ -110,7 +113,7 @@ class HarborEnv(AgentEnv):
             raise ConfigError(
                 "tool_pool_mode", "tasks have images of their own", next_step="allowed: local, nomad, farm"
             )
-        found = found_tasks(config, self.prepared)
+        found = found_tasks(config, self.as_played)
         self.refused = found.refused
         if found.refused and (config.strict or not found.tasks):
             raise next(iter(found.refused.values()))
@@ -125,7 +128,7 @@ class HarborEnv(AgentEnv):
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
 
-    def prepared(self, task: HarborTask) -> HarborTask:
+    def as_played(self, task: HarborTask) -> HarborTask:
         """What else is done with a task before it is played; a ConfigError leaves it out."""
         return task
 

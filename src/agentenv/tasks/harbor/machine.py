@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv import ToolContext
-from agentenv.errors import TaskError
+from agentenv.errors import DockerfileError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.sandbox.supervisor.limits import Machine as ThisMachine
 from agentenv.sdk.image_builds import BuildLimits, SlotMachines, build_image
@@ -125,6 +125,8 @@ class TaskImages:
                 f"building {directory} takes more than {timeout_s:g} s",
                 next_step="raise environment.build_timeout_sec: finished steps are cached",
             ) from None
+        except DockerfileError as error:  # as that of a failed command: in one line, and not scored
+            raise TaskError(error.message, next_step=error.next_step) from None
 
 
 async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str | None) -> None:

@@ -109,9 +109,9 @@ class CheckedEnv(HarborEnv):
 
     env_config_cls = CheckConfig
 
-    def prepared(self, task: HarborTask) -> HarborTask:
+    def as_played(self, task: HarborTask) -> HarborTask:
         """As every run's; the oracle needs a solution. Raises ConfigError."""
-        task = super().prepared(task)
+        task = super().as_played(task)
         if "oracle" in self.config.players:
             oracle(task)
         return task
