@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from agentenv.wire import farm, leases, server, sight
 from agentenv.wire.base import WireModel
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import ContainerState, SlotState
 
 KEY = leases.LeaseKey(slot=3, epoch=7, secret="0123456789abcdef0123456789abcdef")
 _ERROR = server.ErrorReply(error="quota", message="farm_run: m", next_step="n", fault="task", retry_after_s=1.5)
 _TAGS = farm.AskTags(environment="repair", kind="eval", group="g", item="é")
 _ASK = farm.Ask(
-    request_id="r" * 16, trajectories=("t-0", "t-1"), tags=_TAGS, ttl_s=20.0, image_reference="debian:trixie"
+    request_id="r" * 16,
+    trajectories=("t-0", "t-1"),
+    tags=_TAGS,
+    ttl_s=20.0,
+    image_reference="debian:trixie",
+    existing=True,
 )
 _GRANT = farm.Grant(
     lease="local-0-01234567/3/7",
@@ -22,6 +28,7 @@ _GRANT = farm.Grant(
     index=2,
     slots=10,
     relay_url="http://relay/c/local-0-01234567",
+    root=RootSpec("", workdir="/workspace/a"),
 )
 _PLACE = farm.Place(
     why="no_capacity",

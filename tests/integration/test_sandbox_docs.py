@@ -78,9 +78,14 @@ async def test_streams(tmp_path: Path) -> None:
     assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == expected
 
 
+async def test_python_cells(tmp_path: Path) -> None:
+    expected = "3 of [3, 1, 4, 1, 5]\nIndexError list index out of range\nTrue 5\n"
+    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
 async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
     small_image(tmp_path / "layout")
     expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
-    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[8], tmp_path) == expected

@@ -232,7 +232,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return await self._pool.leases_of(NAMED)
 
     async def _named(self, stack: AsyncExitStack, box: AsyncSandbox, root: RootSpec | None) -> ToolSession:
-        """Open the session of a sandbox with a name; new, or with ``root`` None and no timeout the one that is there."""
+        """Open the session of a sandbox with a name: a new one, or without a timeout the one that is there."""
         name, patience_s = box._name, self._containers.start_timeout_s
         known = marks_of(await self._named_leases(), name)
         if box._idle_timeout_s is None:

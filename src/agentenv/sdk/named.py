@@ -1,7 +1,7 @@
 """Sandboxes with names: leases of a farm service that outlast the process that opened them, and are found again.
 
-The service keeps nothing for it. A lease's tags name it in every list of leases, and its tag ``item`` says what an ask has
-to repeat to be granted the same lease.
+The service keeps nothing for it. A lease's tags name it in every list of leases, and its tag ``item`` says what an ask
+has to repeat to be granted the same lease.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from agentenv.wire.roots import RootSpec
 NAMED: Final = "named"
 """The tag ``environment`` of their leases."""
 IDLE_TIMEOUT_S: Final = 600.0
+_LEAST_S: Final = 5.0
+"""Twice the time between two heartbeats."""
+_MOST_S: Final = 86_400.0
 _ROOTED: Final = "root"
 
 
@@ -43,8 +46,10 @@ class Mark:
     @classmethod
     def new(cls, idle_timeout_s: float, root: RootSpec | None) -> Self:
         """Of a lease that is yet to be made."""
-        if not idle_timeout_s > 0:
-            raise ConfigError("idle_timeout_s", f"got {idle_timeout_s!r}", next_step="allowed: more than 0")
+        if not _LEAST_S <= idle_timeout_s <= _MOST_S:
+            raise ConfigError(
+                "idle_timeout_s", f"got {idle_timeout_s!r}", next_step=f"allowed: {_LEAST_S:g} to {_MOST_S:g} seconds"
+            )
         return cls(secrets.token_hex(8), float(idle_timeout_s), root is not None)
 
     @classmethod

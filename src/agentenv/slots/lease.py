@@ -41,7 +41,7 @@ class SlotLease:
         self.lost: AgentEnvError | None = None
         self.released = False
         self.root: RootSpec | None = None
-        """Of a lease that was made by another process and found again: what its slot was made from, where that is known."""
+        """Of a lease that another process made and this one found again: what its slot was made from, if known."""
         self._book = book
         self._ended = asyncio.Event()
 

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Increased by any change that a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
 
 MAX_BATCH_CALLS = 1_000

@@ -75,8 +75,8 @@ class Ask(KeptModel):
     container: Annotated[str, Field(max_length=256)] = ""
     """The only one that can serve it, because it has the root's checkpoint; empty: any."""
     existing: bool = False
-    """Only what an ask with this id, these trajectories and tags was granted, whatever else that said: without any it is
-    refused (``stale_lease``)."""
+    """Only what an ask with this id, these trajectories and tags was granted, whatever else that said: where it was
+    granted nothing, or that has ended, this one is refused (``stale_lease``)."""
 
 
 class AsksRequest(WireModel):
@@ -107,7 +107,7 @@ class Grant(KeptModel):
     relay_url: str = ""
     """A way to the container through a relay, for clients that cannot reach ``base_url``; empty: there is none."""
     root: Root | None = None
-    """Of an ask for what exists: what the slot was made from. None also where a farm that was restarted does not know."""
+    """Of an ask for what exists: what the slot was made from. None also at a farm that was restarted since."""
 
 
 WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting", "image"]
