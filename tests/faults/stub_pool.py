@@ -29,7 +29,9 @@ class StubLease:
         self.key = LeaseKey(slot=slot, epoch=1, secret="s" * 16)
         self.container = container
         self.lost: LeaseLostError | None = None
+        self.root: RootSpec | None = None
         self.released = 0
+        self.left = 0
         self.sealed = 0
         self.checkpoints: list[str] = []
         self.restored: list[str] = []
@@ -60,6 +62,9 @@ class StubLease:
             case ChangeNetwork(network=policy):
                 self.networks.append(policy)
         return ActionReply(slot=self.key.slot, state=SlotState.leased, checkpoint=made)
+
+    def leave(self) -> None:
+        self.left += 1
 
     async def release(self) -> None:
         await asyncio.sleep(0)

@@ -359,6 +359,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
             return await self._farm._named(stack, self, root)
         return await stack.enter_async_context(self._farm.session(root, self._container))
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace(" ", f" {self._name!r} of ", 1) if self._name else super().__repr__()
+
     async def kill(self) -> None:
         """End the sandbox, also one with a name, and wipe its slot. Repeatable."""
         if self._opened is not None:

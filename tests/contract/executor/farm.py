@@ -20,6 +20,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import ActionReply, LeaseAction, LeaseKey, SlotRequest
+from agentenv.wire.roots import RootSpec
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
 from tests.waiting import eventually
@@ -85,6 +86,13 @@ class ProxiedLease:
     @property
     def lost(self) -> AgentEnvError | None:
         return self._lease.lost
+
+    @property
+    def root(self) -> RootSpec | None:
+        return self._lease.root
+
+    def leave(self) -> None:
+        self._lease.leave()
 
     async def wait_lost(self) -> AgentEnvError:
         return await self._lease.wait_lost()

@@ -10,6 +10,7 @@ import pytest_asyncio
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.roots import RootSpec
+from agentenv.wire.tools import ReadFileReply, SearchReply
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,10 +34,10 @@ async def test_commands_start_there_and_paths_are_below_it(placed: ToolSession) 
         assert shown[0].endswith("/workspace/a/b")
         assert shown[1] == "here"
     for path in ("note", "/workspace/a/b/note", "../b/note"):
-        read = await placed.call("read_file", {"path": path})
-        assert read.content["text"] == "here\n", path
-    found = await placed.call("search", {"pattern": "he.e"})
-    assert [match["path"] for match in found.content["matches"]] == ["note"]
+        read = ReadFileReply.model_validate((await placed.call("read_file", {"path": path})).content)
+        assert read.text == "here\n", path
+    found = SearchReply.model_validate((await placed.call("search", {"pattern": "he.e"})).content)
+    assert [match.path for match in found.matches] == ["note"]
     patched = await placed.call("patch", {"patch": "--- a/note\n+++ b/note\n@@ -1 +1 @@\n-here\n+there\n"})
     assert patched.exit_code == 0, patched.stderr
     missing = await placed.call("read_file", {"path": "no"})

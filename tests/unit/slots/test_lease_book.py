@@ -22,6 +22,7 @@ class Keeper:
         self.tally = Tally()
         self.book = LeaseBook(self, self.tally, reset_timeout_s=60)
         self.given_back: list[int] = []
+        self.let_go: list[int] = []
         self.go_on = asyncio.Event()
         self.answer: AgentEnvError | None = None
 
@@ -41,8 +42,23 @@ class Keeper:
         self.given_back.append(lease.id)
         return asyncio.create_task(reset())
 
+    def left(self, lease: SlotLease) -> None:
+        self.let_go.append(lease.id)
+
     def refused(self, lease: SlotLease, error: AgentEnvError) -> None:
         self.book.lose(lease.id, error)
+
+
+async def test_a_lease_that_is_left_is_neither_released_nor_lost() -> None:
+    keeper = Keeper()
+    lease = keeper.hold(1)
+    lease.leave()
+    lease.leave()
+    await lease.release()
+    keeper.book.lose(1, ContainerLostError("gone"))
+    assert (keeper.let_go, keeper.given_back, lease.lost) == ([1], [], None)
+    with pytest.raises(StaleLeaseError):
+        await lease.act(SealSlot())
 
 
 @pytest.mark.parametrize("seed", range(20))
