@@ -85,6 +85,37 @@ class SessionLease(Protocol):
         """Release the slot. Repeatable."""
 
 
+@dataclass(frozen=True)
+class _ServiceLease:
+    """The lease of a slot, for calls of one of its services: what is done to the slot, is done by the slot's own."""
+
+    slot: SessionLease
+    service: str
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.slot.key.model_copy(update={"service": self.service})
+
+    @property
+    def container(self) -> ContainerHandle:
+        return self.slot.container
+
+    @property
+    def lost(self) -> AgentEnvError | None:
+        return self.slot.lost
+
+    async def wait_lost(self) -> AgentEnvError:
+        return await self.slot.wait_lost()
+
+    async def act(self, action: LeaseAction) -> ActionReply:
+        raise ConfigError(
+            action.do, f"{self.service} is a service, a part of its slot", next_step="call it of the slot itself"
+        )
+
+    async def release(self) -> None:
+        """No effect: it is released with the slot."""
+
+
 class ExternalTools(Protocol):
     """Runs the tools of kind ``external`` (on a tool server); results and faults as for slot tools."""
 
@@ -189,6 +220,7 @@ class ToolSession:
         self._group = group
         self._item = item
         self._forks = 0
+        self._services: list[ToolSession] = []
         self._externals: set[asyncio.Task[CallResult]] = set()
         self._has_external_state = False
         """Whether the tool server may have state for this trajectory."""
@@ -224,14 +256,17 @@ class ToolSession:
     async def __aenter__(self) -> Self:
         if self._lease is not None or self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} was opened before", next_step="open another one")
-        self._lease = await self._host.acquire(self)
-        # Nothing is awaited from here on: a cancellation finds either no lease or a complete session.
-        if self.request.existing:
-            self.root = self._lease.root
-        self._lease_json = self._lease.key.model_dump_json().encode()
-        self._client = self._host.attach(self._lease.container)
-        self._watch = asyncio.create_task(self._end_with(self._lease), name=f"lease-{self.trajectory}")
+        # Nothing is awaited afterwards: a cancellation finds either no lease or a complete session.
+        self._use(await self._host.acquire(self))
         return self
+
+    def _use(self, lease: SessionLease) -> None:
+        self._lease = lease
+        if self.request.existing:
+            self.root = lease.root
+        self._lease_json = lease.key.model_dump_json().encode()
+        self._client = self._host.attach(lease.container)
+        self._watch = asyncio.create_task(self._end_with(lease), name=f"lease-{self.trajectory}")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -383,6 +418,19 @@ class ToolSession:
         finally:
             await self.drop(checkpoint)
         return forks
+
+    def service(self, name: str) -> ToolSession:
+        """A session that calls one of the slot's services. It ends with this one, or before by its own ``aclose``; what
+        is done to the slot as a whole is refused. Raises ConfigError when the slot has no such service, InfraError."""
+        self._usable()
+        names = [one.name for one in self.root.services] if self.root else []
+        if name not in names:
+            allowed = f"allowed: {', '.join(names)}" if names else "lease a slot with services"
+            raise ConfigError("service", f"this slot has no service {name!r}", next_step=allowed)
+        session = ToolSession(self._host, self.request, None, group=self._group, item=self._item)
+        session._use(_ServiceLease(self.lease, name))
+        self._services.append(session)
+        return session
 
     def _fork_of(self, checkpoint: Checkpoint) -> ToolSession:
         self._forks += 1
@@ -551,6 +599,7 @@ class ToolSession:
 
     async def _close(self) -> None:
         try:
+            await asyncio.gather(*(service.aclose() for service in self._services))
             if self._watch is not None:
                 self._watch.cancel()
                 await asyncio.gather(self._watch, return_exceptions=True)

@@ -84,7 +84,8 @@ class SlotView:
 
 @dataclass(frozen=True)
 class SlotReady:
-    """A slot is ready. The packet carries the socket to its agent. ``kept``: the workspace is unchanged."""
+    """A slot is ready. The packet carries the socket to its agent, and those of its services in their order. ``kept``:
+    the workspace is unchanged."""
 
     slot: int
     epoch: int
@@ -94,6 +95,7 @@ class SlotReady:
     paths: SlotPaths = USUAL_PATHS
     view: SlotView | None = None
     """None: a plain slot."""
+    services: dict[str, SlotView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -395,6 +397,8 @@ def _built(kind: type[_Packet], raw: object) -> _Packet:
 def _value(name: str, hint: Any, value: Any) -> Any:
     if hint in _HINTS:
         return _built(hint, value)
+    if get_origin(hint) is dict and isinstance(value, dict) and (of := get_args(hint)[1]) in _HINTS:
+        return {key: _built(of, each) for key, each in value.items()}
     if isinstance(hint, UnionType) and (nested := [kind for kind in get_args(hint) if kind in _HINTS]):
         return None if value is None else _built(nested[0], value)
     kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]

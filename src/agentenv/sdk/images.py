@@ -19,7 +19,8 @@ async def stored(root: ImageRoot, pool: object = None, patience_s: float | None 
     so, else into this machine's store. ``patience_s``: how long a registry that fails is waited for, on a farm; None:
     as long as its keepers do. Raises ConfigError, DockerfileError, BuildStepError, BadImageError,
     ImageUnavailableError, SandboxUnavailableError."""
-    return root.spec(await _digest_of(root.image, pool, patience_s))
+    services = {name: await _digest_of(one.image, pool, patience_s) for name, one in root.services.items()}
+    return root.spec(await _digest_of(root.image, pool, patience_s), services)
 
 
 class StoredImages:
@@ -33,10 +34,14 @@ class StoredImages:
 
     async def root(self, root: ImageRoot) -> RootSpec:
         """As :func:`stored`."""
-        async with self._asked.setdefault(root.image, asyncio.Lock()):
-            if root.image not in self._digests:
-                self._digests[root.image] = await _digest_of(root.image, self._pool, of_task=True)
-        return root.spec(self._digests[root.image])
+        services = {name: await self._digest_of(one.image) for name, one in root.services.items()}
+        return root.spec(await self._digest_of(root.image), services)
+
+    async def _digest_of(self, image: str) -> str:
+        async with self._asked.setdefault(image, asyncio.Lock()):
+            if image not in self._digests:
+                self._digests[image] = await _digest_of(image, self._pool, of_task=True)
+        return self._digests[image]
 
 
 async def _digest_of(image: str, pool: object, patience_s: float | None = None, *, of_task: bool = False) -> str:

@@ -12,7 +12,7 @@ from agentenv.errors import ConfigError
 from agentenv.farm_client.images import FarmImages
 from agentenv.farm_client.pool import FarmPool
 from agentenv.wire.network import NetworkPolicy
-from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.roots import RootSpec, ServiceSpec, Writable
 from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, Capability, SlotLimits
 
 Network = Literal["none", "public"] | Sequence[str] | NetworkPolicy
@@ -38,6 +38,8 @@ class RootFields(TypedDict, total=False):
     network: Network
     capabilities: Sequence[Capability]
     nested_namespaces: bool
+    services: Mapping[str, Service]
+    volumes: Mapping[str, str]
 
 
 class SandboxFields(RootFields, ContainerFields, total=False):
@@ -60,6 +62,20 @@ def network_policy(given: Network) -> NetworkPolicy:
 
 
 @dataclass(frozen=True)
+class Service:
+    """One more image beside that of a sandbox: a database, a server. Its programs see their own files and processes
+    only; with the sandbox's they share the network (all are at 127.0.0.1) and the limits. Nothing of it is started:
+    that is what :meth:`agentenv.sdk.slot_tools.SlotTools.service` is for. ``user``, ``workdir``, ``env`` and
+    ``volumes`` as of an :class:`ImageRoot`."""
+
+    image: str
+    user: str = ""
+    workdir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ImageRoot:
     """The image of a sandbox and its limits: ``cpus`` in cores, None where the container's own limits hold.
 
@@ -67,7 +83,9 @@ class ImageRoot:
     ``user`` and ``workdir`` replace those of the image; a ``workdir`` that is missing is made. ``network``: what it may
     reach, which the container has to allow (``allow_network``). ``capabilities`` are over the sandbox's own namespaces,
     beyond those that its root has; with ``nested_namespaces`` its programs may make user namespaces, as browsers do for
-    their sandboxes.
+    their sandboxes. ``services`` by their names, which mean 127.0.0.1 in it as ``hosts`` do; such a sandbox has no
+    checkpoints and forks. ``volumes``: absolute paths, and the name of the directory that is there, shared with
+    services that name it.
     """
 
     image: str
@@ -81,13 +99,17 @@ class ImageRoot:
     network: Network = "none"
     capabilities: Sequence[Capability] = ()
     nested_namespaces: bool = False
+    services: Mapping[str, Service] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         network_policy(self.network)
         _check_positive(cpus=self.cpus, memory_mib=self.memory_mib, storage_mib=self.storage_mib)
 
-    def spec(self, digest: str) -> RootSpec:
-        """The root with the image of that digest."""
+    def spec(self, digest: str, of_services: Mapping[str, str] | None = None) -> RootSpec:
+        """The root with the image of that digest. ``of_services``: the digests of the services' images, by name."""
+        digests = of_services or dict.fromkeys(self.services, _NO_IMAGE)
         memory_bytes = 0 if self.memory_mib is None else self.memory_mib * MIB
         default = RootSpec(digest).writable_bytes
         writable_bytes = self.storage_mib * MIB if self.storage_mib is not None else default
@@ -105,6 +127,12 @@ class ImageRoot:
             network=network_policy(self.network),
             capabilities=tuple(self.capabilities),
             nested_namespaces=self.nested_namespaces,
+            services=tuple(
+                ServiceSpec(name, digests[name], one.user, one.workdir, dict(one.env), dict(one.volumes))
+                for name, one in self.services.items()
+            ),
+            volumes=dict(self.volumes),
+            hosts=tuple(dict.fromkeys((*self.services, *self.hosts))),
         )
 
 

@@ -236,6 +236,12 @@ class Sandbox(OpenedSandbox):
         """Forget a checkpoint, and free its memory. Slots that began with it keep its files."""
         self._loop.run(self._driven.drop(checkpoint))
 
+    def service(self, name: str) -> Sandbox:
+        """The same over one of the slot's services (:class:`agentenv.sdk.roots.Service`): its commands, files and
+        connections are the service's. It ends with this, or by its own end. Checkpoints and the network are the slot's.
+        Raises ConfigError when there is no such service, InfraError."""
+        return Sandbox._of(self._loop.run(self._driven.service(name)), self)
+
     def fork(self, n: int = 1) -> list[Sandbox]:
         """Open n slots that begin with this one's files, and no process: everything running in this one is killed.
 

@@ -164,6 +164,13 @@ class SlotTools(ABC):
         async with self.slot_session() as session:
             await session.drop(checkpoint)
 
+    async def service(self, name: str) -> Self:
+        """The same over one of the slot's services (:class:`agentenv.sdk.roots.Service`): its commands, files and
+        connections are the service's. It ends with this, or by its own end. Checkpoints and the network are the slot's.
+        Raises ConfigError when there is no such service, InfraError."""
+        async with self.slot_session() as session:
+            return self._over(session.service(name))
+
     async def fork(self, n: int = 1) -> list[Self]:
         """Open n slots that begin with this one's files, and no process: everything running in this one is killed.
 

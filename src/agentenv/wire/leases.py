@@ -74,11 +74,13 @@ def short_tag(text: str) -> str:
 
 
 class LeaseKey(WireModel):
-    """The right to use one slot; required with every call."""
+    """The right to use one slot; required with every call. ``service``: the one of its services that is called
+    (:class:`agentenv.wire.roots.ServiceSpec`); empty: the slot's main root, and for what is done to the whole slot."""
 
     slot: SlotIndex
     epoch: Count
     secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
+    service: Annotated[str, Field(max_length=63)] = ""
 
 
 def _root(raw: Any) -> RootSpec:

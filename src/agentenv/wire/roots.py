@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,37 @@ _CHECKPOINT: Final = re.compile(r"[0-9a-f]{32}")
 _MOST: Final = 2**50
 """Largest number in any field: more than a machine has, and small enough for every mount option."""
 _MAX_SHOWN: Final = 80
+MAX_SERVICES: Final = 8
+"""Services that a slot may have beside its main root."""
+MAX_VOLUMES: Final = 16
+"""Volumes that one root may have."""
+MAX_HOSTS: Final = 64
+_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_OURS: Final = ("/proc", "/sys", "/dev", "/run/agentenv")
+"""Directories with mounts and files of ours, where no volume can be."""
 _DEFAULTS: Final = {
     "image": "", "cpu_millis": 0, "memory_bytes": 0, "processes": 0, "writable": "memory", "nested_namespaces": False,
 }  # fmt: skip
 """Field values that request nothing."""
 _OF_PLAIN: Final = ("image", "checkpoint", "workdir")
 """Fields that a root without an image may have."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One more root of an image slot, with an agent of its own: programs in it see neither the files nor the processes
+    of the other roots. It shares the slot's network namespace, its cgroup and its writable layer, so the slot's limits
+    are those of all its roots together. Calls reach it by its name (``LeaseKey.service``); nothing is started in it."""
+
+    name: str
+    image: str
+    user: str = ""
+    """The default user of commands, as :attr:`RootSpec.user`."""
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    volumes: dict[str, str] = field(default_factory=dict)
+    """As :attr:`RootSpec.volumes`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,13 @@ class RootSpec:
     capabilities: tuple[Capability, ...] = ()
     nested_namespaces: bool = False
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
+    services: tuple[ServiceSpec, ...] = ()
+    """Further roots beside this one; such a slot cannot be checkpointed."""
+    volumes: dict[str, str] = field(default_factory=dict)
+    """Absolute paths, and the name of the volume that is there: a directory, empty at first, that each root has which
+    names it. It is in the slot's writable layer, and ends with the slot."""
+    hosts: tuple[str, ...] = ()
+    """Names that mean 127.0.0.1 in ``/etc/hosts`` of every root of the slot."""
 
     def __post_init__(self) -> None:
         named = not self.checkpoint or bool(_CHECKPOINT.fullmatch(self.checkpoint))
@@ -84,6 +117,27 @@ class RootSpec:
         known = set(self.capabilities) <= set(get_args(Capability))
         once = len(set(self.capabilities)) == len(self.capabilities)
         self._check("capabilities", known and once, f"each once of {', '.join(get_args(Capability))}")
+        self._check_services()
+
+    def _check_services(self) -> None:
+        names = [service.name for service in self.services]
+        good = len(set(names)) == len(names) <= MAX_SERVICES and all(map(_SERVICE.fullmatch, names))
+        self._check("services", good, f"at most {MAX_SERVICES}, of different names (letters, digits, _ . -)")
+        self._check("services", not (names and self.checkpoint), "no checkpoint: a slot with services has none")
+        hosts = len(self.hosts) <= MAX_HOSTS and all(map(_HOST.fullmatch, self.hosts))
+        self._check("hosts", hosts, f"at most {MAX_HOSTS} host names")
+        self._check("volumes", not why_no_volumes(self.volumes), why_no_volumes(self.volumes))
+        for service in self.services:
+            good = (
+                bool(_DIGEST.fullmatch(service.image))
+                and _is_name(service.user, MAX_USER_CHARS)
+                and (not service.workdir or service.workdir.startswith("/"))
+                and _is_name(service.workdir, MAX_PATH_CHARS)
+            )
+            self._check("services", good, "an image's digest, a user and an absolute workdir as for the root itself")
+            self._check("services", not why_no_volumes(service.volumes), why_no_volumes(service.volumes))
+            if why := why_no_environment(service.env):
+                raise ConfigError("root.services.env", why, next_step="write larger data to a file of the slot")
 
     def _check(self, name: str, good: bool, allowed: str) -> None:
         if not good:
@@ -93,7 +147,8 @@ class RootSpec:
     def to_dict(self) -> dict[str, Any]:
         """As :meth:`parse` reads it."""
         fields = dataclasses.asdict(self)
-        return {**fields, "capabilities": list(self.capabilities), "network": self.network.to_json()}
+        lists = {name: list(fields[name]) for name in ("capabilities", "services", "hosts")}
+        return {**fields, **lists, "network": self.network.to_json()}
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
@@ -103,6 +158,23 @@ class RootSpec:
             raw = {name: value for name, value in raw.items() if name != "network"}
         root: Self = build(cls, raw, "root")
         return root if network is None else dataclasses.replace(root, network=NetworkPolicy.parse(network))
+
+
+def why_no_volumes(volumes: Mapping[str, str]) -> str:
+    """What is allowed of the volumes of a root, if these are not; empty if they are."""
+    if len(volumes) > MAX_VOLUMES:
+        return f"at most {MAX_VOLUMES} in one root"
+    for path, name in volumes.items():
+        if not _SERVICE.fullmatch(name):
+            return "names of letters, digits, _ . -"
+        whole = path.startswith("/") and path == posixpath.normpath(path) and _is_name(path, MAX_PATH_CHARS)
+        if (
+            not whole
+            or path in ("/", "/run", "/etc")
+            or any(path == ours or path.startswith(f"{ours}/") for ours in _OURS)
+        ):
+            return f"absolute paths without '..', not /, /run or /etc, and outside of {', '.join(_OURS)}"
+    return ""
 
 
 def _is_name(text: str, most_chars: int) -> bool:

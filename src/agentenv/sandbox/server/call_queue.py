@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from agentenv.deadlines import scaled
-from agentenv.errors import AgentEnvError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.server.call_log import CallLog
 from agentenv.sandbox.server.calls import (
@@ -27,9 +28,8 @@ from agentenv.sandbox.server.calls import (
 )
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Lane
-from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.runner import Runner
-from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost
+from agentenv.sandbox.server.slot_sessions import SessionArguments
 from agentenv.sandbox.server.uploads import UploadBuffer, close_all
 from agentenv.sandbox.slot_loss import LossReason
 from agentenv.wire.calls import Call
@@ -49,9 +49,20 @@ KILL_GRACE_S = scaled(15.0)
 """Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
 
 
+Agents = Mapping[str, socket.socket]
+"""The sockets to a slot's agents: its main root's, of the empty name, and its services'."""
+
+
+def close_agents(agents: Agents) -> None:
+    """Close their sockets."""
+    for agent in agents.values():
+        agent.close()
+
+
 class CallQueue:
-    """Calls run one at a time, in order of arrival; calls on sessions run concurrently with them and with each other.
-    They begin while ``usable``. ``on_lost`` is called when the slot's agent is no longer usable."""
+    """Calls run one at a time, in order of arrival, whichever of the slot's roots they are for; calls on sessions run
+    concurrently with them and with each other. They begin while ``usable``. ``on_lost`` is called when one of the
+    slot's agents is no longer usable."""
 
     def __init__(
         self,
@@ -73,7 +84,8 @@ class CallQueue:
         self._lane = Lane(context.poller)
         self._on_lost = on_lost
         self._usable = usable
-        self._runner: Runner | None = None
+        self._runners: dict[str, Runner] = {}
+        """By service, the main root's first; empty while the slot has no agent."""
         self._waiting: deque[SlotCall] = deque()
         self._waiting_sessions: deque[SlotCall] = deque()
         self._current: SlotCall | None = None
@@ -103,48 +115,55 @@ class CallQueue:
         current = () if self._current is None else (self._current,)
         return (*current, *self._sessions)
 
-    @property
-    def io(self) -> SlotIo | None:
-        """The slot's agent; None while there is none."""
-        return None if self._runner is None else self._runner.io
-
-    @property
-    def host(self) -> SlotHost | None:
-        """Starts programs that are not calls; None while there is no agent."""
-        return None if self._runner is None else self._runner.host
+    def runner(self, service: str) -> Runner:
+        """Runs the calls for this service (empty: the main root), while there is an agent. Raises ConfigError when
+        there is no such service."""
+        found = self._runners.get(service)
+        if found is None:
+            raise ConfigError("service", f"slot {self._index} has no service {service!r}")
+        return found
 
     def take_above(self) -> str:
-        """Effect of a limit above the slot, reported once; empty if there was none or nothing is known."""
-        return "" if self._runner is None else self._runner.io.limits.take_above()
+        """Effect of a limit above the slot, reported once; empty if there was none or nothing is known. All roots of
+        the slot have the same counters."""
+        return "" if not self._runners else self._runners[""].io.limits.take_above()
+
+    def look_at_limits(self) -> None:
+        """Read the counters now, while they are there."""
+        if self._runners:
+            self._runners[""].io.limits.look()
 
     # -- the slot's agent ---------------------------------------------------------------------------
 
-    def open(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        """Run calls by this agent from now on; owns its socket. ``era``: see Lease."""
-        self._runner = Runner(
-            self._context, packet, agent, self._lane, self._ended, self._on_lost, era=era, sealed=sealed
-        )
+    def open(self, packet: SlotReady, agents: Agents, era: int, *, sealed: bool) -> None:
+        """Run calls by these agents from now on; owns their sockets. ``era``: see Lease."""
+        for name, agent in agents.items():
+            of_root = replace(packet, view=packet.services[name]) if name else packet
+            self._runners[name] = Runner(
+                self._context, of_root, agent, self._lane, self._ended, self._on_lost, era=era, sealed=sealed
+            )
 
     def prepare(self) -> None:
         """Get ready for the next call, once what is ready now has been handled."""
         self._context.poller.defer(self._prepare)
 
     def _prepare(self) -> None:
-        if self._runner is not None and self._current is None:
-            self._runner.prepare()
+        if self._runners and self._current is None:
+            self._runners[""].prepare()
 
     def close(self) -> None:
         """The slot has no agent (any more). Repeatable."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        runners, self._runners = self._runners, {}
+        if runners:
             for call in self.running:
                 _abandon(call)
+        for runner in runners.values():
             runner.close()
 
     def change_network_env(self, env: Mapping[str, str]) -> None:
         """Replace the variables that the slot's network adds to the environment of commands."""
-        if self._runner is not None:
-            self._runner.change_network_env(env)
+        for runner in self._runners.values():
+            runner.change_network_env(env)
 
     # -- the slot's lease ---------------------------------------------------------------------------
 
@@ -179,7 +198,10 @@ class CallQueue:
 
     def submit(self, call: Call, cache: ResultCache, sink: ResultSink, json_bytes: int) -> None:
         """Queue a new call, whose JSON has ``json_bytes``. Raises SandboxUnavailableError when too many wait, use too
-        much memory, or an attachment is missing; ProtocolError, UnknownToolError when its arguments do not fit."""
+        much memory, or an attachment is missing; ProtocolError, UnknownToolError when its arguments do not fit;
+        ConfigError for a service that is not there."""
+        if self._runners:  # else the slot is being recreated, with the same services
+            self.runner(call.lease.service)
         uploads = cache.uploads.take(call.id, call.attachments) if call.attachments else {}
         try:
             arguments = parse_arguments(
@@ -215,19 +237,19 @@ class CallQueue:
 
     def pump(self) -> None:
         """Begin queued calls, as many as may run now."""
-        if self._runner is None or self.cache is None or not self._usable():
+        if not self._runners or self.cache is None or not self._usable():
             return
         while self._waiting and self._current is None and not self.cache.full:
             call = self._current = self._waiting.popleft()
             call.started_at = self._loop.time()
             # Before the call begins: it ends at its deadline whatever happens while it is started.
             call.timer = self._loop.call_at(call.started_at + call.timeout_s, self._kill, call, Stop.deadline)
-            self._runner.begin(call)
+            self._runners[call.service].begin(call)
         while self._waiting_sessions and len(self._sessions) < MAX_SESSION_CALLS and not self.cache.full:
             call = self._waiting_sessions.popleft()
             self._sessions[call] = None
             call.started_at = self._loop.time()
-            self._runner.begin(call)
+            self._runners[call.service].begin(call)
 
     def _kill(self, call: SlotCall, why: Stop) -> None:
         """Kill the running call; its result follows, with its output so far. Repeatable."""

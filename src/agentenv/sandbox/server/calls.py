@@ -93,6 +93,7 @@ class SlotCall:
         "message",
         "process",
         "secret",
+        "service",
         "sinks",
         "size_bytes",
         "slot",
@@ -118,6 +119,7 @@ class SlotCall:
         self.call_id = call.id
         self.slot = call.lease.slot
         self.secret = call.lease.secret
+        self.service = call.lease.service
         self.tool = call.tool
         self.timeout_s = call.timeout_s
         self.arguments = arguments

@@ -189,8 +189,8 @@ class Container:
             case Pong():
                 self.context.supervisor.pong()
                 self.supervisor_stalls = received.stalls
-            case SlotHandedOver(ready, agent) if slot := self.find(ready.slot):
-                slot.ready(ready, agent)
+            case SlotHandedOver(ready, agents) if slot := self.find(ready.slot):
+                slot.ready(ready, agents)
             case SlotFailed() if slot := self.find(received.slot):
                 slot.failed(received.epoch, received.reason)
             case SlotRefused() if slot := self.find(received.slot):
@@ -207,7 +207,8 @@ class Container:
                 self.exports.exported(received)
             case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | Connected() | SlotLost():
                 if isinstance(received, SlotHandedOver):
-                    received.agent.close()
+                    for agent in received.agents.values():
+                        agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")
 
     def obey(self, generation: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE
-from agentenv.sandbox.server.call_queue import CallQueue
+from agentenv.sandbox.server.call_queue import Agents, CallQueue, close_agents
 from agentenv.sandbox.server.calls import ResultCache
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import Lease
@@ -330,20 +329,20 @@ class Slot:
 
     # -- packets of the supervisor -----------------------------------------------------------------
 
-    def ready(self, packet: SlotReady, agent: socket.socket) -> None:
-        """The slot is usable (again); ``agent`` is the socket to its agent, owned from now on."""
+    def ready(self, packet: SlotReady, agents: Agents) -> None:
+        """The slot is usable (again); ``agents`` are owned from now on."""
         event = Event.kept if packet.kept else Event.replaced
         if packet.epoch != self.epoch or not may(self.state, event):
-            self._begin_epoch(packet, agent)
+            self._begin_epoch(packet, agents)
         elif self.lease is None:
-            agent.close()
+            close_agents(agents)
             self._move(event)
         else:
             if self.state is not State.freezing:  # a restore ends what a seal began
                 self.lease.sealed = self.state is State.sealing
                 self._remember(self.lease)
             self.calls.close()
-            self._open_calls(packet, agent, era=0, sealed=self.lease.sealed)
+            self._open_calls(packet, agents, era=0, sealed=self.lease.sealed)
             self._move(event)
         self.calls.pump()
 
@@ -402,19 +401,17 @@ class Slot:
         return self.calls.cache
 
     def io(self, key: LeaseKey) -> SlotIo:
-        """The slot's agent, for a transfer, which runs concurrently with calls. Raises StaleLeaseError,
-        SandboxUnavailableError."""
+        """The agent of the slot, or of the service that the key names, for a transfer, which runs concurrently with
+        calls. Raises StaleLeaseError, SandboxUnavailableError, ConfigError when there is no such service."""
         self._held(key)
         self._allowed(Event.use)
-        assert self.calls.io is not None  # it exists as long as the agent
-        return self.calls.io
+        return self.calls.runner(key.service).io
 
     def host(self, key: LeaseKey) -> SlotHost:
-        """Starts programs that are not calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        """Starts programs that are not calls. Raises as :meth:`io`."""
         self.io(key)
-        assert self.calls.host is not None
         self.calls.any_ran = True
-        return self.calls.host
+        return self.calls.runner(key.service).host
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -440,10 +437,10 @@ class Slot:
         """Hand it to the supervisor, from which a restarted server has it."""
         self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
 
-    def _begin_epoch(self, packet: SlotReady, agent: socket.socket) -> None:
+    def _begin_epoch(self, packet: SlotReady, agents: Agents) -> None:
         """A new epoch, or the slot of an earlier server process, with its lease."""
         if not may(self.state, Event.made):
-            agent.close()
+            close_agents(agents)
             raise ProtocolError(f"the supervisor reported slot {self.index} as ready while it is {self.state}")
         self._lose(self._error_of(LossReason.reset, "the slot was reset"))
         self.calls.close()
@@ -454,20 +451,20 @@ class Slot:
             try:
                 lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
             except ProtocolError:
-                agent.close()
+                close_agents(agents)
                 self._move(Event.lost)
                 self._context.supervisor.reset(self.index, self.epoch)
                 raise
-        self._open_calls(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
+        self._open_calls(packet, agents, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self._move(Event.made if lease is None else Event.taken_over)
         self._context.changed(self.index)  # also when only the epoch has changed
         if lease is not None:
             self.calls.any_ran = True  # unknown: an earlier server process may have run some
             self._adopt(lease)
 
-    def _open_calls(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
+    def _open_calls(self, packet: SlotReady, agents: Agents, era: int, *, sealed: bool) -> None:
         self._end_network_changes("the slot was recreated")  # the supervisor will not confirm them
-        self.calls.open(packet, agent, era, sealed=sealed)
+        self.calls.open(packet, agents, era, sealed=sealed)
         if self.lease is not None:
             self.calls.prepare()
 
@@ -478,8 +475,7 @@ class Slot:
             self.lost(loss, reason)
         elif self._move(Event.agent_ended):
             # The supervisor reports at once how it ended; nobody else can see that.
-            if self.calls.io is not None:
-                self.calls.io.limits.look()
+            self.calls.look_at_limits()
             silent = f"{reason}, and the supervisor did not say why within {_EXPLAIN_S:g} s"
             self._explain_timer = self._loop.call_later(_EXPLAIN_S, self.lost, LossReason.reset, silent, Event.unusable)
 

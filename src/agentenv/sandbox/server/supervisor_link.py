@@ -6,7 +6,7 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from agentenv.sandbox.control_protocol import (
     encode,
     parse_supervisor_packet,
 )
+from agentenv.wire.roots import MAX_SERVICES
 
 _FD_BYTES = array.array("i").itemsize
 
@@ -53,10 +54,11 @@ class LayerHandedOver:
 
 @dataclass(frozen=True)
 class SlotHandedOver:
-    """A usable slot, and the socket to its agent, which the receiver closes."""
+    """A usable slot, and the sockets to its agents, which the receiver closes: its main root's, and its services' by
+    name."""
 
     ready: SlotReady
-    agent: socket.socket
+    agents: Mapping[str, socket.socket]
 
 
 Received = (
@@ -94,7 +96,7 @@ class SupervisorLink:
         of it; ProtocolError for anything malformed (no descriptor leaks)."""
         while True:
             packet, ancillary, flags, _ = self._sock.recvmsg(
-                MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+                MAX_PACKET_BYTES, socket.CMSG_SPACE((2 + MAX_SERVICES) * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
             )
             fds = tuple(_descriptors(ancillary))
             if not packet:
@@ -201,9 +203,10 @@ def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
         if fds:
             raise ProtocolError("the supervisor sent unexpected descriptors")
         return message
-    if len(fds) != 1:
-        raise ProtocolError(f"the supervisor sent {len(fds)} descriptors with slot_ready, not 1")
-    return SlotHandedOver(message, socket.socket(fileno=fds[0]))
+    names = ("", *message.services)
+    if len(fds) != len(names):
+        raise ProtocolError(f"the supervisor sent {len(fds)} descriptors with slot_ready, not {len(names)}")
+    return SlotHandedOver(message, {name: socket.socket(fileno=fd) for name, fd in zip(names, fds, strict=True)})
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

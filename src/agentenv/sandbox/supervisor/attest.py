@@ -59,6 +59,10 @@ class Expected:
     """Whether there are cgroups at all."""
     outside: Mapping[str, str] = field(default_factory=dict)
     """The supervisor's own namespaces, by kind."""
+    network: str = ""
+    """The network namespace that it shares; empty: it has its own."""
+    volumes: tuple[str, ...] = ()
+    """Where volumes are."""
     covers: frozenset[str] = frozenset()
     """Paths of /proc and /sys that are there on this machine, of those that have to be covered."""
 
@@ -99,6 +103,11 @@ def namespaces_of(pid: int | str) -> dict[str, str]:
         return {kind: str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in NAMESPACES}
     except PermissionError:
         return {}
+
+
+def named_namespace(fd: int) -> str:
+    """The namespace of this descriptor, as :func:`namespaces_of` names it."""
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
 def read(pid: int, groups: Iterable[Path]) -> Seen:
@@ -154,6 +163,8 @@ def _namespaces(seen: Seen, want: Expected) -> Iterator[str]:
     for kind, inode in seen.namespaces.items():
         if want.outside.get(kind) == inode:
             yield f"its {kind} namespace is the container's"
+    if want.network and seen.namespaces.get("net", want.network) != want.network:
+        yield "its net namespace is not the slot's"
 
 
 def _limits(seen: Seen, want: Expected) -> Iterator[str]:
@@ -201,6 +212,7 @@ def table(want: Expected) -> dict[str, _Rule]:
         "/dev/mqueue": _Rule(("mqueue",), "/", _PRIVATE),
         "/run/agentenv": _Rule(flags=frozenset({"ro", "nosuid", "nodev"})),
         **{f"/dev/{name}": _Rule(root=f"/{name}") for name in DEVICES},
+        **{path: _Rule(("tmpfs", "ext4")) for path in want.volumes},
     }
     for path in want.covers:
         rules[path] = _cover(path)

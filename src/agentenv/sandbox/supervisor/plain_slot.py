@@ -36,7 +36,7 @@ class WorkspaceCopyError(OSError):
 class PlainSlot:
     """Implements :class:`agentenv.sandbox.supervisor.slot_process.SlotKind`."""
 
-    view = None
+    views = ()
 
     def __init__(
         self,

@@ -34,20 +34,20 @@ class ServerLink:
         self._slots = slots
         self._on_request = on_request
         self._on_broken = on_broken
-        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._received = Joined()
         self._loop = asyncio.get_running_loop()
         self._open = True
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._read)
 
-    def send(self, packet: SupervisorPacket, fd: int | None = None) -> None:
-        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time. Raises ConfigError when
-        the packet is too large."""
+    def send(self, packet: SupervisorPacket, *fds: int) -> None:
+        """Queue one packet. ``fds`` are duplicated, so the caller may close its own at any time. Raises ConfigError
+        when the packet is too large."""
         if self._open:
             *before, last = encode(packet)
-            self._queue.extend((piece, None) for piece in before)
-            self._queue.append((last, os.dup(fd) if fd is not None else None))
+            self._queue.extend((piece, ()) for piece in before)
+            self._queue.append((last, tuple(map(os.dup, fds))))
             self._flush()
 
     def drain(self) -> None:
@@ -65,15 +65,15 @@ class ServerLink:
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         while self._queue:
-            _, fd = self._queue.popleft()
-            if fd is not None:
+            _, fds = self._queue.popleft()
+            for fd in fds:
                 os.close(fd)
 
     def _flush(self) -> None:
         while self._queue:
-            packet, fd = self._queue[0]
+            packet, fds = self._queue[0]
             try:
-                protocol.send(self._sock, packet, () if fd is None else (fd,))
+                protocol.send(self._sock, packet, fds)
             except BlockingIOError:
                 self._loop.add_writer(self._sock.fileno(), self._flush)
                 return
@@ -81,7 +81,7 @@ class ServerLink:
                 self._break(f"the control socket: {error}")
                 return
             self._queue.popleft()
-            if fd is not None:
+            for fd in fds:
                 os.close(fd)
         self._loop.remove_writer(self._sock.fileno())
 

@@ -438,7 +438,8 @@ class SlotLifecycle:
             self._services.reports.ready(self)
 
     def _watch_ends(self, process: SlotProcess, network: NetworkProcess | None) -> None:
-        process.exited.add_done_callback(lambda ended: self._ended(process, ended))
+        for one in (process, *process.services.values()):
+            one.exited.add_done_callback(lambda ended: self._ended(process, ended))
         if network is not None:
             network.exited.add_done_callback(lambda ended: self._went_offline(process, ended))
 

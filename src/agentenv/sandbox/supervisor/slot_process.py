@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -126,6 +126,8 @@ class SlotProcess:
     agent_pidfd: int = -1
     network_fd: int = -1
     """A descriptor of the slot's network namespace; -1 where it is opened by the agent's pid."""
+    services: dict[str, SlotProcess] = field(default_factory=dict)
+    """Those of the slot's services, which end with it."""
 
     async def kill(self) -> None:
         """Kill every process of the slot and wait until the kernel has reaped them all.
@@ -133,6 +135,13 @@ class SlotProcess:
         The agent is PID 1 of the slot's pid namespace: when it has ended, so has everything in it, as the kernel
         guarantees; bwrap ends after it. Raises TimeoutError when that takes too long.
         """
+        try:
+            for service in self.services.values():
+                await service.kill()
+        finally:
+            await self._kill()
+
+    async def _kill(self) -> None:
         try:
             async with asyncio.timeout(KILL_DEADLINE_S):
                 while not await self._killed(_KILL_AGAIN_S):
@@ -198,8 +207,8 @@ class SlotKind(Protocol):
         """Its cgroup; None where there are none."""
 
     @property
-    def view(self) -> SlotView | None:
-        """What the server has to know about it; None for a plain slot."""
+    def views(self) -> tuple[SlotView, ...]:
+        """What the server has to know about its main root, and about its services'; none for a plain slot."""
 
     @property
     def workdir(self) -> str:

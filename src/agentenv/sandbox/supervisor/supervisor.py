@@ -155,11 +155,13 @@ class Supervisor:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
+            view, services = _views(slot)
             paths = dataclasses.replace(USUAL_PATHS, workdir=slot.kind.workdir)
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, paths, _view(slot))
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, paths, view, services)
             slot.handed = True
+            agents = (slot.process.agent, *(one.agent for one in slot.process.services.values()))
             try:
-                self._server.link.send(packet, slot.process.agent.fileno())
+                self._server.link.send(packet, *(agent.fileno() for agent in agents))
             except ConfigError as error:  # that slot's lease ends, and no other one
                 slot.refuse(error)
 
@@ -367,7 +369,7 @@ class Supervisor:
         try:
             if self._greeted and self._server is not None:
                 exported = Exported(checkpoint, layer, layers, reason)
-                self._server.link.send(exported, descriptor if descriptor >= 0 else None)
+                self._server.link.send(exported, *((descriptor,) if descriptor >= 0 else ()))
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -394,9 +396,12 @@ class Supervisor:
                 slot.reset()
 
 
-def _view(slot: SlotLifecycle) -> SlotView | None:
-    view = slot.kind.view
-    return view and dataclasses.replace(view, network_env=dict(slot.network_env))
+def _views(slot: SlotLifecycle) -> tuple[SlotView | None, dict[str, SlotView]]:
+    """Of its main root, and of its services."""
+    of_network = dict(slot.network_env)
+    views = [dataclasses.replace(view, network_env=of_network) for view in slot.kind.views]
+    names = slot.process.services if slot.process is not None else ()
+    return (views[0] if views else None), dict(zip(names, views[1:], strict=True))
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

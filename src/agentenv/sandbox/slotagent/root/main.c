@@ -5,7 +5,7 @@
  * becomes UID, makes a user namespace and hands it over: see userns.h.
  *
  *   slotroot [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] -u UID -k CAPABILITIES -h HOSTNAME -s SHM_BYTES
- *            -p TERMINALS -r PROGRAMS -e ETC [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
+ *            -p TERMINALS -r PROGRAMS -e ETC [-w] [-v SOURCE TARGET]... [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
  *
  * -j, -l, -o  as slotlaunch
  * -u          become UID and join the user namespace on descriptor 5, as its root
@@ -14,6 +14,8 @@
  * -s, -p      the size of /dev/shm, and how many terminals may be open at once
  * -r          the directory that the slot has, read-only, as /run/agentenv
  * -e          a directory: its files hosts, hostname and resolv.conf, if there, replace the image's
+ * -w          after -u: join the network namespace on descriptor 6, instead of making one
+ * -v          the directory SOURCE, which other roots of the slot may have too, is at TARGET
  * -n          programs of the slot may make user namespaces, and mounts in those
  * -f          programs of the slot may have sockets that see every frame of its network interfaces
  *
@@ -51,12 +53,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { AGENT = 3, REPORT = 4, USER_NAMESPACE = 5 };
+enum { AGENT = 3, REPORT = 4, USER_NAMESPACE = 5, NETWORK = 6 };
 
 struct wanted {
     struct root root;
     uint64_t capabilities;
     bool packets;
+    bool joins_network;
 };
 
 /* Applies one option. Returns how many arguments it took. */
@@ -72,6 +75,16 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
     if (!strcmp(option, "-f")) {
         wanted->packets = true;
         return 1;
+    }
+    if (!strcmp(option, "-w")) {
+        if (setns(NETWORK, CLONE_NEWNET) < 0)
+            fail("join", "the network namespace");
+        wanted->joins_network = true;
+        return 1;
+    }
+    if (!strcmp(option, "-v") && left > 2 && wanted->root.volume_count < MAX_VOLUMES) {
+        wanted->root.volumes[wanted->root.volume_count++] = (struct volume){arguments[1], arguments[2]};
+        return 3;
     }
     if (option[0] != '-' || !option[1] || option[2] || left < 2)
         goto unknown;
@@ -170,7 +183,8 @@ int main(int argc, char **argv) {
     wanted.root.place = argv[at + 1];
     wanted.root.lower = argv[at + 2];
     leave_keyring();
-    if (unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP) < 0)
+    if (unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP |
+                (wanted.joins_network ? 0 : CLONE_NEWNET)) < 0)
         fail("make", "namespaces");
     /* Both processes leave the old root when the child pivots, if they are at it and not below: a working directory there
      * would keep a copy of every mount of the container. */

@@ -9,6 +9,7 @@
 
 #include "steps.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
@@ -24,7 +25,7 @@
 
 /* From linux/mount.h, which older headers lack. */
 enum { CONFIG_FLAG = 0, CONFIG_STRING = 1, CONFIG_CREATE = 6, ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
-enum { ATTR_NOEXEC = 8, CLONE_TREE = 1, MOVE_EMPTY_PATH = 4, SET_ATTR_SYS = 442, OPTIONS_BYTES = 4096 };
+enum { ATTR_NOEXEC = 8, CLONE_TREE = 1, MOVE_EMPTY_PATH = 4, SET_ATTR_SYS = 442, OPTIONS_BYTES = 4096, PATH_BYTES = 4096 };
 enum { NO_EXEC_OR_DEVICES = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC };
 
 struct attributes {
@@ -66,7 +67,7 @@ static const char *const DEVICE_NAMES[DEVICES] = {"null", "zero", "full", "rando
 static const char *const FILE_NAMES[FILES] = {"hosts", "hostname", "resolv.conf"};
 
 struct outside {
-    int proc, sys, devices, terminals, shared, queues, programs, nodes[DEVICES], files[FILES];
+    int proc, sys, devices, terminals, shared, queues, programs, nodes[DEVICES], files[FILES], volumes[MAX_VOLUMES];
 };
 
 static void open_outside(const struct root *root, struct outside *from) {
@@ -88,6 +89,8 @@ static void open_outside(const struct root *root, struct outside *from) {
         snprintf(path, sizeof path, "/dev/%s", DEVICE_NAMES[i]);
         from->nodes[i] = copy_mount(path, 0);
     }
+    for (int i = 0; i < root->volume_count; i++)
+        from->volumes[i] = copy_mount(root->volumes[i].source, 0);
     int etc = open(root->etc, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (etc < 0)
         fail("open", root->etc);
@@ -136,6 +139,48 @@ static void make_mount_point(const char *path) {
     if (lstat(path, &found) == 0 && !S_ISDIR(found.st_mode) && unlink(path) < 0)
         fail("replace", path);
     make_directory(path, 0755);
+}
+
+/* Makes a directory and those above it, as make_directory. */
+static void make_directories(const char *path) {
+    char part[PATH_BYTES];
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
+        make_directory(part, 0755);
+    }
+    make_mount_point(path);
+}
+
+static bool is_empty(int directory) {
+    char entries[1024];
+    bool empty = true;
+    for (long bytes; (bytes = syscall(SYS_getdents64, directory, entries, sizeof entries)) > 0;)
+        for (long at = 0; at < bytes;) {
+            const struct dirent64 *entry = (const void *)(entries + at);
+            empty = empty && (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."));
+            at += entry->d_reclen;
+        }
+    return empty;
+}
+
+/* An engine copies what the image has there into a new volume. That is not done here: of the directory only the owner and
+ * the mode are taken over, and files in it are refused, since programs would miss them. */
+static void mount_volume(int made, const char *target) {
+    struct stat found;
+    make_directories(target);
+    int covered = open(target, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int top = openat(made, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (covered < 0 || top < 0 || fstat(covered, &found) < 0)
+        fail("open the place of a volume", target);
+    if (!is_empty(covered)) {
+        errno = ENOTEMPTY;
+        fail("mount a volume where the image has files", target);
+    }
+    if (is_empty(top) && (fchown(top, found.st_uid, found.st_gid) < 0 || fchmod(top, found.st_mode & 07777) < 0))
+        fail("set the owner of a volume", target);
+    close(covered);
+    close(top);
+    mount_at(made, target);
 }
 
 static void make_file(const char *path) {
@@ -222,6 +267,8 @@ void enter_root(const struct root *root) {
         fail("enter", root->place);
     open_outside(root, &from);
     mount_root(root);
+    for (int i = 0; i < root->volume_count; i++)
+        mount_volume(from.volumes[i], root->volumes[i].target);
     make_mount_point("/proc");
     mount_at(from.proc, "/proc");
     make_mount_point("/sys");

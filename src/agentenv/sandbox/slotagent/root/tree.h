@@ -3,9 +3,18 @@
 
 #include <stdbool.h>
 
+enum { MAX_VOLUMES = 16 };
+
+/* A directory of the slot's that several of its roots have: in this one at `target`, an absolute path. */
+struct volume {
+    const char *source, *target;
+};
+
 struct root {
     const char *place, *lower, *programs, *etc, *hostname, *shm_bytes, *terminals;
     bool nested; /* programs of the slot may make user namespaces */
+    struct volume volumes[MAX_VOLUMES];
+    int volume_count;
 };
 
 /* Mounts it in our mount namespace, which no other process has, makes it our root, and forgets the old one. We are root of
