@@ -44,7 +44,7 @@ class Box:
 
     def open(self) -> None:
         ours, self.agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.queue.open(SlotReady(0, 0, None, kept=False, limits=LimitFiles()), ours, 0, sealed=False)
+        self.queue.open(SlotReady(0, 0, None, kept=False, limits=LimitFiles()), {"": ours}, 0, sealed=False)
         self.queue.pump()
 
     def submit(self, call_id: str, tool: str = "bash", **arguments: Any) -> SlotCall:

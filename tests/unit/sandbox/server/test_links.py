@@ -277,7 +277,7 @@ def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> Non
     ready = link.receive()
     assert isinstance(ready, SlotHandedOver)
     assert ready.ready == READY
-    ready.agent.close()
+    ready.agents[""].close()
     for packet, fds in (
         (READY_PACKET, 0),
         (READY_PACKET, 2),

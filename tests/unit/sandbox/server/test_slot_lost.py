@@ -45,7 +45,7 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
     with pytest.raises(LeaseLostError, match="not sealed within"):
         slot.admit(key)
     supervisor.reset.assert_not_called()
-    slot.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), MagicMock())
+    slot.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), {"": MagicMock()})
     supervisor.reset.assert_called_once_with(0, 0)  # made anew over the workspace after all: nobody has that now
     assert slot.state is State.resetting
     slot.close()
@@ -66,7 +66,7 @@ async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, err
     key = slot.lease.key
     runner = MagicMock()
     runner.io.limits.take_above.return_value = above
-    slot.calls._runner, slot.calls.any_ran = runner, True
+    slot.calls._runners, slot.calls.any_ran = {"": runner}, True
     slot.lost(LossReason.silent, "a killed call did not end")
     assert type(slot.why_lost(key)) is error
     slot.close()

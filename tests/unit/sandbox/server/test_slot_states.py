@@ -208,7 +208,7 @@ class Supervisor:
             self._turn()
         elif work:
             kept = work in ("seal", "freeze")
-            self.slot.ready(SlotReady(0, self.epoch, None, kept=kept, limits=LimitFiles()), MagicMock())
+            self.slot.ready(SlotReady(0, self.epoch, None, kept=kept, limits=LimitFiles()), {"": MagicMock()})
 
 
 class Play:

@@ -170,10 +170,10 @@ async def test_moves_within_a_lease_are_no_changes_and_a_new_epoch_of_a_free_slo
     with watchers.watching() as watcher:
         sealing = asyncio.create_task(leased.seal(leased.lease.key))
         await until(lambda: leased.state is State.sealing)
-        leased.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), MagicMock())
+        leased.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), {"": MagicMock()})
         await sealing
         assert watcher.take() == []
-        free.ready(SlotReady(1, 1, None, kept=False, limits=LimitFiles()), MagicMock())
+        free.ready(SlotReady(1, 1, None, kept=False, limits=LimitFiles()), {"": MagicMock()})
         assert watcher.take() == [1]
     container.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -27,6 +28,7 @@ class Process:
 
     network_fd = -1
     plan = None
+    services: Mapping[str, SlotProcess] = {}
 
     def __init__(self) -> None:
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -40,7 +42,8 @@ class Process:
 class Image:
     """What an image slot is to its life cycle."""
 
-    plan = view = None
+    plan = None
+    views = ()
 
     def __init__(self, started: list[tuple[str, Process]]) -> None:
         self._started = started
