@@ -112,6 +112,13 @@ class _ServiceLease:
             action.do, f"{self.service} is a service, a part of its slot", next_step="call it of the slot itself"
         )
 
+    @property
+    def root(self) -> RootSpec | None:
+        return None
+
+    def leave(self) -> None:
+        """No effect: it is the slot's."""
+
     async def release(self) -> None:
         """No effect: it is released with the slot."""
 

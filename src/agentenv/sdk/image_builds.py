@@ -104,7 +104,7 @@ async def build_image(
     cache = LayerCache(store.layout.directory / "builds")
     async with AsyncExitStack() as stack:
         context = await asyncio.to_thread(stack.enter_context, BuildContext(directory))
-        on = machines or await stack.enter_async_context(SlotMachines(store, limits))
+        on = machines if machines is not None else await stack.enter_async_context(SlotMachines(store, limits))
         timeout_s = on.limits.timeout_s
         return await build(dockerfile, context, on, cache, options, listeners=listeners, timeout_s=timeout_s)
 

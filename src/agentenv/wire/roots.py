@@ -85,10 +85,10 @@ class RootSpec:
     nested_namespaces: bool = False
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
     services: tuple[ServiceSpec, ...] = ()
-    """Further roots beside this one; such a slot cannot be checkpointed."""
+    """Further roots beside this one. A slot with services or volumes cannot be checkpointed."""
     volumes: dict[str, str] = field(default_factory=dict)
     """Absolute paths, and the name of the volume that is there: a directory, empty at first, that each root has which
-    names it. It is in the slot's writable layer, and ends with the slot."""
+    names it; ``NAME:ro``: read-only here. It is in the slot's writable layer, and ends with the slot."""
     hosts: tuple[str, ...] = ()
     """Names that mean 127.0.0.1 in ``/etc/hosts`` of every root of the slot."""
 
@@ -123,7 +123,8 @@ class RootSpec:
         names = [service.name for service in self.services]
         good = len(set(names)) == len(names) <= MAX_SERVICES and all(map(_SERVICE.fullmatch, names))
         self._check("services", good, f"at most {MAX_SERVICES}, of different names (letters, digits, _ . -)")
-        self._check("services", not (names and self.checkpoint), "no checkpoint: a slot with services has none")
+        alone = not (self.checkpoint and (names or self.volumes))
+        self._check("checkpoint", alone, "none: a slot with services or volumes has no checkpoints")
         hosts = len(self.hosts) <= MAX_HOSTS and all(map(_HOST.fullmatch, self.hosts))
         self._check("hosts", hosts, f"at most {MAX_HOSTS} host names")
         self._check("volumes", not why_no_volumes(self.volumes), why_no_volumes(self.volumes))
@@ -165,8 +166,8 @@ def why_no_volumes(volumes: Mapping[str, str]) -> str:
     if len(volumes) > MAX_VOLUMES:
         return f"at most {MAX_VOLUMES} in one root"
     for path, name in volumes.items():
-        if not _SERVICE.fullmatch(name):
-            return "names of letters, digits, _ . -"
+        if not _SERVICE.fullmatch(name.removesuffix(":ro")):
+            return "names of letters, digits, _ . -, and after them :ro"
         whole = path.startswith("/") and path == posixpath.normpath(path) and _is_name(path, MAX_PATH_CHARS)
         if (
             not whole

@@ -28,6 +28,7 @@ COVERED_DIRECTORIES: Final = (
 )
 """What is covered of the machine's, as in ``slotagent/root/tree.c``; plain slots have those of /proc only."""
 _PRIVATE = frozenset({"nosuid", "nodev", "noexec"})
+_WRITABLE = ("tmpfs", "ext4")
 _STATUS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 
 
@@ -61,8 +62,8 @@ class Expected:
     """The supervisor's own namespaces, by kind."""
     network: str = ""
     """The network namespace that it shares; empty: it has its own."""
-    volumes: tuple[str, ...] = ()
-    """Where volumes are."""
+    volumes: Mapping[str, bool] = field(default_factory=dict)
+    """Where volumes are, and whether they are read-only there."""
     covers: frozenset[str] = frozenset()
     """Paths of /proc and /sys that are there on this machine, of those that have to be covered."""
 
@@ -212,7 +213,7 @@ def table(want: Expected) -> dict[str, _Rule]:
         "/dev/mqueue": _Rule(("mqueue",), "/", _PRIVATE),
         "/run/agentenv": _Rule(flags=frozenset({"ro", "nosuid", "nodev"})),
         **{f"/dev/{name}": _Rule(root=f"/{name}") for name in DEVICES},
-        **{path: _Rule(("tmpfs", "ext4")) for path in want.volumes},
+        **{path: _Rule(_WRITABLE, flags=frozenset({"ro"} if kept else ())) for path, kept in want.volumes.items()},
     }
     for path in want.covers:
         rules[path] = _cover(path)

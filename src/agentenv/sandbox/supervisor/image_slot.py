@@ -144,8 +144,8 @@ class ImageSlot:
 
     def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
-        if self._services:
-            return ConfigError("checkpoint", "slots with services have none: name one image")
+        if self._services or self._root.volumes:
+            return ConfigError("checkpoint", "a slot with services or volumes has none", next_step="name one image")
         if len(self._main.layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints are below this slot already")
         if not self._on_disk:

@@ -86,10 +86,13 @@ class SlotRoot:
         self._setup = setup
         self._whole = whole
         self._own = own
-        self._volumes = {path: volumes / name for path, name in sorted(own.volumes.items())}
+        self._volumes = {path: volumes / name.removesuffix(":ro") for path, name in sorted(own.volumes.items())}
+        self._read_only = frozenset(path for path, name in own.volumes.items() if name.endswith(":ro"))
         self._image: tuple[ImageLayer, ...] = ()
         self._config: ImageConfig | None = None
         self._shown: list[Path] = []
+        self._is_fresh = True
+        """Whether nothing has run in it yet."""
         self._bashes: dict[Path, bool] = {}
         """Which of the layers have a bash, or hide one."""
 
@@ -205,6 +208,7 @@ class SlotRoot:
         except BaseException:
             await running.kill()
             raise
+        self._is_fresh = False
         return running
 
     def _attest(self, running: SlotProcess, start: Start, network_fd: int) -> None:
@@ -222,7 +226,7 @@ class SlotRoot:
             outside=attest.namespaces_of("self"),
             network=attest.named_namespace(network_fd) if network_fd >= 0 else "",
             covers=attest.expected_covers(),
-            volumes=tuple(self._volumes),
+            volumes={path: path in self._read_only for path in self._volumes},
         )
         groups = () if start.plan is None else start.plan.process_files
         if broken := attest.judge(attest.read(running.agent_pid, groups), want):
@@ -231,7 +235,7 @@ class SlotRoot:
     def _arguments(self, start: Start, *, joins: bool) -> list[str]:
         limits, whole = start.limits, self._whole
         rlimits = slot_process.rlimits(self._setup, limits.processes, limits.memory_bytes)
-        volumes = (argument for path, source in self._volumes.items() for argument in ("-v", str(source), path))
+        volumes = [(path in self._read_only, str(source), path) for path, source in self._volumes.items()]
         return [
             *slot_process.first_steps(self._setup.root_launcher, start.plan, rlimits),
             *("-u", str(start.namespace.range.ids.first)),
@@ -242,7 +246,8 @@ class SlotRoot:
             *("-p", str(MAX_TERMINALS)),
             *("-r", str(self._setup.tree.image_programs)),
             *("-e", str(start.etc)),
-            *volumes,
+            *(("-a",) if self._is_fresh else ()),
+            *(argument for kept, *both in volumes for argument in ("-V" if kept else "-v", *both)),
             *(("-n",) if whole.nested_namespaces else ()),
             *(("-f",) if "net_raw" in whole.capabilities else ()),
             *("--", str(self.place), ":".join(self._lowers)),

@@ -8,6 +8,7 @@ See ``docs/harbor.md``.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
@@ -23,11 +24,15 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, Async
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, PolicyRefusalError, TaskError, ToolCallError
 from agentenv.sandbox.supervisor.cgroups import this_machine
+from agentenv.sdk.roots import Service, store_directory
+from agentenv.store import Store
+from agentenv.store.addition import Runtime
 from agentenv.tasks.harbor import steps
 from agentenv.tasks.harbor.directories import Found, read_tasks
 from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
 from agentenv.tasks.harbor.rewards import NoRewardError
-from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, from_dockerfiles
+from agentenv.tasks.harbor.starting import start_services
+from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, SideService, from_dockerfiles
 from agentenv.tasks.harbor.verifier import Judged, handed_over, judged, lay_mount
 from agentenv.wire.network import NO_NETWORK
 from agentenv.wire.roots import Writable
@@ -90,6 +95,8 @@ def as_configured(task: HarborTask, config: HarborConfig) -> HarborTask:
     """A task as these settings play it. Raises ConfigError when they cannot."""
     if config.image_from == "dockerfile":
         task = from_dockerfiles(task)
+    if task.group.services:
+        _check_group(task, config)
     task = Caps(config.max_cpus, config.max_memory_mib).of(task)
     if config.tool_pool_mode == "local":
         check_fits(task, this_machine())
@@ -97,6 +104,14 @@ def as_configured(task: HarborTask, config: HarborConfig) -> HarborTask:
         problem = f"task {task.name}: its verifier has a machine of its own"
         raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
     return task
+
+
+def _check_group(task: HarborTask, config: HarborConfig) -> None:
+    problem = f"task {task.name} has services beside the agent's machine"
+    if config.tool_pool_mode != "local":
+        raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
+    if config.verification == "sealed":
+        raise ConfigError("verification", f"{problem}, which end when its slot is sealed", next_step="allowed: live")
 
 
 class HarborEnv(AgentEnv):
@@ -165,7 +180,13 @@ class HarborEnv(AgentEnv):
     async def task_image(self, item: Any) -> ImageRoot:
         """The task's image with its limits; a Dockerfile's is built. Raises what :meth:`TaskImages.of` raises."""
         task = self.tasks[item["task_id"]]
-        return await self._root(replace(task, image=self._image_of(task)), task.agent)
+        services = {each.name: await self._service(task, each) for each in task.group.services}
+        root = await self._root(replace(task, image=self._image_of(task)), task.agent)
+        return replace(root, services=services, hosts=task.group.hosts)
+
+    async def _service(self, task: HarborTask, side: SideService) -> Service:
+        image = await self._images.of(side.image, task.build_timeout_s)
+        return Service(image, side.user, side.workdir, side.env, side.volumes)
 
     async def _root(self, machine: Machine, phase: Phase) -> ImageRoot:
         of_farm = self.config.tool_pool_mode == "farm"  # which has images and limits of its own
@@ -180,6 +201,7 @@ class HarborEnv(AgentEnv):
             user=phase.user,
             workdir=machine.workdir,
             env=machine.env,
+            volumes=machine.volumes,
             network=phase.network if self.config.allow_network else NO_NETWORK,
         )
 
@@ -205,8 +227,8 @@ class HarborEnv(AgentEnv):
         return replace(settings, system_prompt=prompt, max_s=max_s if max_s < math.inf else None)
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
-        """The directory of logs is made as Harbor does, what a compose file mounts is copied, and the task's
-        healthcheck is waited for. Raises TaskError."""
+        """The directory of logs is made as Harbor does, what a compose file mounts is copied, the services
+        beside it are started, and the task's healthcheck is waited for. Raises TaskError."""
         make = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/* && pwd"
         done = await exec_tool.terminal(make, user="root")
         if done.exit_code:
@@ -217,6 +239,8 @@ class HarborEnv(AgentEnv):
                 await lay_mount(exec_tool, mount)
         except NoRewardError as error:
             raise TaskError(f"what {task.name} mounts cannot be copied: {error}") from error
+        if task.group.services:
+            await start_services(exec_tool, task, await _runtimes(exec_tool))
         if task.healthcheck is not None:
             await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
         workspace = {"workdir": done.stdout.strip(), "image": item["image"]}
@@ -316,6 +340,13 @@ class EveryTask(HarborEnv):
         """Raises: ConfigError naming the task and the field."""
         super().__init__(*args, **kwargs)
         self.config.eval_items = self.config.eval_items or len(self.tasks)
+async def _runtimes(exec_tool: ToolContext) -> Callable[[str], Runtime]:
+    """How the programs of the slot's services are started, by their names."""
+    async with exec_tool.slot_session() as session:
+        services = session.root.services if session.root is not None else ()
+    store = await asyncio.to_thread(Store.open, store_directory())
+    images = {each.name: store.find(each.image) for each in services}
+    return lambda name: Runtime() if (image := images[name]) is None else Runtime.of(image)
 
 
 if __name__ == "__main__":

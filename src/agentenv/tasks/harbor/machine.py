@@ -129,9 +129,11 @@ class TaskImages:
             raise TaskError(error.message, next_step=error.next_step) from None
 
 
-async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str | None) -> None:
-    """Run the check until it succeeds. Failures count after the start period, and ``retries`` of them in a row are too
-    many. Raises TaskError then; InfraError."""
+async def until_healthy(
+    exec_tool: ToolContext, check: Healthcheck, *, user: str | None, name: str = "environment.healthcheck"
+) -> None:
+    """Run the check, the field ``name`` of the task, until it succeeds. Failures count after the start period, and
+    ``retries`` of them in a row are too many. Raises TaskError then; InfraError."""
     counted_from_s = time.monotonic() + check.start_period_s
     failures = 0
     while True:
@@ -142,5 +144,5 @@ async def until_healthy(exec_tool: ToolContext, check: Healthcheck, *, user: str
         failures += counts
         if failures >= check.retries and counts:
             output = (done.stderr or done.stdout).strip()[-300:]
-            raise TaskError(f"environment.healthcheck failed {failures} times: {check.command}: {output}")
+            raise TaskError(f"{name} failed {failures} times: {check.command}: {output}")
         await asyncio.sleep(check.interval_s if counts else check.start_interval_s)

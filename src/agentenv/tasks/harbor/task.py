@@ -55,6 +55,10 @@ class Healthcheck:
     """So many failures in a row mean that it never will be."""
 
 
+Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
+"""What one service waits for of another."""
+
+
 @dataclass(frozen=True)
 class Mount:
     """What a machine has at ``target`` instead of what its image has there: a copy of the task's files, since a slot
@@ -63,6 +67,40 @@ class Mount:
     target: str
     entries: tuple[tuple[str, Path], ...]
     """Names below ``target``, and what they are; an empty name: it is ``target`` itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideService:
+    """A service beside the agent's machine: an image, and the program that is started in it."""
+
+    name: str
+    image: str
+    """A reference, as :attr:`Machine.image`."""
+    entrypoint: tuple[str, ...] | None = None
+    """None: the image's. One that is given replaces the image's command as well."""
+    command: tuple[str, ...] | None = None
+    """None: the image's."""
+    restart: Literal["no", "on-failure", "always"] = "no"
+    user: str = ""
+    workdir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    healthcheck: Healthcheck | None = None
+    after: Mapping[str, Condition] = field(default_factory=dict)
+    """Services that it waits for, other than the agent's machine, which is there from the beginning."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The services beside the agent's machine."""
+
+    services: tuple[SideService, ...] = ()
+    """In an order in which each comes after those that it waits for."""
+    after: Mapping[str, Condition] = field(default_factory=dict)
+    """What the agent's machine waits for."""
+    hosts: tuple[str, ...] = ()
+    """Names, besides those of the services, by which they and the machine know each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +124,8 @@ class Machine:
     build_timeout_s: float = DEFAULT_TIMEOUT_S
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Absolute paths, and the name of the volume that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +159,7 @@ class HarborTask(Machine):
     solution_env: Mapping[str, str] = field(default_factory=dict)
     healthcheck: Healthcheck | None = None
     """Before the agent begins: of the machine, or of one step."""
+    group: Group = Group()
     separate: Separate | None = None
     """None: the verifier runs on the agent's machine."""
     steps: tuple[HarborTask, ...] = ()

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agentenv.errors import ConfigError
-from agentenv.tasks.harbor.compose import Service, only_service
+from agentenv.tasks.harbor.compose import Compose, Service, read_compose
 from agentenv.tasks.harbor.rewards import REWARD
+from agentenv.tasks.harbor.services import read_group, total
 from agentenv.tasks.harbor.task import (
     DEFAULT_TIMEOUT_S,
     TESTS,
@@ -41,6 +42,8 @@ FILE: Final = "task.toml"
 SCRIPT: Final = "test.sh"
 COMPOSE: Final = "docker-compose.yaml"
 """The only name by which Harbor knows such a file."""
+MAIN: Final = "main"
+"""The service in which the agent works; Harbor describes it itself."""
 VARIABLES: Final[Mapping[str, str]] = {"CONTEXT_DIR": ".", "TEST_DIR": TESTS}
 """What compose files may name in addition to the variables that this machine offers."""
 NETWORKS: Final[Mapping[str, Literal["none", "public", "allow"]]] = {
@@ -71,7 +74,7 @@ _LACKING: Final = (
     ("verifier.environment", "tpu", "slots have no TPU"),
     ("verifier.environment", "mcp_servers", "a verifier has no agent"),
     ("verifier.environment", "healthcheck", "the verifier waits itself for what it starts"),
-    ("verifier", "collect", "there are no other services to collect from"),
+    ("verifier", "collect", "nothing is collected from services"),
 )
 STRATEGIES: Final[tuple[Literal["mean"], Literal["final"]]] = ("mean", "final")
 """Table, field, and why slots cannot do what it requests."""
@@ -157,6 +160,8 @@ class _Reader:
         self._host_env = host_env
         self._step = step
         self._place = f"steps/{step['name']}/" if step else ""
+        self._files: dict[str, Compose] = {}
+        """The compose files that were read."""
         self._unused: list[str] = []
         """Fields of compose files."""
 
@@ -182,6 +187,7 @@ class _Reader:
             verifier_env=self._env("verifier"),
             solution_env=self._env("solution"),
             healthcheck=self.healthcheck(),
+            group=read_group(self._compose("environment")),
             separate=separate,
             unknown=(*self._unknown(separate), *self._unused),
             **self._of_step(),
@@ -210,10 +216,13 @@ class _Reader:
 
     def _limits(self, section: str, place: str) -> dict[str, Any]:
         """The fields of a machine except its image; ``place`` may have a compose file."""
-        service = self._service(place)
+        compose = self._compose(place)
+        service = compose.main
         return {
-            "cpus": self._number(section, "cpus"),
-            "memory_mib": self._mib(section, "memory_mb", "memory"),
+            "cpus": total(self._number(section, "cpus"), (each.cpus() for each in compose.beside)),
+            "memory_mib": total(
+                self._mib(section, "memory_mb", "memory"), (each.memory_mib() for each in compose.beside)
+            ),
             "storage_mib": self._mib(section, "storage_mb", "storage"),
             "cpus_field": f"{section}.cpus",
             "memory_field": f"{section}.memory_mb",
@@ -221,17 +230,23 @@ class _Reader:
             "build_timeout_s": self._seconds(section, "build_timeout_sec", DEFAULT_TIMEOUT_S, math.inf),
             "env": {**service.env(), **self._env(section)},
             "mounts": service.mounts(),
+            "volumes": service.volumes(),
         }
 
-    def _service(self, place: str) -> Service:
-        """What the compose file of a directory adds to its machine."""
+    def _compose(self, place: str) -> Compose:
+        """What the compose file of a directory adds to its machine, and has beside it."""
         name = f"{place}/{COMPOSE}"
         if not self._existing(name):
-            return Service(self._directory, name, "services.main", {}, {})
-        service = only_service(self._directory, name, {**VARIABLES, **self._host_env})
-        service.check_is_main()
-        self._unused += service.unknown()
-        return service
+            return Compose(Service(self._directory, name, MAIN, {}, {}))
+        if name not in self._files:
+            offered = {**VARIABLES, **self._host_env}
+            compose = self._files[name] = read_compose(self._directory, name, offered, MAIN, always=True)
+            compose.main.check_is_main()
+            if place != "environment" and compose.beside:
+                problem = f"has services beside the verifier: {', '.join(each.name for each in compose.beside)}"
+                raise wrong(self._directory, name, problem, "allowed: main only")
+            self._unused += [field for each in (compose.main, *compose.beside) for field in each.unknown()]
+        return self._files[name]
 
     def _separate(self) -> Separate | None:
         """The verifier's own machine. Its image is what it names, or that of a Dockerfile next to the tests (which both
@@ -270,7 +285,7 @@ class _Reader:
             if not isinstance(path, str) or not path.startswith("/") or ".." in path.split("/"):
                 raise self._error("artifacts", f"got {entry!r}", "allowed: absolute paths, without '..'")
             if entry.get("service") not in (None, "main"):
-                raise self._error("artifacts", f"{path}: there are no other services to collect from")
+                raise self._error("artifacts", f"{path}: nothing is collected from services")
             if entry.get("exclude"):
                 raise self._error("artifacts", f"{path}: exclude is not supported", "give the path to copy")
         return tuple(dict.fromkeys((ARTIFACTS, *(entry["source"] for entry in entries))))

@@ -12,14 +12,17 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentenv.tasks.harbor.compose import loaded, only_service
+from agentenv.tasks.harbor.compose import Compose, Service, loaded, read_compose
 from agentenv.tasks.harbor.rewards import PRINTED, Results
+from agentenv.tasks.harbor.services import read_group, total
 from agentenv.tasks.harbor.task import TESTS, HarborTask, Phase, inside, named, wrong
 from agentenv.wire.base import MAX_TIMEOUT_S
 
 FILE: Final = "task.yaml"
 SCRIPT: Final = "run-tests.sh"
 COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml")
+AGENTS: Final = "client"
+"""The service in which the agent works, of several."""
 VARIABLES: Final[Mapping[str, str]] = {
     "T_BENCH_TEST_DIR": TESTS,
     "T_BENCH_CONTAINER_LOGS_PATH": "/logs",
@@ -53,8 +56,8 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
     script, tests, keys = (inside(directory, name) for name in (SCRIPT, "tests", "solution.yaml"))
     if script is None:
         raise wrong(directory, SCRIPT, "is missing", "a task is scored by it")
-    compose = next((name for name in COMPOSE if inside(directory, name)), "")
-    service = only_service(directory, compose, {**VARIABLES, **host_env})
+    compose = _compose(directory, {**VARIABLES, **host_env})
+    service = compose.main
     solution = inside(directory, "solution.sh") or keys or directory / "solution.sh"
     network, user = service.network(), service.text("user")
     unread = (task.model_extra or {}).keys() - _OF_PEOPLE
@@ -70,16 +73,25 @@ def read_task_file(directory: Path, host_env: Mapping[str, str]) -> HarborTask:
         results=_results(directory, task),
         agent=Phase(task.max_agent_timeout_sec, user, network),
         verifier=Phase(task.max_test_timeout_sec, user, network),
-        cpus=service.cpus(),
-        memory_mib=service.memory_mib(),
+        cpus=total(service.cpus(), (each.cpus() for each in compose.beside)),
+        memory_mib=total(service.memory_mib(), (each.memory_mib() for each in compose.beside)),
         cpus_field=f"{service.at}.cpus",
         memory_field=f"{service.at}.mem_limit",
         limits_file=service.file,
         workdir=service.workdir(),
         env={"TEST_DIR": TESTS, **service.env()},
         mounts=service.mounts(),
-        unknown=(*sorted(unread), *service.unknown()),
+        volumes=service.volumes(),
+        group=read_group(compose),
+        unknown=(*sorted(unread), *(name for each in (service, *compose.beside) for name in each.unknown())),
     )
+
+
+def _compose(directory: Path, offered: Mapping[str, str]) -> Compose:
+    file = next((name for name in COMPOSE if inside(directory, name)), "")
+    if not file:
+        return Compose(Service(directory, "", AGENTS, {"build": "."}, offered))
+    return read_compose(directory, file, offered, AGENTS)
 
 
 def _task_yaml(directory: Path) -> TaskYaml:

@@ -5,7 +5,7 @@
  * becomes UID, makes a user namespace and hands it over: see userns.h.
  *
  *   slotroot [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] -u UID -k CAPABILITIES -h HOSTNAME -s SHM_BYTES
- *            -p TERMINALS -r PROGRAMS -e ETC [-w] [-v SOURCE TARGET]... [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
+ *            -p TERMINALS -r PROGRAMS -e ETC [-w] [-a] [-v|-V SOURCE TARGET]... [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
  *
  * -j, -l, -o  as slotlaunch
  * -u          become UID and join the user namespace on descriptor 5, as its root
@@ -15,7 +15,8 @@
  * -r          the directory that the slot has, read-only, as /run/agentenv
  * -e          a directory: its files hosts, hostname and resolv.conf, if there, replace the image's
  * -w          after -u: join the network namespace on descriptor 6, instead of making one
- * -v          the directory SOURCE, which other roots of the slot may have too, is at TARGET
+ * -a          nothing has run in the slot: volumes are taken over as new, and refused where the image has files
+ * -v          the directory SOURCE, which other roots of the slot may have too, is at TARGET; -V: read-only
  * -n          programs of the slot may make user namespaces, and mounts in those
  * -f          programs of the slot may have sockets that see every frame of its network interfaces
  *
@@ -82,8 +83,13 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
         wanted->joins_network = true;
         return 1;
     }
-    if (!strcmp(option, "-v") && left > 2 && wanted->root.volume_count < MAX_VOLUMES) {
-        wanted->root.volumes[wanted->root.volume_count++] = (struct volume){arguments[1], arguments[2]};
+    if (!strcmp(option, "-a")) {
+        wanted->root.fresh = true;
+        return 1;
+    }
+    bool kept = !strcmp(option, "-V");
+    if ((kept || !strcmp(option, "-v")) && left > 2 && wanted->root.volume_count < MAX_VOLUMES) {
+        wanted->root.volumes[wanted->root.volume_count++] = (struct volume){arguments[1], arguments[2], kept};
         return 3;
     }
     if (option[0] != '-' || !option[1] || option[2] || left < 2)

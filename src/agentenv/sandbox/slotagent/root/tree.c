@@ -90,7 +90,7 @@ static void open_outside(const struct root *root, struct outside *from) {
         from->nodes[i] = copy_mount(path, 0);
     }
     for (int i = 0; i < root->volume_count; i++)
-        from->volumes[i] = copy_mount(root->volumes[i].source, 0);
+        from->volumes[i] = copy_mount(root->volumes[i].source, root->volumes[i].read_only ? ATTR_RDONLY : 0);
     int etc = open(root->etc, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (etc < 0)
         fail("open", root->etc);
@@ -163,24 +163,31 @@ static bool is_empty(int directory) {
     return empty;
 }
 
-/* An engine copies what the image has there into a new volume. That is not done here: of the directory only the owner and
- * the mode are taken over, and files in it are refused, since programs would miss them. */
-static void mount_volume(int made, const char *target) {
+/* An engine copies what the image has there into a new volume. That is not done here: only the owner and the mode of the
+ * directory are taken over, and files in it are refused, since programs would miss them. */
+static void take_over(int volume, const struct volume *named) {
     struct stat found;
-    make_directories(target);
-    int covered = open(target, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    int top = openat(made, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int covered = open(named->target, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int top = openat(volume, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (covered < 0 || top < 0 || fstat(covered, &found) < 0)
-        fail("open the place of a volume", target);
-    if (!is_empty(covered)) {
-        errno = ENOTEMPTY;
-        fail("mount a volume where the image has files", target);
-    }
-    if (is_empty(top) && (fchown(top, found.st_uid, found.st_gid) < 0 || fchmod(top, found.st_mode & 07777) < 0))
-        fail("set the owner of a volume", target);
+        fail("open the place of a volume", named->target);
+    errno = ENOTEMPTY;
+    if (!is_empty(covered))
+        fail("mount a volume where the image has files", named->target);
+    if (!named->read_only && is_empty(top) &&
+        (fchown(top, found.st_uid, found.st_gid) < 0 || fchmod(top, found.st_mode & 07777) < 0))
+        fail("set the owner of a volume", named->target);
     close(covered);
     close(top);
-    mount_at(made, target);
+}
+
+static void mount_volumes(const struct root *root, const struct outside *from) {
+    for (int i = 0; i < root->volume_count; i++) {
+        make_directories(root->volumes[i].target);
+        if (root->fresh)
+            take_over(from->volumes[i], &root->volumes[i]);
+        mount_at(from->volumes[i], root->volumes[i].target);
+    }
 }
 
 static void make_file(const char *path) {
@@ -267,8 +274,7 @@ void enter_root(const struct root *root) {
         fail("enter", root->place);
     open_outside(root, &from);
     mount_root(root);
-    for (int i = 0; i < root->volume_count; i++)
-        mount_volume(from.volumes[i], root->volumes[i].target);
+    mount_volumes(root, &from);
     make_mount_point("/proc");
     mount_at(from.proc, "/proc");
     make_mount_point("/sys");

@@ -8,11 +8,13 @@ enum { MAX_VOLUMES = 16 };
 /* A directory of the slot's that several of its roots have: in this one at `target`, an absolute path. */
 struct volume {
     const char *source, *target;
+    bool read_only;
 };
 
 struct root {
     const char *place, *lower, *programs, *etc, *hostname, *shm_bytes, *terminals;
     bool nested; /* programs of the slot may make user namespaces */
+    bool fresh;  /* nothing has run in the slot */
     struct volume volumes[MAX_VOLUMES];
     int volume_count;
 };
