@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from agentenv.executor.session import Checkpoint, ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
-    from agentenv.sdk.roots import ImageRoot
+    from agentenv.sdk.roots import ImageRoot, Service
     from agentenv.sdk.sandbox import Farm, Sandbox
     from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
@@ -77,6 +77,7 @@ _HOMES: Final = {
     "FakeBackend": "agentenv.slots.backends.fake",
     "Farm": "agentenv.sdk.sandbox",
     "ImageRoot": "agentenv.sdk.roots",
+    "Service": "agentenv.sdk.roots",
     "ImageUnavailableError": "agentenv.errors",
     "InfraError": "agentenv.errors",
     "InvalidArgumentsError": "agentenv.errors",
@@ -141,6 +142,7 @@ __all__ = [
     "PoolSettings",
     "Sandbox",
     "SandboxUnavailableError",
+    "Service",
     "SlotDestroyedError",
     "SlotLease",
     "SlotLimits",

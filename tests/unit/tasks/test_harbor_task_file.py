@@ -255,8 +255,8 @@ services:
 @pytest.mark.parametrize(
     ("service", "field"),
     [
-        ("web: {image: x}", "environment/docker-compose.yaml"),
-        ("main: {}, web: {image: x}", "environment/docker-compose.yaml"),
+        ("web: {image: x, privileged: true}", "services.web.privileged"),
+        ("main: {}, web: {build: ./nowhere}", "services.web.build"),
         ("main: {image: x}", "services.main.image"),
         ("main: {build: .., image: x}", "services.main.build"),
         ("main: {build: ./below}", "services.main.build"),

@@ -127,10 +127,10 @@ def test_what_is_wrong_in_task_yaml_is_refused_by_name(tmp_path: Path, task: str
 @pytest.mark.parametrize(
     ("compose", "field"),
     [
-        (USUAL + "  database:\n    image: postgres\n", "docker-compose.yaml"),
+        ("services: {web: {image: x}, database: {image: postgres}}\n", "docker-compose.yaml"),
         ("services: {}\n", "docker-compose.yaml"),
         ("a: [", "docker-compose.yaml"),
-        (CLIENT + "volumes:\n  data:\n", "volumes"),
+        (CLIENT + "volumes:\n  data: {external: true}\n", "volumes.data"),
         (CLIENT + "    privileged: true\n", "services.client.privileged"),
         (CLIENT + "    cap_add: [NET_ADMIN]\n", "services.client.cap_add"),
         (CLIENT + "    entrypoint: /start.sh\n", "services.client.entrypoint"),
@@ -206,11 +206,6 @@ def test_what_is_mounted_is_copied_without_what_the_agent_must_not_see(tmp_path:
 
 def test_the_shell_of_the_tests_is_their_own(tmp_path: Path) -> None:
     assert read(tmp_path, TASK + "run_tests_in_same_shell: true\n").unknown == ("run_tests_in_same_shell",)
-
-
-def test_a_service_has_no_others_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="several containers are not supported: client, database"):
-        read(tmp_path, compose=USUAL + "  database:\n    image: postgres\n")
 
 
 def test_tests_are_needed(tmp_path: Path) -> None:

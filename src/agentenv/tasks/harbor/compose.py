@@ -261,7 +261,7 @@ class Service:
         found = []
         for volume in self.raw.get("volumes") or ():
             if isinstance(volume, str):
-                if _LOGS.match(volume) or ":" not in volume:
+                if _LOGS.match(volume) or (volume.startswith("/") and ":" not in volume):
                     continue
                 source, _, rest = self.filled("volumes", volume).partition(":")
                 target, _, mode = rest.partition(":")
