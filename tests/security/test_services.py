@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, ImageRoot
-from agentenv.errors import CheckpointError, ConfigError, InvalidArgumentsError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sdk.roots import Service
 from tests.small_image import small_image
 from tests.waiting import until
@@ -142,6 +142,6 @@ async def test_what_cannot_be_is_refused_by_name(farm: tuple[AsyncFarm, ImageRoo
         with pytest.raises(ConfigError, match=re.escape("root.volumes")):
             ImageRoot(image, volumes=volumes).spec("sha256:" + 64 * "0")
     async with AsyncFarm(slots=1) as alone:
-        with pytest.raises((ConfigError, SandboxUnavailableError, InvalidArgumentsError), match="volume"):
+        with pytest.raises(ConfigError, match="where the image has files"):
             async with alone.sandbox(ImageRoot(image, volumes={"/bin": "v"})):
                 pass

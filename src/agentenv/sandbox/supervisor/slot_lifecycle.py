@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
 from agentenv.deadlines import scaled
-from agentenv.errors import AgentEnvError, CheckpointError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, CheckpointError, ConfigError, SandboxUnavailableError
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.slot_loss import LossReason, loss_of_end, loss_of_network
 from agentenv.sandbox.supervisor import cgroups, limits, network
@@ -350,6 +350,9 @@ class SlotLifecycle:
             waited = self.kind is self._plain and await self._take_back()
             if not waited:
                 await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if awaited else math.inf)
+        except ConfigError as error:  # only a root that is new can be one
+            self._services.reports.refused(self, error)
+            self._turn(SlotPhase.resetting)
         except SandboxUnavailableError as error:
             if keep:
                 self._give_up_seal(error)
@@ -375,7 +378,8 @@ class SlotLifecycle:
         """Create the slot's resources and start it. A failed start is undone and retried: a few times, and for
         ``patience_s`` if a resource was temporarily short.
 
-        Raises SandboxUnavailableError when that did not help, OSError when a start could not be undone.
+        Raises ConfigError when there cannot be such a slot, SandboxUnavailableError when trying again did not help,
+        OSError when a start could not be undone.
         """
         began_s, backoff = time.monotonic(), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
@@ -387,11 +391,13 @@ class SlotLifecycle:
                         self.kind.reopen()
                     await self._start_once()
                 return
-            except (OSError, SandboxUnavailableError) as error:
+            except (OSError, SandboxUnavailableError, ConfigError) as error:
                 failure = error
             await self._end()
             if fresh:
                 await self._discard()
+            if isinstance(failure, ConfigError):  # the next start would fail as well
+                raise failure
             patient = is_shortage(failure) and time.monotonic() - began_s < patience_s
             pause_s = backoff.next_s()
             if backoff.failures >= _START_ATTEMPTS and not patient:

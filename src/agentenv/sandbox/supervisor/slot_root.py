@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slot_paths import TMUX_BUNDLE
 from agentenv.sandbox.supervisor import attest, child, slot_process, static_bash, syscalls
@@ -25,7 +25,7 @@ from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.ready_namespaces import Namespace
 from agentenv.sandbox.supervisor.reaper import Reaper
-from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup, SlotStartError
 from agentenv.sandbox.supervisor.user_namespace import Ids, make_user_namespace
 from agentenv.wire.roots import RootSpec, ServiceSpec
 from agentenv.wire.spec import SlotLimits
@@ -45,6 +45,8 @@ EXTRA_CAPABILITIES: Final = {
 """What a lease may request as well."""
 HOSTNAME: Final = "slot"
 _USER_NAMESPACE_FD, _NETWORK_FD = 5, 6  # slotroot's -u and -w (slotagent/root/main.c)
+_HAS_FILES: Final = "mount a volume where the image has files"
+"""What slotroot prints then (slotagent/root/tree.c)."""
 _PARTS: Final = ("upper", "work", "root")
 
 
@@ -195,14 +197,22 @@ class SlotRoot:
 
     async def start(self, start: Start, network_fd: int = -1) -> SlotProcess:
         """Start slotroot, and see from outside that the root is what it must be. ``network_fd``: the network namespace
-        to be joined; -1: it makes one."""
+        to be joined; -1: it makes one. Raises ConfigError when the image has files where a volume is to be; as
+        :func:`slot_process.start`."""
 
         def spawn(agent_fd: int, info_fd: int, error_fd: int) -> int:
             fds = {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: start.namespace.fd}
             joined = {_NETWORK_FD: network_fd} if network_fd >= 0 else {}
             return child.spawn(self._arguments(start, joins=bool(joined)), {**fds, **joined}, error_fd)
 
-        running = await slot_process.start(spawn, start.slot, start.plan, start.reaper)
+        try:
+            running = await slot_process.start(spawn, start.slot, start.plan, start.reaper)
+        except SlotStartError as error:  # nothing but slotroot has written it: no program of the image has run
+            if _HAS_FILES in error.message:
+                raise ConfigError(
+                    "root.volumes", error.message, next_step="they are not copied into it: name another place"
+                ) from error
+            raise
         try:
             self._attest(running, start, network_fd)
         except BaseException:
