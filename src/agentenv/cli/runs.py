@@ -1,4 +1,4 @@
-"""``agentenv runs list | show | resume | compare | view | rm``: the runs of ``process``, ``evaluate`` and ``serve`` on this machine."""
+"""``agentenv runs list | show | resume | compare | view | rm``: runs of ``process``, ``evaluate`` and ``serve``."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_the_parts_of_a_rollout_are_all_of_its_time() -> None:
         trajectory="t",
         item_id="one",
         began_unix_s=0.0,
-        phases=[Phase(name=name, started_s=began, ended_s=ended) for name, began, ended in phases],  # type: ignore[arg-type]
+        phases=[Phase(name=name, started_s=began, ended_s=ended) for name, began, ended in phases],
         totals={"total_s": 12.5},
     )
     found = parts_of(member)

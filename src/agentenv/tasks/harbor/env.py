@@ -340,6 +340,8 @@ class EveryTask(HarborEnv):
         """Raises: ConfigError naming the task and the field."""
         super().__init__(*args, **kwargs)
         self.config.eval_items = self.config.eval_items or len(self.tasks)
+
+
 async def _runtimes(exec_tool: ToolContext) -> Callable[[str], Runtime]:
     """How the programs of the slot's services are started, by their names."""
     async with exec_tool.slot_session() as session:
