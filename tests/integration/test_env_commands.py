@@ -86,14 +86,17 @@ async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("agentenv-fake-*"))
     shown = log.splitlines()
     assert sum(line.startswith("group ") for line in shown) in (1, 2, 3)
-    end = [line.split(maxsplit=1) for line in shown[-6:]]
-    assert [name for name, _ in end] == ["mean", "faults", "groups", "page", "records", "next"]
-    assert end[-1][1] == f"agentenv report {tmp_path / 'rollouts.jsonl'}"
+    end = [line.split(maxsplit=1) for line in shown[-8:-1]]
+    assert [name for name, _ in end] == ["mean", "faults", "groups", "page", "records", "run", "next"]
+    [made] = (tmp_path / "runs").iterdir()
+    assert [line for _, line in end[-2:]] == [f"runs/{made.name}", f"agentenv runs show {made.name}"]
+    assert shown[-1].strip() == f"agentenv report {tmp_path / 'rollouts.jsonl'}"
+    assert {path.name for path in made.iterdir()} == {"run.json", "lock"}, "its results are where they were wanted"
     assert "scored   6 of 6 rollouts" in log
     assert "INFO" not in log
     assert "group " not in shown[0]
     assert shown[0].startswith("process: 3 groups of 2; model scripted at http://")
-    assert len(shown) <= 1 + 3 + 7, "nothing but progress and results"
+    assert len(shown) <= 1 + 3 + 9, "nothing but progress and results"
 
 
 async def test_settings_are_shown_for_debugging_without_the_key(
@@ -279,7 +282,7 @@ async def test_evaluate_writes_its_metrics(tmp_path: Path) -> None:
     metrics = json.loads((tmp_path / "evals" / "metrics.json").read_text())
     assert metrics["results"]["all"]["mean_score"] == 0.5
     assert "scored   2 of 2 rollouts" in log
-    assert "mean     0.500 (sd 0.707)" in log
+    assert "mean     0.500 ± 0.500 (sd 0.707)" in log
     assert f"metrics  {tmp_path / 'evals'}" in log
     assert f"records  {tmp_path / 'rollouts.jsonl'}" in log
 

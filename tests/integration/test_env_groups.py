@@ -160,7 +160,7 @@ async def test_an_evaluation_while_serving_is_not_in_the_results_of_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with environment(AnswerEnv, tmp_path, {"*": [SOLVE]}, eval_items=2) as env:
-        with env.progress.shown("serve", "groups", None, []):
+        with env.progress.shown("serve", "groups", None):
             assert (await env.evaluate())["scored"] == 2
         assert env.progress.results.rollouts == 0
     assert "evaluation at step 0: {'items': 2.0, 'scored': 2.0" in capsys.readouterr().err

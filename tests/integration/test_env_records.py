@@ -124,7 +124,7 @@ async def test_two_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert first.id < second.id < third.id
     assert (first.environment, first.model, first.agentenv) == ("command", "scripted", "0.1.0")
     assert first.settings == second.settings != third.settings
-    ends = [results(log)["next"] for _, log in logs]
+    ends = [log.splitlines()[-1].strip() for _, log in logs]
     assert ends == [f"agentenv report {file}"] + [f"agentenv report {file} --run {run.id}" for run in (second, third)]
 
     shown = CliRunner().invoke(app, ["report", str(file), "--json"])

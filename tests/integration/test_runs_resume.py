@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from agentenv.runs.directory import FoundRun, runs_in
 from agentenv.runs.manifest import GROUPS, MEMBERS, ROLLOUTS
 from agentenv.runs.members import read_members
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy, Turn
+from agentenv.testing.script import Script
 from tests import programs
 from tests.waiting import START_S, until
 
@@ -58,11 +60,13 @@ def flags(policy: ScriptedPolicy, **changed: Any) -> list[str]:
 
 
 @asynccontextmanager
-async def started(directory: Path, *arguments: str, own_interpreter: bool = False, **env: str) -> AsyncIterator[Any]:
+async def started(
+    directory: Path, *arguments: str, env: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Any]:
     directory.mkdir(exist_ok=True)
     async with programs.program(
         str(ENVIRONMENT), *arguments, cwd=directory, env={**os.environ, "TMPDIR": str(directory), **env},
-        stdout=directory / "out.txt", own_interpreter=own_interpreter,
+        stdout=directory / "out.txt",
     ) as process:  # fmt: skip
         yield process
 
@@ -70,7 +74,7 @@ async def started(directory: Path, *arguments: str, own_interpreter: bool = Fals
 async def ended(directory: Path, *arguments: str, **env: str) -> tuple[int, str]:
     """Its status, and what it printed."""
     before = said(directory)
-    async with started(directory, *arguments, **env) as process, asyncio.timeout(2 * START_S):
+    async with started(directory, *arguments, env=env) as process, asyncio.timeout(2 * START_S):
         status = await process.wait()
     return status, said(directory).removeprefix(before)
 
@@ -83,6 +87,13 @@ def said(directory: Path) -> str:
 def the_run(directory: Path) -> FoundRun:
     [run] = runs_in(directory / "runs")
     return run
+
+
+async def enough_scored(directory: Path, enough: int, process: Any) -> None:
+    """Wait until so many rollouts have been scored, or the process has ended."""
+    await until(
+        lambda: len(scored(directory)) >= enough or process.returncode is not None, START_S, lambda: said(directory)
+    )
 
 
 def scored(directory: Path) -> list[str]:
@@ -137,10 +148,7 @@ async def test_ten_kills_change_no_result(tmp_path: Path, verb: str) -> None:
             before = scored(cut)
             async with started(cut, verb, *flags(policy, **VERBS[verb]), *resume) as process:
                 enough = len(before) + chance.randrange(3, 8)
-                await until(
-                    lambda enough=enough, process=process: len(scored(cut)) >= enough or process.returncode is not None,
-                    START_S, lambda: said(cut),
-                )  # fmt: skip
+                await enough_scored(cut, enough, process)
                 if process.returncode is not None:
                     assert process.returncode == 0, said(cut)
                     break
@@ -199,7 +207,7 @@ async def test_ctrl_c_and_resume_by_the_command(tmp_path: Path) -> None:
         assert status == 0, out
         assert "nothing to do: every rollout of this run has ended" in out
         assert "scored   36 of 36 rollouts" in out
-    assert sorted(by_item(tmp_path)) == list(range(12))
+    assert by_item(tmp_path).keys() == set(range(12))
     assert Counter(scored(tmp_path)).most_common(1)[0][1] == 1
     written = b"".join(path.read_bytes() for path in run.path.iterdir())
     assert b"sk-secret-key" not in written
@@ -215,7 +223,7 @@ async def test_only_members_that_infrastructure_failed_are_played_again(tmp_path
     def failing(turn: Turn) -> Reply | Failure:
         return Failure(404) if broken["now"] else played(turn)
 
-    script = {"item-2": [played, failing, played], "*": [played] * 3}
+    script: Script = {"item-2": [played, failing, played], "*": [played] * 3}
     settings = {"env__total_steps": 3, "env__eval_items": 3, "env__eval_epochs": 3}
     async with ScriptedPolicy(script) as policy:
         status, log = await ended(tmp_path, verb, *flags(policy, **settings))
@@ -243,7 +251,7 @@ async def test_an_item_that_was_dropped_for_infrastructure_is_played_again(tmp_p
     def failing(turn: Turn) -> Reply | Failure:
         return Failure(404) if broken["now"] else played(turn)
 
-    script = {"item-2": [failing] * 3, "*": [played] * 3}
+    script: Script = {"item-2": [failing] * 3, "*": [played] * 3}
     settings = {"env__eval_items": 3}
     async with ScriptedPolicy(script) as policy:
         status, log = await ended(tmp_path, "evaluate", *flags(policy, **settings))
@@ -295,7 +303,7 @@ async def test_a_run_that_runs_is_neither_resumed_nor_removed(tmp_path: Path) ->
                 assert (status, out.splitlines()[0]) == (2, f"error RUN: {run.name} is running"), out
             process.send_signal(signal.SIGKILL)
             await process.wait()
-        assert run.state == "killed"
+        assert the_run(tmp_path).state == "killed"
         status, out = await agentenv(tmp_path, "runs", "rm", "--yes", run.name[:8])
     assert (status, out) == (0, f"removed {run.name}\n")
     assert not run.path.exists()

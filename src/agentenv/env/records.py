@@ -38,6 +38,8 @@ from agentenv.runs.members import MembersFile
 
 logger = logging.getLogger(__name__)
 
+WRITTEN: Final = ("groups", "page", "records", "metrics")
+"""What may be written outside a run's directory, in the order in which it is named at the end."""
 DRAW_ALIKE: Final = "get_next_item must give the same items in the same order: seed what it draws by, or sort them"
 
 
@@ -122,7 +124,7 @@ class RunFiles:
             group_size=size,
         )
         self._elsewhere = {
-            name: str(Path(path).absolute())
+            name: path
             for name, path in (
                 ("records", self._records),
                 ("metrics", metrics),
@@ -197,7 +199,7 @@ class RunFiles:
                 update={
                     "command": list(self._invocation.words),
                     "omitted": list(self._invocation.omitted),
-                    "files": self._elsewhere,
+                    "files": {name: str(Path(path).absolute()) for name, path in self._elsewhere.items()},
                 }
             )
             name = self._config.run_name or self.run.environment
@@ -272,18 +274,19 @@ class RunFiles:
     def ending(self, incomplete: bool) -> Ending:
         """What a command says at its end of where things are. ``incomplete``: something is missing."""
         records = self._records or ""
-        report = [f"agentenv report {shlex.quote(records)}"] if records and Path(records).exists() else []
-        if self._directory is None:
-            places = {"groups": self.groups, "page": self.page, "records": records, **self._elsewhere}
-            there = [(name, path) for name, path in places.items() if path and Path(path).exists()]
-            then = [f"{each} --run {self._run_to_name}" if self._run_to_name else each for each in report]
-            return Ending(there, then or ["set --env.rollouts_path to keep every rollout"], self._run_to_name)
-        places = {**self._elsewhere, **({"page": self.page} if "groups" in self._elsewhere else {})}
-        there = [(name, path) for name, path in places.items() if Path(path).exists()]
-        path = self._directory.path
-        name = shlex.quote(path.name if path.parent == Path(ROOT) else str(path))
+        named = f" --run {self._run_to_name}" if self._run_to_name else ""
+        report = [f"agentenv report {shlex.quote(records)}{named}"] if records and Path(records).exists() else []
+        here = self._directory.path if self._directory is not None else None
+        places = self._elsewhere if here is not None else {"groups": self.groups, "records": records, **self._elsewhere}
+        places = {name: path for name in WRITTEN if (path := {"page": self.page, **places}.get(name))}
+        there = [
+            (name, path) for name, path in places.items() if here not in Path(path).parents and Path(path).exists()
+        ]
+        if here is None:
+            return Ending(there, report or ["set --env.rollouts_path to keep every rollout"], self._run_to_name)
+        name = shlex.quote(here.name if here.parent == Path(ROOT) else str(here))
         verb = "resume" if incomplete and self._about.verb != "serve" else "show"
-        return Ending(there, [f"agentenv runs {verb} {name}", *report], self.run.id, str(path))
+        return Ending(there, [f"agentenv runs {verb} {name}", *report], self.run.id, str(here))
 
     # -- its rollouts and groups --------------------------------------------------------------------
 
@@ -325,7 +328,9 @@ class RunFiles:
             return transcript
 
         missing = [number for number in range(size) if number not in members]
-        played = await run_group([f"{group}-{number}" for number in missing], kept, item_id(item))
+        played: list[Transcript] = []
+        if missing:  # else it ended between its last rollout and its record
+            played = await run_group([f"{group}-{number}" for number in missing], kept, item_id(item))
         members |= zip(missing, played, strict=True)
         return group, [members[number] for number in range(size)], played
 

@@ -180,6 +180,10 @@ def read_kept(
         if dropped:
             kept.done.add(position)
         each(record, dropped or (groups is None and record.outcome == "retry"))
+    if unknown := written - named - {one.group for one in ended}:
+        raise ValueError(
+            f"{groups} has {len(unknown)} groups that no record knows: of a collect_trajectories of one's own"
+        )
     for position, count in failures.items():
         if position not in kept.done and count <= item_retries:
             kept.failures[position] = count

@@ -140,11 +140,28 @@ def test_a_group_that_was_recorded_and_not_written_is_formed_again(tmp_path: Pat
 
 def test_failed_groups_are_retried_so_often_as_without_an_end(tmp_path: Path) -> None:
     rollouts = tmp_path / "rollouts.jsonl"
-    for group, position, fault in (("a-1", 0, "task"), ("b-1", 1, "task"), ("b-2", 1, "task"), ("c-1", 2, "infra"),
-                                   ("c-2", 2, "infra")):  # fmt: skip
+    failed: list[tuple[str, int, Fault]] = [
+        ("a-1", 0, "task"), ("b-1", 1, "task"), ("b-2", 1, "task"), ("c-1", 2, "infra"), ("c-2", 2, "infra"),
+    ]  # fmt: skip
+    for group, position, fault in failed:
         append_record(rollouts, record(group, position, rollout(f"{group}-0", None, fault)))
     kept, seen = kept_of(tmp_path, size=1)
     assert kept.failures == {0: 1}, "once more"
     assert kept.done == {1}, "dropped, by the task's doing"
     assert seen == [("a-1", False), ("b-1", False), ("b-2", True), ("c-1", False), ("c-2", False)]
     assert kept.groups == 0
+
+
+def test_groups_that_no_record_knows_are_refused(tmp_path: Path) -> None:
+    append_record(tmp_path / "rollouts.jsonl", record("a-1", 0, rollout("a-1-0")))
+    (tmp_path / "groups.jsonl").write_text('{"group": "a-1"}\n{"scores": [1.0]}\n')
+    with pytest.raises(ValueError, match="has 1 groups that no record knows"):
+        kept_of(tmp_path, size=1)
+
+
+def test_a_group_whose_members_have_all_ended_is_open(tmp_path: Path) -> None:
+    members = MembersFile(tmp_path / "members.jsonl")
+    for number in range(2):
+        members.add("a-1", 4, number, rollout(f"a-1-{number}"))
+    kept, seen = kept_of(tmp_path)
+    assert (kept.done, seen, sorted(kept.open[4].members), kept.last) == (set(), [], [0, 1], 4)
