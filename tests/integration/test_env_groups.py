@@ -171,7 +171,7 @@ async def test_evaluate_means_over_items(tmp_path: Path) -> None:
     changed = {"eval_items": 4, "data_dir_to_save_evals": str(tmp_path / "evals")}
     async with environment(AnswerEnv, tmp_path, script, **changed) as env:
         metrics = await env.evaluate()
-    assert metrics == {"items": 4.0, "scored": 4.0, "mean_score": 0.75, "sd_score": 0.5}
+    assert metrics == {"items": 4.0, "scored": 4.0, "mean_score": 0.75, "sd_score": 0.5, "stderr_score": 0.25}
     saved = json.loads((tmp_path / "evals" / "metrics.json").read_text())
     assert saved["results"]["all"]["mean_score"] == 0.75
     assert len((tmp_path / "evals" / "samples.jsonl").read_text().splitlines()) == 4

@@ -152,7 +152,6 @@ def read_kept(
     ended = list(read_members(members))
     written = _names_in(groups) if groups is not None else set()
     named: set[str] = set()
-    last: dict[int, GroupRecord] = {}
     failures: dict[int, int] = {}
     for record in records_of(records, run):
         if record.position is None or record.group in named:
@@ -164,7 +163,6 @@ def read_kept(
         failed = groups is not None and record.outcome == "retry"
         if failed:
             failures[position] = failures.get(position, 0) + 1
-            last[position] = record
         else:
             kept.done.add(position)
             kept.groups += record.outcome != "retry"
