@@ -15,7 +15,7 @@ import typer
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import err, escape, out, print_json, verb
 from agentenv.cli.runs_compare import compare
-from agentenv.cli.runs_view import view
+from agentenv.cli.view import view_runs
 from agentenv.durations import duration
 from agentenv.errors import ConfigError
 from agentenv.runs import LAST, ROOT
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 runs = group("Runs of environments: list and show them, resume one, compare several, see them on one page.")
 runs.command()(compare)
-runs.command()(view)
+runs.command("view")(view_runs)
 
 RootOption = Annotated[
     Path, typer.Option("--runs-dir", "-d", metavar="DIR", help="Where runs are: --env.runs_dir of their commands.")
@@ -74,7 +74,7 @@ def list_runs(runs_dir: RootOption = Path(ROOT), as_json: JsonOption = False) ->
         )  # fmt: skip
     if found:
         out().print(table)
-    err().print(f"{len(found)} runs in {runs_dir}/", highlight=False)
+    err().print(f"{len(found)} run{'' if len(found) == 1 else 's'} in {runs_dir}/", highlight=False)
 
 
 def _row(run: FoundRun) -> dict[str, Any]:
