@@ -96,6 +96,20 @@ async def test_one_that_nobody_is_connected_to_ends_after_its_idle_timeout(farm:
             await mine.sandbox(name="none", idle_timeout_s=1e9).open()
 
 
+async def test_who_is_cancelled_while_it_connects_ends_nothing(farm: Served) -> None:
+    async with client(farm) as first, first.sandbox(name="build") as box:
+        await box.write_file("note", "kept\n")
+    async with client(farm) as second:
+        for turns in range(40):
+            opening = asyncio.create_task(second.connect("build").open())
+            for _ in range(turns):
+                await asyncio.sleep(0.001)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+    async with client(farm) as third, third.connect("build") as box:
+        assert await box.read_file("note") == "kept\n"
+
+
 async def test_a_paused_one_is_taken_up_by_another_process(farm: Served) -> None:
     async with client(farm) as first:
         box = await first.sandbox(name="build").open()

@@ -140,7 +140,9 @@ class FarmAsks:
         self._wanted.pop(wanted.ask.request_id, None)
 
     def withdraw(self, wanted: Wanted) -> None:
-        """The farm withdraws the ask, or ends its leases if it was granted."""
+        """The farm withdraws the ask, or ends its leases if it was granted; unless they were there before."""
+        if wanted.ask.existing:
+            return
         self._tasks.start("farm", self._cancel(wanted.ask.request_id), "cancel")
 
     def dismiss(self, error: AgentEnvError) -> None:

@@ -169,7 +169,7 @@ class FarmPool(Leases):
                 leases.append(await self._hold(grant, request.ttl_s))
         except (asyncio.CancelledError, ConfigError):
             for lease in leases:
-                self._leases.give_back(lease)
+                (self._leases.leave if request.existing else self._leases.give_back)(lease)
             self._asks.withdraw(wanted)
             raise
         finally:
