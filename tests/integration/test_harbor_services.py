@@ -1,4 +1,4 @@
-"""A task of several services, end to end: the oracle scores 1, an agent that does nothing 0; what fails is the task's."""
+"""A task of several services, end to end: the oracle scores 1, an idle agent 0; what fails is the task's."""
 
 from __future__ import annotations
 
