@@ -44,6 +44,11 @@ class Attempts:
         """The largest number of scored attempts at an item."""
         return max((number for number, _, _ in self._items.values()), default=0)
 
+    def mean(self) -> float | None:
+        """The mean of all scores; None without one."""
+        attempts = sum(number for number, _, _ in self._items.values())
+        return math.fsum(total for _, total, _ in self._items.values()) / attempts if attempts else None
+
     def stderr(self) -> float | None:
         """The standard error of the mean score, clustered by item; None for fewer than two items with a score."""
         clusters = [(number, total) for number, total, _ in self._items.values() if number]

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from agentenv.agent.estimates import PASSED, Attempts, pass_at
+
 RESAMPLES: Final = 1000
 SEED: Final = 20240
 """Of the bootstrap: the same scores have the same interval every time."""
@@ -21,7 +23,7 @@ MOST_RESAMPLED: Final = 1000
 """Items above which an interval is the normal approximation, to which the bootstrap converges."""
 Z_95: Final = 1.959964
 """Standard deviations of a normal distribution within which 95 % of it lie."""
-SUCCESS: Final = 1.0
+SUCCESS: Final = PASSED
 """The score from which on an attempt is a success, unless a caller says otherwise."""
 
 
@@ -64,15 +66,10 @@ def mean_and_standard_error(scores_per_item: Iterable[Sequence[float]]) -> tuple
     G items. It is the usual standard error if every item has one attempt, and that of the items' means if all have
     the same number.
     """
-    items = [scores for scores in scores_per_item if scores]
-    count = sum(map(len, items))
-    if not count:
-        return None, None
-    mean = math.fsum(score for scores in items for score in scores) / count
-    if len(items) < 2:
-        return mean, None
-    squares = math.fsum(math.fsum(score - mean for score in scores) ** 2 for scores in items)
-    return mean, math.sqrt(len(items) / (len(items) - 1) * squares) / count
+    attempts = Attempts()
+    for number, scores in enumerate(scores_per_item):
+        attempts.add(str(number), scores)
+    return attempts.mean(), attempts.stderr()
 
 
 def pass_at_k(scores_per_item: Iterable[Sequence[float]], k: int, *, success: float = SUCCESS) -> float | None:
@@ -149,9 +146,5 @@ def _passes(scores_per_item: Iterable[Sequence[float]], k: int, success: float) 
     """Per item with enough attempts, the share of choices of ``k`` of them that contain a success."""
     if k < 1:
         raise ValueError(f"k is at least 1, not {k}")
-    values = []
-    for scores in scores_per_item:
-        if (attempts := len(scores)) >= k:
-            failures = sum(score < success for score in scores)
-            values.append(1 - math.comb(failures, k) / math.comb(attempts, k))
-    return values
+    enough = (scores for scores in scores_per_item if len(scores) >= k)
+    return [pass_at(k, len(scores), sum(score >= success for score in scores)) for scores in enough]
