@@ -104,9 +104,10 @@ async def build_image(
     cache = LayerCache(store.layout.directory / "builds")
     async with AsyncExitStack() as stack:
         context = await asyncio.to_thread(stack.enter_context, BuildContext(directory))
-        on = machines if machines is not None else await stack.enter_async_context(SlotMachines(store, limits))
-        timeout_s = on.limits.timeout_s
-        return await build(dockerfile, context, on, cache, options, listeners=listeners, timeout_s=timeout_s)
+        if machines is None:
+            machines = await stack.enter_async_context(SlotMachines(store, limits))
+        timeout_s = machines.limits.timeout_s
+        return await build(dockerfile, context, machines, cache, options, listeners=listeners, timeout_s=timeout_s)
 
 
 class SlotMachines:

@@ -165,8 +165,8 @@ def play(
 
     \b
     Examples:
-      agentenv tasks play examples/tasks -m qwen3-8b --base-url http://127.0.0.1:8000/v1
-      agentenv tasks play my-tasks -m NAME --base-url URL --env.agent_max_steps 100
+      agentenv tasks play my-tasks -m qwen3-8b --base-url http://gpu:8000/v1
+      agentenv tasks play tasks -m NAME --base-url URL --env.agent_max_steps 100
     """
     from agentenv.tasks.harbor.env import EveryTask
 
