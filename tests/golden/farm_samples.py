@@ -28,7 +28,7 @@ _GRANT = farm.Grant(
     index=2,
     slots=10,
     relay_url="http://relay/c/local-0-01234567",
-    root=RootSpec("", workdir="/workspace/a"),
+    root=RootSpec("", checkpoint="0c" * 16, workdir="/workspace/a"),
 )
 _PLACE = farm.Place(
     why="no_capacity",

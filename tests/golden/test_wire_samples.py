@@ -31,7 +31,7 @@ from agentenv.wire import (
 )
 from agentenv.wire.base import KeptModel, WireModel
 from agentenv.wire.network import NetworkPolicy
-from agentenv.wire.roots import RootSpec
+from agentenv.wire.roots import RootSpec, ServiceSpec
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
 from tests.golden.image_samples import IMAGE_MODELS
@@ -74,7 +74,6 @@ _RESULT = calls.CallResult(
 )
 _ROOT = RootSpec(
     image="sha256:" + 64 * "0",
-    checkpoint="0c" * 16,
     writable="disk",
     writable_bytes=2**30,
     writable_inodes=1000,
@@ -87,6 +86,9 @@ _ROOT = RootSpec(
     network=NetworkPolicy("public"),
     capabilities=("net_raw",),
     nested_namespaces=True,
+    services=(ServiceSpec("db", "sha256:" + 64 * "1", user="db", env={"A": "b"}, volumes={"/data": "kept:ro"}),),
+    volumes={"/data": "kept"},
+    hosts=("api.internal",),
 )
 _TOKEN = leases.TokenTag(id="0f1e", cap=8)
 _TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é", tokens=(_TOKEN,))

