@@ -83,7 +83,9 @@ def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: ty
     methods = {name for name, found in public(plain).items() if inspect.isfunction(found)}
     for name in (*methods, "__init__") if plain in (Farm, Sandbox) else methods:
         here, there = getattr(plain, name), getattr(awaited, name)
-        hints = {hint: AWAITED.get(found, found) for hint, found in typing.get_type_hints(there).items()}
+        hints = {
+            hint: (AWAITED | {Self: plain}).get(found, found) for hint, found in typing.get_type_hints(there).items()
+        }
         assert typing.get_type_hints(here) == hints, name
         assert parameters(here) == parameters(there), name
         waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(inspect.unwrap(there))
