@@ -86,7 +86,8 @@ def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: ty
         hints = {
             hint: (AWAITED | {Self: plain}).get(found, found) for hint, found in typing.get_type_hints(there).items()
         }
-        assert typing.get_type_hints(here) == hints, name
+        own = {hint: plain if found is Self else found for hint, found in typing.get_type_hints(here).items()}
+        assert own == hints, name
         assert parameters(here) == parameters(there), name
         waits = inspect.iscoroutinefunction(there) or inspect.isasyncgenfunction(inspect.unwrap(there))
         assert waits == (name != "__init__" and (plain, name) not in AT_ONCE), name
