@@ -129,7 +129,7 @@ def _facts(run: FoundRun) -> list[tuple[str, str]]:
         ("command", f"{manifest.verb} of {manifest.name}, model {manifest.model or '?'}"),
         ("state", state),
         ("began", f"{began}{ended}{resumed}"),
-        ("groups", f"{manifest.results.get('groups', 0)}{goal}, of {manifest.group_size}"),
+        ("groups", f"{manifest.results.get('groups', 0)}{goal}, {manifest.group_size} rollouts each"),
         ("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from typing_extensions import TypeAliasType
 
 from agentenv.config import ContainerSettings, stated
 from agentenv.errors import ConfigError
@@ -28,9 +29,10 @@ def _parse_object(value: object) -> object:
         raise ValueError(f"must be a JSON object: {error}") from error
 
 
-Names = Annotated[list[str], BeforeValidator(_split)]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
-TextObject = Annotated[dict[str, str], BeforeValidator(_parse_object)]
+# Named types: atropos' command line copies a field's type, and loses the validators that stand beside it
+Names = TypeAliasType("Names", Annotated[list[str], BeforeValidator(_split)])
+JsonObject = TypeAliasType("JsonObject", Annotated[dict[str, Any], BeforeValidator(_parse_object)])
+TextObject = TypeAliasType("TextObject", Annotated[dict[str, str], BeforeValidator(_parse_object)])
 
 _OTHERWISE: Final = {"checkpoint_bytes": "checkpoint_mib", "env": "sandbox_env", "binds": "sandbox_binds"}
 """Fields of ContainerSettings that have another name here."""

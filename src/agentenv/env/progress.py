@@ -314,6 +314,10 @@ class RunLog(logging.Handler):
         """Write a line, or keep it until :meth:`open`."""
         self._write(f"{self.without_secrets(self.format(record))}\n")
 
+    def add(self, message: str, *values: object) -> None:
+        """Write an error that is not logged for the screen."""
+        self.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, message, values, None))
+
     def _write(self, text: str) -> None:
         if self._path is None:
             if len(self._waiting) < self.MOST_WAITING:

@@ -227,6 +227,8 @@ class RunFiles:
         self._read_kept(directory)
         self._members = MembersFile(members)
         self._members.take_over(self.kept.members)
+        others = sum(len(group.members) for group in self.kept.open.values())
+        self._progress.say(f"resumed; not played again: {len(self.kept.done)} groups, and {others} rollouts of others")
         resumed = [*directory.manifest.resumed_unix_s, time.time()]
         directory.update(state="running", ended_unix_s=None, error="", resumed_unix_s=resumed)
 
@@ -252,7 +254,7 @@ class RunFiles:
     def _end(self, state: State, error: str) -> None:
         if self._log is not None:
             if error:
-                logger.error("the command ended: %s", error)
+                self._log.add("the command ended: %s", error)  # who started it prints it
             self._log.close()
             error = self._log.without_secrets(error)
         directory = self._directory

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atroposlib.utils.cli import get_prefixed_pydantic_model
+from pydantic_cli import pydantic_class_to_parser
 
 from agentenv.env.command_line import check_arguments, joined_negatives
 from agentenv.env.config import TOOL_CALL_PARSERS
@@ -283,3 +285,13 @@ def test_a_settings_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: s
 def test_a_command_line_that_can_be_meant_is_left_alone(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
     check_arguments(["process", "--env.group_size", "-1", f"--config={file}", "--slurm"], AgentEnvConfig.model_fields)
+
+
+def test_lists_and_objects_are_words_of_a_command_line() -> None:
+    of_atropos = get_prefixed_pydantic_model(AgentEnvConfig, "env.")
+    words = ["--env.sandbox_binds", "/a:/b,/c:/d", "--env.sandbox_env", '{"A": "b"}', "--env.enabled_toolsets", "files"]
+    parsed = vars(pydantic_class_to_parser(of_atropos, default_value_override={}).parse_args(words))
+    given = of_atropos(**{name: value for name, value in parsed.items() if f"--{name}" in words}).model_dump()
+    assert given["env.sandbox_binds"] == ["/a:/b", "/c:/d"]
+    assert given["env.sandbox_env"] == {"A": "b"}
+    assert given["env.enabled_toolsets"] == ["files"]

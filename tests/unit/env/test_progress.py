@@ -152,6 +152,7 @@ def test_the_log_of_a_run_has_what_the_screen_counts_and_no_secret(tmp_path: Pat
         log.open(path := tmp_path / "log.txt")
         logging.getLogger("openai").error("refused: sk-secret-key is unused")
         failures.close()
+        log.add("the command ended: %s", "sk-secret-key")
     finally:
         log.close()
     logging.getLogger("openai").error("after its end")
@@ -161,6 +162,7 @@ def test_the_log_of_a_run_has_what_the_screen_counts_and_no_secret(tmp_path: Pat
         *(f"INFO agentenv.agent.failure_log: again: rollout {number}: the container is lost" for number in (1, 2, 3)),
         "ERROR openai: refused: *** is unused",
         "WARNING agentenv.agent.failure_log: again ×3: lost 0",
+        "ERROR agentenv.env.progress: the command ended: ***",
     ]
 
 
