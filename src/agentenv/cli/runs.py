@@ -161,7 +161,7 @@ def _files_and_next(run: FoundRun) -> list[tuple[str, str]]:
     rows += [("", f"{name}: {where}") for name, where in run.manifest.files.items()]
     records = run.manifest.files.get("records", str(run.path / ROLLOUTS))
     name = shlex.quote(run.name if run.path.parent == Path(ROOT) else str(run.path))
-    following = [f"agentenv runs resume {name}"] if run.state in _RESUMABLE and run.manifest.verb != "serve" else []
+    following = [f"agentenv runs resume {name}"] if run.state in _RESUMABLE and run.manifest.resumable else []
     if Path(records).exists():
         following.append(f"agentenv {'view' if run.state == 'running' else 'report'} {shlex.quote(records)}")
     if (run.path / LOG).exists() and (run.path / LOG).stat().st_size:
@@ -196,6 +196,8 @@ def resume(context: typer.Context, name: RunArgument, runs_dir: RootOption = Pat
             f"{run.name} fed a trainer, and what that has not fetched is gone with it",
             next_step="start serve again",
         )
+    if not manifest.resumable:
+        raise ConfigError("RUN", f"{run.name} is an evaluate() of one's own: nothing says what it has done")
     if not Path(manifest.directory).is_dir():
         raise ConfigError("RUN", f"its working directory {manifest.directory} is gone")
     words = _words_again(manifest, context.args)

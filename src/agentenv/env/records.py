@@ -121,6 +121,7 @@ class RunFiles:
             },
             began_unix_s=self.run.began_unix_s,
             goal_groups=goal,
+            resumable=resumable and verb != "serve",
             group_size=size,
         )
         self._elsewhere = {
@@ -287,7 +288,7 @@ class RunFiles:
         if here is None:
             return Ending(there, report or ["set --env.rollouts_path to keep every rollout"], self._run_to_name)
         name = shlex.quote(here.name if here.parent == Path(ROOT) else str(here))
-        verb = "resume" if incomplete and self._about.verb != "serve" else "show"
+        verb = "resume" if incomplete and self._about.resumable else "show"
         return Ending(there, [f"agentenv runs {verb} {name}", *report], self.run.id, str(here))
 
     # -- its rollouts and groups --------------------------------------------------------------------

@@ -62,6 +62,8 @@ class RunManifest(BaseModel):
     """What ended it; empty if it was finished, or killed."""
     goal_groups: int | None = None
     """Groups that it is to have; None with `serve`, which has no end."""
+    resumable: bool = True
+    """Not with `serve`, nor with an ``evaluate()`` of one's own."""
     group_size: int = 1
     """Rollouts per group: ``group_size`` of `process`, ``epochs`` of `evaluate`."""
     results: dict[str, Any] = Field(default_factory=dict)

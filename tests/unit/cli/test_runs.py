@@ -102,3 +102,15 @@ def test_records_that_lie_elsewhere_are_found(tmp_path: Path, team: list[Path]) 
     (team[0] / "run.json").write_text(json.dumps(manifest | {"files": {"records": str(shared)}}))
     found = json.loads(ran("compare", "repair-small", "repair-large", "--json").stdout)
     assert [run["rollouts"] for run in found["runs"]] == [32, 32]
+
+
+def test_a_run_that_cannot_be_resumed_is_not_said_to_be(team: list[Path]) -> None:
+    manifest = team[0] / "run.json"
+    about = json.loads(manifest.read_text()) | {"state": "interrupted"}
+    manifest.write_text(json.dumps(about))
+    assert f"agentenv runs resume {team[0].name}" in ran("show", team[0].name).stdout
+    manifest.write_text(json.dumps(about | {"resumable": False}))
+    assert "agentenv runs resume" not in ran("show", team[0].name).stdout
+    refused = ran("resume", team[0].name)
+    assert refused.exit_code == 2
+    assert "nothing says what it has done" in refused.stderr
