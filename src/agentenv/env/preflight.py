@@ -161,10 +161,11 @@ def places(config: Any, *, groups_in_run: bool = False) -> list[tuple[str, str]]
     for name in PLACES:
         if not (path := getattr(config, name)) or (groups_in_run and name == "data_path_to_save_groups"):
             continue
-        directory = next(each for each in Path(path).absolute().parents if each.is_dir())
+        place = Path(path).absolute()
+        directory = next(each for each in (place, *place.parents) if each.is_dir())
         free_bytes = shutil.disk_usage(directory).free
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise ConfigError(name, f"{directory} cannot be written", next_step="name a file in another directory")
+            raise ConfigError(name, f"{directory} cannot be written", next_step="name another place")
         if free_bytes < LEAST_FREE_BYTES:
             raise ConfigError(name, f"{directory} has {free_bytes >> 20} MiB left", next_step="make room")
         rows.append((PLACES[name], f"{path} ({free_bytes / 2**30:.1f} GiB free)"))

@@ -234,3 +234,12 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(ConfigError, match=r"rollouts_path: .* cannot be written"):
         places(config_for(rollouts_path=tmp_path / "r.jsonl"))
+
+
+def test_a_directory_of_results_that_is_there_must_be_writable_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there := tmp_path / "runs").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != there)  # root may write anywhere
+    with pytest.raises(ConfigError, match=r"runs_dir: .*runs cannot be written \(name another place\)"):
+        places(config_for(runs_dir=there))
