@@ -47,6 +47,7 @@ from agentenv.env.farm_fields import (
     refuse_farm_contradictions,
     taken_from,
 )
+from agentenv.env.invocation import named_as_secret
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
@@ -73,8 +74,12 @@ SECRETS = frozenset({"tool_server_token", "farm_token"})
 _PLACES_OF_RESULTS = frozenset(
     {"rollouts_path", "data_path_to_save_groups", "data_dir_to_save_evals", "runs_dir", "run_name"}
 )
-_SECRET_NAMES = ("token", "key", "password", "secret")
-"""How a setting of an environment's own is named whose value is not written down."""
+
+
+def _without_secrets(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_secrets(each) for name, each in value.items() if not named_as_secret(name)}
 
 
 class AgentFields(ContainerFields, FarmFields, PoolSettings):
@@ -268,11 +273,12 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
     def secrets(cls) -> frozenset[str]:
         """The settings whose values are never written down: ours, and what is hidden in a ``repr`` or named so."""
         hidden = {name for name, field in cls.model_fields.items() if not field.repr}
-        return SECRETS | hidden | {name for name in cls.model_fields if name.split("_")[-1] in _SECRET_NAMES}
+        return SECRETS | hidden | {name for name in cls.model_fields if named_as_secret(name)}
 
     def compared(self) -> dict[str, Any]:
         """The settings that make runs alike: without secrets, and without the places of results."""
-        return self.model_dump(mode="json", exclude=set(self.secrets() | _PLACES_OF_RESULTS), fallback=repr)
+        shown = self.model_dump(mode="json", exclude=set(self.secrets() | _PLACES_OF_RESULTS), fallback=repr)
+        return {name: _without_secrets(value) for name, value in shown.items()}
 
     def digest(self) -> str:
         """Equal for equal settings, whatever their secrets and where results are written."""

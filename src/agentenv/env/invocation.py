@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -52,6 +53,26 @@ def program_words() -> list[str]:
     return [sys.executable, sys.argv[0]]
 
 
+_SECRET_NAMES = ("token", "key", "password", "secret")
+
+
+def named_as_secret(name: str) -> bool:
+    """Whether a setting of an environment's own, or a field of an object among the settings, has a value that is not
+    written down."""
+    return name.lower().split("_")[-1] in _SECRET_NAMES
+
+
+def _secrets_of_object(text: str) -> list[str]:
+    """The secrets in a JSON object of the command line, such as ``sandbox_env``."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return []
+    if not isinstance(given, dict):
+        return []
+    return [str(value) for name, value in given.items() if named_as_secret(name)]
+
+
 _USER_IN_URL = re.compile(r"://[^/@\s]+:[^/@\s]+@")
 
 
@@ -73,9 +94,10 @@ def invocation_of(
         if name != flag:
             given.add(name)
         hidden = flag == "--openai.api_key" or (name != flag and name in secret)
-        if (hidden and not value.startswith("file:")) or _USER_IN_URL.search(value):
+        inside = _secrets_of_object(value)
+        if (hidden and not value.startswith("file:")) or inside or _USER_IN_URL.search(value):
             omitted.append(flag)
-            secrets.append(value)
+            secrets += [value, *inside]
         else:
             words += taken
         if flag == "--config":

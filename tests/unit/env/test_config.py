@@ -10,6 +10,7 @@ from pydantic_cli import pydantic_class_to_parser
 from agentenv.env.command_line import check_arguments, joined_negatives
 from agentenv.env.config import TOOL_CALL_PARSERS
 from agentenv.env.environment import AgentEnvConfig
+from agentenv.env.invocation import invocation_of
 from agentenv.env.older_names import ALIASES, REFUSED, with_flags_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
@@ -295,3 +296,13 @@ def test_lists_and_objects_are_words_of_a_command_line() -> None:
     assert given["env.sandbox_binds"] == ["/a:/b", "/c:/d"]
     assert given["env.sandbox_env"] == {"A": "b"}
     assert given["env.enabled_toolsets"] == ["files"]
+
+
+def test_secrets_in_objects_are_not_written_down() -> None:
+    given = '{"GITHUB_TOKEN": "ghp_secret", "PATH": "/bin"}'
+    assert AgentEnvConfig(sandbox_env=given).compared()["sandbox_env"] == {"PATH": "/bin"}
+    words = ["process", "--env.sandbox_env", given, "--env.group_size", "2"]
+    found = invocation_of(["my_env.py"], words, AgentEnvConfig.secrets(), None)
+    assert found.words == ["my_env.py", "process", "--env.group_size", "2"]
+    assert found.omitted == ["--env.sandbox_env"]
+    assert "ghp_secret" in found.secrets
