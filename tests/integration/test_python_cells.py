@@ -84,10 +84,39 @@ async def test_output_comes_as_it_is_printed_and_large_output_is_cut(python: Slo
     assert large.stdout.startswith("aaaa")
     assert large.stdout.endswith("ab\n")
     assert len(large.stdout) < 1_100_000
-    text = (await python.run("'z' * 5_000_000")).text
-    assert text is not None
-    assert "characters dropped" in text
+    shown = await python.run("'z' * 5_000_000")
+    assert shown.truncated
+    assert shown.text is not None
+    assert "characters dropped" in shown.text
     assert (await python.run("1")).text == "1"
+
+
+async def test_what_is_printed_between_cells_is_the_next_ones(python: SlotPython) -> None:
+    child = "import subprocess\nlate = subprocess.Popen('sleep 0.3; echo late', shell=True)"
+    assert (await python.run(child)).stdout == ""
+    assert (await python.run("late.wait();")).stdout == "late\n"
+    await python.run("import threading\nthread = threading.Timer(0.3, print, ('later',))\nthread.start()")
+    await asyncio.sleep(1)
+    printed = ""
+    while not printed:  # on a loaded machine it has not been printed by then
+        printed = (await python.run("")).stdout
+    assert printed == "later\n"
+
+
+async def test_a_callback_that_raises_interrupts_its_cell_alone(python: SlotPython) -> None:
+    def raising(stream: str, text: str) -> None:
+        raise LookupError(stream + text)
+
+    await python.run("x = 1\nimport time")
+    with pytest.raises(LookupError, match="stdouthello"):
+        await python.run("print('hello')\nprint('more')\ntime.sleep(1000)", on_output=raising)
+    assert (await python.run("x")).text == "1"
+
+
+async def test_a_process_that_a_cell_forks_ends_with_the_cell(python: SlotPython) -> None:
+    forked = await python.run("import os\nif child := os.fork(): os.waitpid(child, 0)\nbool(child)", 60)
+    assert (forked.text, forked.timed_out) == ("True", False)
+    assert (await python.run("1 + 1")).text == "2"
 
 
 async def test_a_cell_is_interrupted_at_its_timeout_and_on_request(python: SlotPython) -> None:
@@ -146,10 +175,12 @@ async def test_what_a_cell_does_to_its_interpreter_is_no_failure_of_ours(python:
 
 
 async def test_a_slot_without_python_says_so(box: AsyncSandbox) -> None:
-    for program, why in (("nopython", "cannot start"), ("cat", "invalid option"), ("true", "")):
-        with pytest.raises(InvalidArgumentsError, match=why or "python: "):
+    for program, why in (("nopython", "cannot start"), ("cat", "invalid option"), ("true", "true ended")):
+        with pytest.raises(InvalidArgumentsError, match=why):
             await box.python(program).run("1")
     async with box.python() as python:
+        with pytest.raises(InvalidArgumentsError, match="timeout_s is 0"):
+            await python.run("1", 0)
         await python.run("1")
     with pytest.raises(PoolClosedError):
         await python.run("1")

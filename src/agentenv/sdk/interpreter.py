@@ -4,8 +4,8 @@ that is there: it imports nothing but the standard library.
 It reads requests from its standard input and writes frames to its standard output: the length of the rest (4 bytes,
 big-endian), then JSON. Both are moved to other descriptors first: what cells and their children print goes through
 pipes, and becomes frames too. Requests are lines, ``{"n": 1, "code": …}``. Frames have the ``n`` of the latest request,
-and ``stream`` and ``data`` (bytes as Latin-1), ``output`` (a MIME bundle; ``result``: of the last expression),
-``error``, or ``over`` at the end.
+and ``stream`` and ``data`` (bytes as Latin-1), ``output`` (a MIME bundle; ``result``: of the last expression; ``cut``:
+content is missing), ``error``, or ``over`` at the end.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Frames:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._owner = os.getpid()
         self._waiting: collections.deque[bytes] = collections.deque()
         self._written = threading.Event()
         self._woken, self._wake = os.pipe()
@@ -65,7 +66,10 @@ class Frames:
         threading.Thread(target=self._pump, daemon=True).start()
 
     def put(self, **fields: Any) -> None:
-        """Write a frame, after all that was printed before. A child that prints without an end does not hold it up."""
+        """Write a frame, after all that was printed before. A child that prints without an end does not hold it up.
+        No effect in a process that a cell has forked: the thread that writes is not there."""
+        if os.getpid() != self._owner:
+            return
         self._written.clear()
         self._waiting.append(self._frame(fields))
         os.write(self._wake, b".")
@@ -168,7 +172,8 @@ class Interpreter:
 
     def _put(self, data: dict[str, Any], result: bool) -> None:
         sys.stdout.flush()
-        self._frames.put(output=data, result=result)
+        shown = {mime: _bounded(mime, content) for mime, content in data.items()}
+        self._frames.put(output=shown, result=result, cut=any(shown[mime] is not data[mime] for mime in data))
 
     def _failed(self, error: BaseException) -> None:
         trace = error.__traceback__
@@ -198,7 +203,7 @@ def _bundle(value: Any) -> dict[str, Any]:
                     data[mime] = made
     except Exception:
         traceback.print_exc()
-    return {str(mime): _bounded(mime, _text(content)) for mime, content in data.items()}
+    return {str(mime): _text(content) for mime, content in data.items()}
 
 
 def _text(content: Any) -> Any:
@@ -227,7 +232,7 @@ def main() -> None:
     os.close(nothing)
     stream: Any
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False)
     os.environ.setdefault("MPLBACKEND", "Agg")
     warnings.filterwarnings("ignore", message=".*non-interactive.*cannot be shown")
     sys.argv, sys.path[0] = [""], ""

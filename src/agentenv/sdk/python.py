@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import codecs
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class PythonResult:
     """The interpreter has ended with the cell (it was killed, or crashed; ``error`` says how), and its state with it:
     the next cell runs in a new one."""
     truncated: bool = False
-    """Whether printed text, or outputs, are missing."""
+    """Whether printed text, outputs, or part of one are missing."""
 
     @property
     def success(self) -> bool:
@@ -137,10 +138,13 @@ class SlotPython:
 
         The value of the last expression is an output, unless the cell ends with ``;``. ``display(value)`` shows more of
         them, matplotlib's open figures become PNG images, coroutines may be awaited at the top level.
-        ``on_output(stream, text)`` is called with what is printed, as it comes. Cells have no standard input.
+        ``on_output(stream, text)`` is called with what is printed, as it comes; what it raises interrupts the cell and
+        is raised here. Cells have no standard input.
 
         Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
         """
+        if timeout_s <= 0:
+            raise InvalidArgumentsError(f"timeout_s is {timeout_s:g}")
         async with self._one_at_a_time:
             if self._closed:
                 raise PoolClosedError("the interpreter is closed")
@@ -156,7 +160,7 @@ class SlotPython:
                     done = await self._interrupted(program, reading)
                 reading.result()
             except BaseException:
-                await asyncio.shield(self._abandon(program, reading))
+                await asyncio.shield(self._abandon(program, reading, cell))
                 raise
         return cell.result()
 
@@ -201,18 +205,20 @@ class SlotPython:
             raise
         await program.close()
         raise InvalidArgumentsError(
-            f"python: {said}", next_step="name a Python 3.7 or later of the slot: python(program=...)"
+            f"python: {said or f'{self._argv[0]} ended, and said nothing'}",
+            next_step="name a Python 3.7 or later of the slot: python(program=...)",
         )
 
     async def _run(self, program: StreamedProgram, request: str, cell: _Cell) -> None:
-        try:
+        with contextlib.suppress(BrokenPipeError):
             await program.write(request)
-            while not cell.over:
-                if (frame := await _frame(program)) is None:
-                    break
-                cell.take(frame)
-        except BrokenPipeError:
-            pass
+        await self._read(program, cell)
+
+    async def _read(self, program: StreamedProgram, cell: _Cell) -> None:
+        while not cell.over:
+            if (frame := await _frame(program)) is None:
+                break
+            cell.take(frame)
         if not cell.over:
             await program.kill()
             cell.ended = await _how_it_ended(program)
@@ -227,10 +233,12 @@ class SlotPython:
             done, _ = await asyncio.wait({reading})
         return done
 
-    async def _abandon(self, program: StreamedProgram, reading: asyncio.Task[None]) -> None:
+    async def _abandon(self, program: StreamedProgram, reading: asyncio.Task[None], cell: _Cell) -> None:
         """The cell's caller has gone, or its callback has raised: the next cell finds an interpreter that waits for it,
         or none."""
         try:
+            if cell.unheard:
+                reading = asyncio.create_task(self._read(program, cell))
             if not reading.done():
                 await self._interrupted(program, reading)
             if reading.exception() is not None:
@@ -257,18 +265,22 @@ class _Cell:
         self._error: PythonError | None = None
         self._truncated = False
         self.over = False
+        self.unheard = False
+        """``on_output`` has raised, and is called no more."""
         self.timed_out = False
         self.ended = ""
         """How the interpreter ended, if it did."""
 
     def take(self, frame: Mapping[str, Any]) -> None:
-        """The next frame; one of another cell, or without a meaning, is passed over."""
+        """The next frame; one of another cell, or without a meaning, is passed over. What was printed since that cell's
+        end (by a thread, or a child) is this one's."""
         match frame:
-            case {"n": number} if number != self._number:
-                return
             case {"stream": "stdout" | "stderr" as name, "data": str(data)}:
                 self._printed(name, data.encode("latin-1", "replace"))
+            case {"n": number} if number != self._number:
+                return
             case {"output": dict(data), "result": result}:
+                self._truncated |= bool(frame.get("cut"))
                 self._outputs_bytes += len(json.dumps(data))
                 if self._outputs_bytes > _MAX_OUTPUTS_BYTES:
                     self._truncated = True
@@ -281,8 +293,12 @@ class _Cell:
 
     def _printed(self, name: str, data: bytes) -> None:
         self._kept[name].feed(data)
-        if self._on_output is not None and (text := self._decoders[name].decode(data)):
-            self._on_output(name, text)  # type: ignore[arg-type]
+        if self._on_output is not None and not self.unheard and (text := self._decoders[name].decode(data)):
+            try:
+                self._on_output(name, text)  # type: ignore[arg-type]
+            except BaseException:
+                self.unheard = True
+                raise
 
     def result(self) -> PythonResult:
         """What the cell did."""
