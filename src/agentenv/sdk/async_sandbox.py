@@ -54,6 +54,7 @@ from agentenv.wire.roots import RootSpec
 
 T = TypeVar("T")
 
+_MAX_NAME_CHARS: Final = 256
 SLOTS_PER_CONTAINER: Final = ContainerSettings().slots_per_container
 
 
@@ -201,6 +202,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         if name:
             self._check_named()
+            if len(name) > _MAX_NAME_CHARS:
+                raise ConfigError("name", f"has {len(name)} characters", next_step=f"at most {_MAX_NAME_CHARS}")
             box._name, box._idle_timeout_s = name, idle_timeout_s
         return box
 

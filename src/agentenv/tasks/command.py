@@ -165,8 +165,8 @@ def play(
 
     \b
     Examples:
-      agentenv tasks play my-tasks -m qwen3-8b --base-url http://gpu:8000/v1
-      agentenv tasks play tasks -m NAME --base-url URL --env.agent_max_steps 100
+      agentenv tasks play examples/tasks -m qwen3-8b --base-url http://gpu:8000/v1
+      agentenv tasks play mine -m NAME --base-url URL --env.agent_max_steps 100
     """
     from agentenv.tasks.harbor.env import EveryTask
 
@@ -240,6 +240,7 @@ def _row(task: HarborTask) -> dict[str, Any]:
         "agent_timeout_s": None if task.agent.timeout_s == float("inf") else task.agent.timeout_s,
         "verifier": "separate" if task.separates else "shared",
         "steps": [step.step for step in task.steps],
+        "services": [service.name for service in task.group.services],
         "unused": list(task.unknown),
     }
 
@@ -250,6 +251,7 @@ def _print_list(rows: list[dict[str, Any]], refused: dict[str, str]) -> None:
         asks = [
             *(f"{row[name]:g} {unit}" for name, unit in (("cpus", "cores"), ("memory_mib", "MiB")) if row[name]),
             *([f"{len(row['steps'])} steps"] if row["steps"] else []),
+            *([f"{len(row['services'])} services: {', '.join(row['services'])}"] if row["services"] else []),
             *(["own verifier"] if row["verifier"] == "separate" else []),
         ]
         image = "Dockerfile" if row["image"].startswith("dockerfile:") else row["image"]

@@ -304,12 +304,22 @@ def _reason(member: Transcript) -> str:
         reason = member.error
     else:
         name, value = next(
-            ((name, value) for name in _REASON_FIELDS if (value := member.verification.get(name))), ("", "no reason")
+            ((name, value) for name in _REASON_FIELDS if (value := member.verification.get(name))),
+            ("", _without_reason(member)),
         )
         value = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         reason = value if name in ("", "reason") else f"{name}: {value}"
     reason = " ".join(reason.split())
     return reason if len(reason) <= 2 * _SHOWN_CHARS else f"{reason[:_SHOWN_CHARS]} … {reason[-_SHOWN_CHARS:]}"
+
+
+def _without_reason(member: Transcript) -> str:
+    """What can be said where the verifier gives no reason: the last command that failed."""
+    calls = [call.result for step in member.steps for call in step.tool_calls if call.result and call.result.exit_code]
+    if member.score is None or not calls:
+        return "no score" if member.score is None else "the verifier gave no reason"
+    said = (calls[-1].stderr or calls[-1].stdout).strip() or "it printed nothing"
+    return f"the verifier gave no reason; a command ended with {calls[-1].exit_code}: {said}"
 
 
 def played(table: Table, playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:

@@ -121,11 +121,11 @@ class RootSpec:
 
     def _check_services(self) -> None:
         names = [service.name for service in self.services]
-        good = len(set(names)) == len(names) <= MAX_SERVICES and all(map(_SERVICE.fullmatch, names))
+        good = len(set(names)) == len(names) <= MAX_SERVICES and all(map(is_service, names))
         self._check("services", good, f"at most {MAX_SERVICES}, of different names (letters, digits, _ . -)")
         alone = not (self.checkpoint and (names or self.volumes))
         self._check("checkpoint", alone, "none: a slot with services or volumes has no checkpoints")
-        hosts = len(self.hosts) <= MAX_HOSTS and all(map(_HOST.fullmatch, self.hosts))
+        hosts = len(self.hosts) <= MAX_HOSTS and all(map(is_host, self.hosts))
         self._check("hosts", hosts, f"at most {MAX_HOSTS} host names")
         self._check("volumes", not why_no_volumes(self.volumes), why_no_volumes(self.volumes))
         for service in self.services:
@@ -161,12 +161,22 @@ class RootSpec:
         return root if network is None else dataclasses.replace(root, network=NetworkPolicy.parse(network))
 
 
+def is_service(name: str) -> bool:
+    """Whether a service may have this name."""
+    return bool(_SERVICE.fullmatch(name))
+
+
+def is_host(name: str) -> bool:
+    """Whether :attr:`RootSpec.hosts` may have this name."""
+    return bool(_HOST.fullmatch(name))
+
+
 def why_no_volumes(volumes: Mapping[str, str]) -> str:
     """What is allowed of the volumes of a root, if these are not; empty if they are."""
     if len(volumes) > MAX_VOLUMES:
         return f"at most {MAX_VOLUMES} in one root"
     for path, name in volumes.items():
-        if not _SERVICE.fullmatch(name.removesuffix(":ro")):
+        if not is_service(name.removesuffix(":ro")):
             return "names of letters, digits, _ . -, and after them :ro"
         whole = path.startswith("/") and path == posixpath.normpath(path) and _is_name(path, MAX_PATH_CHARS)
         if (

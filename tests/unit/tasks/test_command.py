@@ -43,6 +43,7 @@ def test_tasks_are_listed_with_what_they_request_and_why_they_are_refused(tasks:
         ("tests-in-the-same-shell", "terminal-bench", [], "shared"),
         ("usual", "harbor", [], "shared"),
     ]
+    assert [row["services"] for row in found["tasks"]] == [[], [], []]
     assert found["tasks"][1]["unused"] == ["run_tests_in_same_shell"]
     assert found["refused"] == {"a-gpu": "environment.gpus: task a-gpu: slots have no GPU (task.toml)"}
     shown = CliRunner().invoke(app, ["tasks", "list", str(tasks), "--strict"])

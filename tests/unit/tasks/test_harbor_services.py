@@ -105,6 +105,11 @@ def test_a_file_may_leave_the_agents_service_out(tmp_path: Path) -> None:
         ("a: {build: ./web, healthcheck: {test: x, interval: soon}}", "services.a.healthcheck.interval", "got 'soon'"),
         ("a: {build: ./web, restart: sometimes}", "services.a.restart", "got 'sometimes'"),
         ("main: {entrypoint: /start}, a: {build: ./web}", "services.main.entrypoint", "not started"),
+        ("a: {extends: {file: other.yaml, service: b}, build: ./web}", "services.a.extends", "not supported"),
+        ("'a b': {build: ./web}", "services.a b", "not a valid name"),
+        ("a: {build: ./web, hostname: \"x\\n1.2.3.4 evil\"}", "services.a.hostname", "host names"),
+        ("a: {build: ./web, networks: {n: {aliases: [b c]}}}, main: {networks: [n]}", "a.networks", "got 'b c'"),
+        (f"a: {{build: ./web, links: {[f'a:n{n}' for n in range(70)]}}}", "services.main", "72 names"),
         (", ".join(f"s{n}: {{build: ./web}}" for n in range(9)), "services.main", "9 services"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.tasks.scripted import Result, Table, report, result_of
+from agentenv.wire.calls import CallResult
 
 
 def member(**fields: object) -> Transcript:
@@ -22,6 +23,22 @@ def group(*members: Transcript) -> GroupRecord:
 
 
 IDLE = member(score=0.0)
+FAILED = {
+    "index": 0,
+    "model_started_s": 0.0,
+    "model_ended_s": 0.0,
+    "message": {},
+    "tool_calls": [
+        {
+            "call_id": "c",
+            "tool": "bash",
+            "arguments": {},
+            "started_s": 0.0,
+            "ended_s": 0.0,
+            "result": CallResult(id="c", exit_code=3, stderr="no luck\n"),
+        }
+    ],
+}
 
 
 def test_a_record_is_good_when_each_player_scores_as_it_must() -> None:
@@ -36,7 +53,12 @@ def test_a_record_is_good_when_each_player_scores_as_it_must() -> None:
         (member(score=0.0, verification={"reason": "too\n slow", "output": "x"}), IDLE, "oracle: too slow"),
         (member(score=0.0, verification={"still failing": ["a", "b"]}), IDLE, "oracle: still failing: a, b"),
         (member(score=1.0), member(score=1.0, verification={"output": "fine"}), "empty: output: fine"),
-        (member(score=1.0), member(score=0.5), "empty: no reason"),
+        (member(score=1.0), member(score=0.5), "empty: the verifier gave no reason"),
+        (
+            member(score=0.0, steps=[FAILED]),
+            IDLE,
+            "oracle: the verifier gave no reason; a command ended with 3: no luck",
+        ),
         (member(fault="task", error="TaskError: no"), IDLE, "oracle: TaskError: no"),
     ],
 )

@@ -66,6 +66,7 @@ _LACKING: Final[Mapping[str, str]] = {
     "scale": "there is one of each service",
     "pid": "slots share nothing with each other",
     "ipc": "slots share nothing with each other",
+    "extends": "write out what it would take over",
     "env_file": "name the variables in environment",
     "extra_hosts": "slots have the hosts of their network",
     "secrets": "name variables in environment",

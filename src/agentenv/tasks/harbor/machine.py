@@ -143,6 +143,6 @@ async def until_healthy(
             return
         failures += counts
         if failures >= check.retries and counts:
-            output = (done.stderr or done.stdout).strip()[-300:]
+            output = (done.stderr or done.stdout).strip()[-300:] or "it printed nothing"
             raise TaskError(f"{name} failed {failures} times: {check.command}: {output}")
         await asyncio.sleep(check.interval_s if counts else check.start_interval_s)

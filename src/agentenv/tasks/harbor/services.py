@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 
 from agentenv.tasks.harbor.compose import Compose, Service
 from agentenv.tasks.harbor.task import Condition, Group, Healthcheck, SideService
-from agentenv.wire.roots import MAX_SERVICES
+from agentenv.wire.roots import MAX_HOSTS, MAX_SERVICES, is_host, is_service
 
 _IN_SLOT: Final = frozenset({"", "default", "bridge"})
 """Values of ``network_mode`` that mean the network of all; and ``service:NAME``."""
@@ -54,9 +54,11 @@ def read_group(compose: Compose) -> Group:
             if condition == "service_healthy" and name in found and found[name].healthcheck is None:
                 problem = f"waits until {name} is healthy, which has no healthcheck here"
                 raise everything[waiting].error("depends_on", problem, f"write it into services.{name}.healthcheck")
-    hosts = [name for each in everything.values() for name in _names(each)]
+    hosts = dict.fromkeys(name for each in everything.values() for name in _names(each))
+    if len(hosts) > MAX_HOSTS:
+        raise compose.main.error("", f"and its services have {len(hosts)} names", f"at most {MAX_HOSTS}")
     started = tuple(found[name] for name in order if name in found)
-    return Group(started, after[compose.main.name], tuple(dict.fromkeys(hosts)))
+    return Group(started, after[compose.main.name], tuple(hosts))
 
 
 def total(own: _Number | None, others: Iterable[_Number | None]) -> _Number | None:
@@ -230,10 +232,19 @@ def _check_shared_files(services: Iterable[Service]) -> None:
 
 def _names(service: Service) -> Iterable[str]:
     """By which it is known in its network."""
-    yield service.name
-    yield from filter(None, (service.text("hostname"), service.text("container_name")))
+    if not is_service(service.name):
+        raise service.error("", "is not a valid name", "allowed: letters, digits, _ . -")
     networks = service.raw.get("networks")
-    for options in networks.values() if isinstance(networks, dict) else ():
-        yield from map(str, (options or {}).get("aliases") or ())
-    for link in service.raw.get("links") or ():
-        yield posixpath.basename(str(link).rpartition(":")[2])
+    tables = networks.values() if isinstance(networks, dict) else ()
+    found = {
+        "": [service.name],
+        "hostname": [service.text("hostname")],
+        "container_name": [service.text("container_name")],
+        "networks": [str(alias) for options in tables for alias in (options or {}).get("aliases") or ()],
+        "links": [posixpath.basename(str(link).rpartition(":")[2]) for link in service.raw.get("links") or ()],
+    }
+    for field, names in found.items():
+        for name in filter(None, names):
+            if not is_host(name):
+                raise service.error(field, f"got {name[:100]!r}", "allowed: host names: letters, digits, _ . -")
+            yield name

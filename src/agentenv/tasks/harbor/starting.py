@@ -86,12 +86,12 @@ def argv_of(service: SideService, runtime: Runtime) -> tuple[str, ...]:
 
 
 async def _until(running: _Running, condition: str) -> None:
-    name, check = running.service.name, running.service.healthcheck
+    check = running.service.healthcheck
     if condition == "service_completed_successfully":
         if code := await running.process.wait():
             raise await running.failure(f"ended with {code}")
     elif condition == "service_healthy" and check is not None:
         try:
-            await until_healthy(running.slot, check, user=None, name=f"services.{name}.healthcheck")
+            await until_healthy(running.slot, check, user=None, name="its healthcheck")
         except TaskError as error:
-            raise await running.failure(error.message) from error
+            raise await running.failure(f"is not healthy: {error.message}; it has printed") from error
