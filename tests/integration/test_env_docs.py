@@ -11,7 +11,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "environments.md"
 
 
 async def test_the_documented_environment_and_its_test_work(tmp_path: Path) -> None:
-    environment, usage = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    environment, _, usage = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict[str, Any] = {"__name__": "documented", "tmp_path": tmp_path}
     exec(compile(environment, "environment", "exec"), names)
     body = textwrap.indent(usage, "    ")

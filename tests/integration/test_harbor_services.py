@@ -79,24 +79,20 @@ def task(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_the_oracle_scores_1_and_the_empty_agent_0(
-    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, task.parent) == 0
+def test_the_oracle_scores_1_and_the_empty_agent_0(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(task.parent) == 0
     assert rows(capsys.readouterr().out) == ["ok fetch-a-word 1 0 S", "1 of 1 ok"]
 
 
 def test_a_service_that_fails_is_the_tasks_fault_with_what_it_printed(
-    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (task / "environment/server/serve.pl").write_text("die 'no such port';\n")
-    assert run(monkeypatch, task.parent, "--agent", "empty") == 1
+    assert run(task.parent, "--agent", "empty") == 1
     assert "no such port" in capsys.readouterr().out
 
 
-def test_a_slot_with_services_is_not_sealed(
-    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, task.parent, "--sealed") != 0
+def test_a_slot_with_services_is_not_sealed(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(task.parent, "--sealed") != 0
     printed = capsys.readouterr()
     assert "which end when its slot is sealed" in printed.out + printed.err

@@ -124,11 +124,19 @@ def test_what_developers_run_is_in_a_source_checkout_only(python: Path) -> None:
     assert "src/agentenv/dev: requires a source checkout" in done.stderr
 
 
-@pytest.mark.parametrize("program", ["harbor", "swe"])
-def test_a_check_of_tasks_explains_itself_and_names_its_extra(python: Path, program: str) -> None:
-    module = f"agentenv.tasks.{program}"
-    assert f"python -m {module}" in run(python, "-m", module, "--help").stdout
-    done = run(python, "-m", module, "/nothing")
+@pytest.mark.parametrize(
+    ("named", "command"),
+    [
+        ("agentenv tasks check", ("-c", "from agentenv.cli import main; main()", "tasks", "check")),
+        ("python -m agentenv.tasks.swe", ("-m", "agentenv.tasks.swe")),
+    ],
+    ids=["harbor", "swe"],
+)
+def test_a_check_of_tasks_explains_itself_and_names_its_extra(
+    python: Path, named: str, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert named in run(python, *command, "--help").stdout
+    done = run(python, *command, str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("MissingExtraError: ")
     assert "pip install 'agentenv[env]'" in done.stderr
