@@ -614,7 +614,8 @@ class Python(BlockingHandle[SlotPython]):
 
         The value of the last expression is an output, unless the cell ends with ``;``. ``display(value)`` shows more of
         them, matplotlib's open figures become PNG images, coroutines may be awaited at the top level.
-        ``on_output(stream, text)`` is called with what is printed, as it comes. Cells have no standard input.
+        ``on_output(stream, text)`` is called with what is printed, as it comes; what it raises interrupts the cell and
+        is raised here. Cells have no standard input.
 
         Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
         """
