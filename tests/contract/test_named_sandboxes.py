@@ -151,6 +151,8 @@ async def test_names_need_a_farm_service_and_pauses_a_farm() -> None:
         with pytest.raises(ConfigError, match=r"name: .* farm service"):
             farm.sandbox(name="x")
         with pytest.raises(ConfigError, match=r"name: .* farm service"):
+            farm.sandbox(name="")
+        with pytest.raises(ConfigError, match=r"name: .* farm service"):
             farm.connect("x")
         with pytest.raises(ConfigError, match="farm service"):
             await farm.sandboxes()

@@ -189,7 +189,7 @@ async def test_a_verifier_elsewhere_gets_what_is_declared_and_nothing_else(tmp_p
 
 
 def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, change in (("good", ""), ("gpu", "gpus = 1"), ("large", "cpus = 4096"), ("unsolved", "")):
         shutil.copytree(TASKS / "count-requests", tmp_path / "tasks" / name)
@@ -204,6 +204,10 @@ def test_what_cannot_be_played_is_listed_and_the_rest_is_played(
     assert unsolved.startswith("-- unsolved refused: solution: task unsolved: is missing")
     assert run(tmp_path / "tasks", "--strict") == 2
     assert "slots have no GPU" in capsys.readouterr().err
+    assert [record.getMessage()[:27] for record in caplog.records if record.getMessage().startswith("refused: ")] == [
+        "refused: environment.cpus: ",
+        "refused: solution: task uns",
+    ]
     assert run(tmp_path / "tasks", "--only-tasks", "gpu,large") == 2
 
 

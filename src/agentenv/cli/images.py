@@ -150,7 +150,7 @@ def tag(
     if as_json:
         print_json({"name": named, "digest": image.digest})
     else:
-        out().print(f"{escape(named)} {image.digest}", soft_wrap=True)
+        out().print(f"{escape(parse(named).as_written)} {image.digest}", soft_wrap=True)
 
 
 @images.command()
@@ -170,9 +170,9 @@ def rm(
     held, removed = opened_store(store), [_name(name) for name in names]
     for name in removed:
         if not held.unname(parse(name)):
-            raise ConfigError("NAME", f"no image in this store is named {name}", next_step="agentenv images list")
+            raise ConfigError("NAME", f"no image in this store is named {parse(name).as_written}", next_step="agentenv images list")
         if not as_json:
-            out().print(f"[green]removed[/] {escape(name)}", soft_wrap=True)
+            out().print(f"[green]removed[/] {escape(parse(name).as_written)}", soft_wrap=True)
     if as_json:
         print_json({"names": removed})
 

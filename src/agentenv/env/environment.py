@@ -53,6 +53,7 @@ from agentenv.env.model_servers import (
     SERVERS,
     address_of,
     expect_servers,
+    printed,
     server_type_of,
     tokenizer_loaded,
     with_tokenizer,
@@ -530,7 +531,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self.progress.results.missing.check(scores=verb != "serve")
 
     def _model_and_place(self) -> str:
-        urls = sorted({url for server in self.server.servers if (url := address_of(server))})
+        urls = sorted({printed(url) for server in self.server.servers if (url := address_of(server))})
         return f"{self._model_name() or '?'} at {', '.join(urls)}"
 
     def _provider_and_url(self, kind: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,10 +171,15 @@ def address_of(server: Any) -> str | None:
     return server.config.base_url or (str(client.base_url) if client is not None else None)
 
 
+def printed(url: str | None) -> str:
+    """An address as it is printed: without a user's name and password."""
+    return re.sub(r"(?<=://)[^/@]*@", "", url or "")
+
+
 def unreachable(url: str | None, error: BaseException) -> ModelServerError:
     """The failure of a request that did not get to a server."""
     return ModelServerError(
-        f"no model server answers at {url}: {error}", next_step="start it, or set --openai.base_url"
+        f"no model server answers at {printed(url)}: {error}", next_step="start it, or set --openai.base_url"
     )
 
 

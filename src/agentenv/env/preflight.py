@@ -30,7 +30,7 @@ from agentenv.agent.protocols import ToolDefinition
 from agentenv.agent.results import one_line
 from agentenv.agent.settings import AgentSettings
 from agentenv.deadlines import scaled
-from agentenv.env.model_servers import address_of
+from agentenv.env.model_servers import address_of, printed
 from agentenv.errors import ConfigError, HookError, ModelServerError
 from agentenv.tools.schema import closest
 from agentenv.wire.roots import RootSpec
@@ -192,7 +192,7 @@ async def _probe(server: Any, tools: Sequence[ToolDefinition], sampling: Mapping
             if refusal is not None and any(name in str(refusal) for name in LIMITS):
                 refusal = await _refusal(server, request)  # models that reason accept no limit of one token
     except TimeoutError:
-        logger.warning("the model's server at %s has not answered for %g s", address_of(server), PROBE_LIMIT_S)
+        logger.warning("the model's server at %s has not answered for %g s", printed(address_of(server)), PROBE_LIMIT_S)
         return
     if refusal is not None:
         raise await _explained(server, refusal, with_tools=bool(tools))
@@ -205,7 +205,7 @@ async def _refusal(server: Any, request: dict[str, Any]) -> Exception | None:
     except ModelServerError:
         return None
     except AttributeError:  # the openai client's result for anything but JSON is text
-        return ConfigError("openai.base_url", f"what answers at {address_of(server)} is not a model's server")
+        return ConfigError("openai.base_url", f"what answers at {printed(address_of(server))} is not a model's server")
     except Exception as error:  # the openai client's, or that of an environment's own server
         status = getattr(error, "status_code", None)
         final = isinstance(status, int) and (400 <= status < 500 or status in NO_SUCH_ROUTE)
@@ -217,11 +217,11 @@ async def _explained(server: Any, refusal: Exception, *, with_tools: bool) -> Co
     if isinstance(refusal, ConfigError):
         return refusal
     url, name, status = address_of(server) or "", server.config.model_name, getattr(refusal, "status_code", 0)
-    answer = f"HTTP {status}: {_words(refusal)}"
+    answer, place = f"HTTP {status}: {_words(refusal)}", printed(url)
     if status in (401, 403, 407):
         return ConfigError(
             "openai.api_key",
-            f"the model's server at {url} refuses it ({answer})",
+            f"the model's server at {place} refuses it ({answer})",
             next_step="set --openai.api_key, or OPENAI_API_KEY, to one that may use this model",
         )
     names = await _models(server, url)
@@ -230,13 +230,13 @@ async def _explained(server: Any, refusal: Exception, *, with_tools: bool) -> Co
         others = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
         return ConfigError(
             "openai.model_name",
-            f"the server at {url} has no model {name!r}",
+            f"the server at {place} has no model {name!r}",
             next_step=f"did you mean {near!r}? it has: {others}" if near else f"it has: {others}",
         )
     if with_tools and NO_TOOLS in str(refusal).lower():
         return ConfigError(
             "openai.base_url",
-            f"the model's server at {url} refuses tools ({answer})",
+            f"the model's server at {place} refuses tools ({answer})",
             next_step="start it with --enable-auto-tool-choice --tool-call-parser NAME (vLLM), --tool-call-parser NAME "
             "(SGLang) or --jinja (llama.cpp), or use a model with tools",
         )
@@ -244,7 +244,7 @@ async def _explained(server: Any, refusal: Exception, *, with_tools: bool) -> Co
         return await _no_route(server, url, answer)
     return ConfigError(
         "openai.base_url" if status in NO_SUCH_ROUTE else "openai.model_name",
-        f"the model's server at {url} refuses a request for {name!r} ({answer})",
+        f"the model's server at {place} refuses a request for {name!r} ({answer})",
         next_step="every rollout would be refused alike: check the model's name, the sampling and extra_body",
     )
 
@@ -258,8 +258,10 @@ async def _no_route(server: Any, url: str, answer: str) -> ConfigError:
             break
     return ConfigError(
         "openai.base_url",
-        f"there is no {url.rstrip('/')}/chat/completions ({answer})",
-        next_step=f"did you mean {found}?" if found else "set the address up to /chat/completions, most often with /v1",
+        f"there is no {printed(url).rstrip('/')}/chat/completions ({answer})",
+        next_step=f"did you mean {printed(found)}?"
+        if found
+        else "set the address up to /chat/completions, most often with /v1",
     )
 
 

@@ -184,7 +184,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         self,
         root: ImageRoot | RootSpec | Checkpoint | str | None = None,
         *,
-        name: str = "",
+        name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
@@ -200,10 +200,10 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
-        if name:
+        if name is not None:
             self._check_named()
-            if len(name) > _MAX_NAME_CHARS:
-                raise ConfigError("name", f"has {len(name)} characters", next_step=f"at most {_MAX_NAME_CHARS}")
+            if not 0 < len(name) <= _MAX_NAME_CHARS:
+                raise ConfigError("name", f"has {len(name)} characters", next_step=f"1 to {_MAX_NAME_CHARS}")
             box._name, box._idle_timeout_s = name, idle_timeout_s
         return box
 

@@ -75,7 +75,7 @@ class Farm(Opened[AsyncFarm]):
         self,
         root: ImageRoot | RootSpec | Checkpoint | str | None = None,
         *,
-        name: str = "",
+        name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> Sandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all

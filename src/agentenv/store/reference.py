@@ -54,6 +54,11 @@ class Reference:
     digest: str = ""
     """``sha256:…`` of the registry's manifest."""
 
+    @property
+    def as_written(self) -> str:
+        """As people write it: ``localhost/NAME`` of what was named here."""
+        return f"{_HERE}/{str(self).removeprefix(f'{_COMMITTED}:')}" if self.kind == _COMMITTED else str(self)
+
     def __str__(self) -> str:
         if self.kind != "docker":
             return f"{self.kind}:{self.name}" + (f":{self.tag}" if self.tag else "")

@@ -280,7 +280,7 @@ class Store:
                     return intake.take(image_of_archive(files, wanted.tag))
             case "committed":
                 raise ImageUnavailableError(
-                    f"no image in this store is named {wanted} (any more)",
+                    f"no image in this store is named {wanted.as_written} (any more)",
                     next_step="make it again (commit, agentenv images build -t), or name another (agentenv images tag)",
                 )
             case "sha256":

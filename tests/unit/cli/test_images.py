@@ -78,7 +78,7 @@ def test_a_name_given_here_hides_no_registrys_image(tmp_path: Path, command: Com
         "committed:base:latest",
     ]
     code, _, stderr = command.run("images", "rm", "base")
-    assert (code, "no image in this store is named committed:base:latest" in stderr) == (2, True)
+    assert (code, "no image in this store is named localhost/base:latest" in stderr) == (2, True)
     assert store.references() == {tagged["digest"]: [reference]}
 
 

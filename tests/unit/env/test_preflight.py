@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -127,6 +128,13 @@ async def test_a_wrong_path_is_named_with_the_right_one_if_there_is_one(models: 
     async with model_server(lambda _: (200, COMPLETION), models=models) as (url, _):
         with pytest.raises(ConfigError, match=said.format(url=url)):
             await probed(url + path)
+
+
+async def test_a_password_in_the_address_is_not_printed() -> None:
+    async with model_server(refusing(401, "who are you?")) as (url, _):
+        with pytest.raises(ConfigError, match=re.escape(f"at {url}/v1 refuses it")) as told:
+            await probed(f"{url.replace('//', '//ann:hunter2@')}/v1")
+    assert "hunter2" not in str(told.value)
 
 
 async def test_a_server_that_accepts_no_limit_of_one_token_gets_the_request_of_rollouts() -> None:

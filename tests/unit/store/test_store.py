@@ -267,7 +267,7 @@ def test_a_registrys_name_can_be_given_here(tmp_path: Path, store: Store) -> Non
 def test_what_was_committed_has_a_name_and_is_kept_for_its_sake(tmp_path: Path, store: Store) -> None:
     image = store.ensure(f"oci:{oci_layout(tmp_path / 'oci', BASE).directory}")
     other = store.ensure(f"oci:{oci_layout(tmp_path / 'other', TOP).directory}")
-    with pytest.raises(ImageUnavailableError, match=r"is named committed:prepared:1 \(any more\)"):
+    with pytest.raises(ImageUnavailableError, match=r"is named localhost/prepared:1 \(any more\)"):
         store.ensure("committed:prepared:1")
     store.name("committed:prepared:1", image)
     assert store.ensure("committed:prepared:1", refresh=True) == image

@@ -131,7 +131,10 @@ class HarborEnv(AgentEnv):
         found = found_tasks(config, self.as_played)
         self.refused = found.refused
         if found.refused and (config.strict or not found.tasks):
-            raise next(iter(found.refused.values()))
+            first, *others = found.refused.values()
+            for error in others:
+                logger.warning("refused: %s", error)
+            raise first
         self.tasks: dict[str, HarborTask] = {task.name: task for task in found.tasks}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
         self._images = TaskImages(network=config.allow_network)
