@@ -170,7 +170,9 @@ def rm(
     held, removed = opened_store(store), [_name(name) for name in names]
     for name in removed:
         if not held.unname(parse(name)):
-            raise ConfigError("NAME", f"no image in this store is named {parse(name).as_written}", next_step="agentenv images list")
+            raise ConfigError(
+                "NAME", f"no image in this store is named {parse(name).as_written}", next_step="agentenv images list"
+            )
         if not as_json:
             out().print(f"[green]removed[/] {escape(parse(name).as_written)}", soft_wrap=True)
     if as_json:
