@@ -86,6 +86,22 @@ STEPS: Final = {
 }  # fmt: skip
 """A check of every field of a step: what it inherits, what its verifier sees, and what the agent does not."""
 
+SERVICES: Final = {
+    "environment/docker-compose.yaml": "services:\n"
+    "  main:\n    depends_on: {server: {condition: service_healthy}}\n    volumes: ['kept:/kept:ro']\n"
+    "  server:\n    build: ./server\n    expose: [8000]\n    volumes: ['kept:/var/lib/server']\n"
+    "    healthcheck: {test: 'exec 3<>/dev/tcp/127.0.0.1/8000', interval: 1s, retries: 120}\n"
+    "volumes: {kept: }\n",
+    "environment/server/Dockerfile": 'FROM debian:bookworm-slim\nCOPY serve.pl /srv/\nCMD ["perl", "/srv/serve.pl"]\n',
+    "environment/server/serve.pl": "use IO::Socket::INET;\n"
+    "my $port = IO::Socket::INET->new(LocalPort => 8000, Listen => 5, ReuseAddr => 1) or die $!;\n"
+    "open(my $kept, '>', '/var/lib/server/word') or die $!; print $kept 'word'; close $kept;\n"
+    'while (my $client = $port->accept) { print $client "word\\n"; close $client; }\n',
+    "solution/solve.sh": "read -r said < /dev/tcp/server/8000\n"
+    "[ \"$said $(cat /kept/word)\" = 'word word' ] && [ ! -e /srv/serve.pl ] && touch /tmp/done\n",
+}
+"""An agent's machine and a server, which it reaches by name and shares a volume with, and of which it sees no file."""
+
 CASES: Final[Mapping[str, Case]] = {
     "usual": Case({}),
     "verifier-installs-from-the-network": Case({"task.toml": "[verifier]\nnetwork_mode = 'public'\n"}, 14.2),
@@ -211,6 +227,15 @@ CASES: Final[Mapping[str, Case]] = {
         refused="services.client.build",
         of=TERMINAL_BENCH,
     ),
+    "several-services": Case(SERVICES, 0.1),
+    "an-init-system": Case(
+        {
+            "environment/docker-compose.yaml": "services: {main: {}, server: {image: 'debian:bookworm-slim', "
+            "command: /sbin/init}}\n"
+        },
+        0.0,
+        "services.server.command",
+    ),
     "a-device": Case(
         {"environment/docker-compose.yaml": "services:\n  main:\n    devices: ['/dev/kvm']\n"},
         0.0,
@@ -243,6 +268,7 @@ CASES: Final[Mapping[str, Case]] = {
         {"environment/docker-compose.yml": "services: {a: {image: a}, b: {image: b}}\n"}, 0.1
     ),
     "in two words": Case({}, 0.7),
+    "with  two blanks": Case({}),
     "marked": Case({"instruction.md": f"<!-- bench-canary GUID 0 -->\n\n{SAYS}\n"}),
     "true-or-false": Case(
         {

@@ -11,6 +11,7 @@ import typer
 
 from agentenv.cli.options import JsonOption, group
 from agentenv.cli.output import err, escape, out, print_json, verb
+from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentenv.tasks.harbor.task import HarborTask
@@ -106,6 +107,9 @@ def check(
         bool, typer.Option("--times", help="Also the seconds of each part: image, slot, agent, verifier.")
     ] = False,
     records: OutOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the check that --out has the records of, and play the rest.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check tasks: the known solution must score 1, doing nothing must score 0.
@@ -121,16 +125,21 @@ def check(
       agentenv tasks check my-tasks/one-task --agent oracle --out out
       agentenv tasks check my-tasks --jobs 1 --times     # one at a time
       agentenv report out/rollouts.jsonl --open          # what happened there
+      agentenv tasks check my-tasks --out out --resume   # the rest
     """
     from agentenv.tasks import scripted
     from agentenv.tasks.harbor import players
 
+    if resume and records is None:
+        raise ConfigError("resume", "needs the records of a check", next_step="name their directory (--out)")
     fields = _fields(
         tasks=directory, only_tasks=only_tasks, image=image, image_from=image_from, host_env=host_env, network=network,
         strict=strict, storage=storage, max_cpus=max_cpus, max_memory_mib=max_memory_mib, sealed=sealed,
     )  # fmt: skip
     table = scripted.Table([agent] if agent else list(scripted.EXPECTED), times=times, as_json=as_json)
-    code = scripted.played(table, lambda place, rows: players.check(place, rows, jobs=jobs, **fields), records)
+    code = scripted.played(
+        table, lambda place, rows: players.check(place, rows, jobs=jobs, **fields), records, resume=resume
+    )
     if code:
         raise typer.Exit(code)
 
@@ -251,7 +260,7 @@ def _print_list(rows: list[dict[str, Any]], refused: dict[str, str]) -> None:
         asks = [
             *(f"{row[name]:g} {unit}" for name, unit in (("cpus", "cores"), ("memory_mib", "MiB")) if row[name]),
             *([f"{len(row['steps'])} steps"] if row["steps"] else []),
-            *([f"{len(row['services'])} services: {', '.join(row['services'])}"] if row["services"] else []),
+            *([f"services: {', '.join(row['services'])}"] if row["services"] else []),
             *(["own verifier"] if row["verifier"] == "separate" else []),
         ]
         image = "Dockerfile" if row["image"].startswith("dockerfile:") else row["image"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import sys
@@ -135,8 +136,17 @@ class Table:
         if self._times:
             sums = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._sums().items())
             self._print(f"seconds of all: {elapsed_s:.1f} passed; {sums}")
-        good = sum(result.good for result in self.results)
-        self._print(f"{good} of {self._of} ok" + (f", {len(self.refused)} refused" if self.refused else ""))
+        self._print(f"{self._good} of {self._of} ok" + (f", {len(self.refused)} refused" if self.refused else ""))
+
+    @property
+    def _good(self) -> int:
+        return sum(result.good for result in self.results)
+
+    def say_how_far(self, next_step: str) -> None:
+        """On stderr: what an interrupted check has played, and how to go on."""
+        if self._of:
+            said = f"{len(self.results)} of {self._of} were played, {self._good} ok; {next_step}"
+            print(said, file=sys.stderr)
 
     def _sums(self) -> dict[str, float]:
         return {name: sum(one.parts_s.get(name, 0) for one in self.results) for name in ("image", *PARTS)}
@@ -153,9 +163,8 @@ class Table:
             }
             for result in self.results
         ]
-        good = sum(result.good for result in self.results)
         return {
-            "ok": good,
+            "ok": self._good,
             "records": rows,
             "refused": dict(self.refused),
             "elapsed_s": round(elapsed_s, 3),
@@ -218,8 +227,9 @@ async def play(
 
     ``fields`` are the environment's settings, in addition to those of every such play; ``records`` returns its records
     by id, and ``kind.item_of`` makes items of them. ``table`` gets the results as they come. Records are played
-    one after the other, or as many at once as have ``room`` for what they need (``needs_mib``, of all players). Raises:
-    ConfigError, what the environment's setup raises, InfraError when a record cannot be written.
+    one after the other, or as many at once as have ``room`` for what they need (``needs_mib``, of all players); those
+    that ``directory`` has as played already are not played again. Raises: ConfigError, what the environment's setup
+    raises, InfraError when a record cannot be written.
     """
     room = room or Room(1, math.inf)
     log = directory / "rollouts.jsonl"
@@ -244,6 +254,10 @@ async def play(
             script |= {name: players(record) for name, record in found.items()}
             with log.open("rb") as lines, nullcontext() if table is None else table.open(list(found)):
                 written = _Written(lines)
+                kept = {name: group for name in found if (group := written.of(name)) and is_played(group)}
+                if table is not None:
+                    for group in kept.values():
+                        table.add(result_of(group, table.names, _total_s(group)))
 
                 async def one(name: str, record: R) -> GroupRecord:
                     async with room.of(needs_mib(record)):
@@ -257,8 +271,9 @@ async def play(
                         return group
 
                 async with asyncio.TaskGroup() as playing:
-                    tasks = [playing.create_task(one(name, record)) for name, record in found.items()]
-    return [task.result() for task in tasks]
+                    rest = {name: record for name, record in found.items() if name not in kept}
+                    tasks = [playing.create_task(one(name, record)) for name, record in rest.items()]
+    return [*kept.values(), *(task.result() for task in tasks)]
 
 
 class _Written:
@@ -277,6 +292,15 @@ class _Written:
                 group = GroupRecord.model_validate_json(self._begun)
                 self._groups[group.item_id], self._begun = group, b""
         return self._groups.get(item_id)
+
+
+def is_played(group: GroupRecord) -> bool:
+    """Whether its scores stand: none of its rollouts failed by infrastructure. Pure."""
+    return all(member.fault != "infra" for member in group.trajectories)
+
+
+def _total_s(group: GroupRecord) -> float:
+    return max((member.totals.get("total_s", 0.0) for member in group.trajectories), default=0.0)
 
 
 def result_of(group: GroupRecord, names: Sequence[str], seconds: float) -> Result:
@@ -322,24 +346,54 @@ def _without_reason(member: Transcript) -> str:
     return f"the verifier gave no reason; a command ended with {calls[-1].exit_code}: {said}"
 
 
-def played(table: Table, playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:
+def played(
+    table: Table,
+    playing: Callable[[Path, Table], Coroutine[Any, Any, object]],
+    out: Path | None,
+    *,
+    resume: bool | None = None,
+) -> int:
     """Run ``playing(directory, table)``, which adds each record's scores as they come; a signal unwinds it. The records
-    are kept in ``out``, if it is given.
+    are kept in ``out``, if it is given; with ``resume`` those that it has from before count. None: the caller has no
+    such option.
 
     Returns the exit code: 1 when a record failed or nothing could be played. Raises: what ``playing`` raises;
-    InterruptedBySignalError.
+    ConfigError when there is nothing to resume; InterruptedBySignalError.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "rollouts.jsonl").unlink(missing_ok=True)
+        _begin(directory, table.names, resume=bool(resume))
         try:
             run_to_end(playing(directory, table))
+        except InterruptedBySignalError:
+            if resume is not None:
+                next_step = "to play the rest, add --resume" if out else "a check with --out DIRECTORY can be resumed"
+                table.say_how_far(next_step)
+            raise
         except BaseExceptionGroup as failed:  # of records that are played at once
             raise failed.exceptions[0] from None
     table.end()
     return 0 if table.results and all(result.good for result in table.results) else 1
+
+
+def _begin(directory: Path, names: Sequence[str], *, resume: bool) -> None:
+    """Make ready what records are written to. Raises ConfigError when what is there is not by these players."""
+    log, players = directory / "rollouts.jsonl", directory / "players.json"
+    if not resume:
+        log.unlink(missing_ok=True)
+        players.write_text(json.dumps(list(names)))
+    elif not players.exists() or json.loads(players.read_text()) != list(names):
+        raise ConfigError(
+            "resume",
+            f"{directory} has no check by these agents: {', '.join(names)}",
+            next_step="name the directory (--out) and the agent of the check that was interrupted",
+        )
+    elif log.exists():  # a process that was killed may have left part of a line
+        with log.open("rb") as lines:
+            whole_bytes = sum(len(line) for line in lines if line.endswith(b"\n"))
+        os.truncate(log, whole_bytes)
 
 
 def report(names: list[str], playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:

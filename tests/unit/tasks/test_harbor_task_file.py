@@ -337,7 +337,7 @@ def test_our_own_tasks_have_all_that_a_task_has() -> None:
 
 
 def test_a_task_that_cannot_be_played_leaves_the_others(tmp_path: Path) -> None:
-    for name in ("a", "two words", "no  good"):
+    for name in ("a", "two  words", "no:good"):
         written(tmp_path, name=name)
     written(tmp_path, IMAGE + "gpus = 1\n", name="b")
     (written(tmp_path, name="c") / "tests/test.sh").unlink()
@@ -348,10 +348,10 @@ def test_a_task_that_cannot_be_played_leaves_the_others(tmp_path: Path) -> None:
         return task
 
     found = read_tasks(tmp_path, {}, prepare=prepare)
-    assert [task.name for task in found.tasks] == ["two words"]
+    assert [task.name for task in found.tasks] == ["two  words"]
     assert {name: error.message for name, error in found.refused.items()} == {
         "a": "max_cpus: too few",
         "b": "environment.gpus: task b: slots have no GPU (task.toml)",
         "c": "tests/test.sh: task c: is missing",
-        "no  good": "tasks: 'no  good' is not a valid task name",
+        "no:good": "tasks: 'no:good' is not a valid task name",
     }

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.cli.output import InterruptedBySignalError
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.tasks.scripted import Result, Table, report, result_of
+from agentenv.tasks.scripted import Result, Table, is_played, played, report, result_of
 from agentenv.wire.calls import CallResult
 
 
@@ -122,3 +123,36 @@ def test_nothing_played_is_not_well() -> None:
         return None
 
     assert report(["oracle"], idle, None) == 1
+
+
+def test_an_interrupted_check_says_how_far_it_came_and_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def interrupted(directory: Path, table: Table) -> None:
+        await play(directory, table)
+        raise InterruptedBySignalError(2)
+
+    for out, said in ((tmp_path, "to play the rest, add --resume"), (None, "with --out DIRECTORY can be resumed")):
+        with pytest.raises(InterruptedBySignalError):
+            played(Table(["oracle", "empty"]), interrupted, out, resume=False)
+        err = capsys.readouterr().err
+        assert "2 of 2 were played, 1 ok" in err
+        assert said in err
+
+
+def test_records_of_other_players_are_not_resumed(tmp_path: Path) -> None:
+    played(Table(["oracle", "empty"]), play, tmp_path, resume=False)
+    with pytest.raises(ConfigError, match="has no check by these agents: oracle"):
+        played(Table(["oracle"]), play, tmp_path, resume=True)
+
+
+def test_what_is_written_is_kept_up_to_the_last_whole_line(tmp_path: Path) -> None:
+    played(Table(["oracle", "empty"]), play, tmp_path, resume=False)
+    (tmp_path / "rollouts.jsonl").write_bytes(b"{}\n{}\n{")
+    played(Table(["oracle", "empty"]), play, tmp_path, resume=True)
+    assert (tmp_path / "rollouts.jsonl").read_bytes() == b"{}\n{}\n"
+
+
+def test_what_infrastructure_has_failed_is_played_again() -> None:
+    assert is_played(group(member(score=1.0), member(fault="task", error="TaskError: no")))
+    assert not is_played(group(member(score=1.0), member(fault="infra", error="InfraError: no")))

@@ -27,7 +27,7 @@ MAX_FILE_BYTES: Final = 1024 * 1024
 PRIVATE: Final = frozenset({"tests", "run-tests.sh", "solution", "solution.sh", "solution.yaml"})
 """Of a task's directory, what its agent must not see."""
 _OURS: Final = "a task has only what lies in its directory"
-_NAME: Final = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_.+-]+(?: [A-Za-z0-9_.+-]+)*")
+_NAME: Final = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_.+-]+(?: +[A-Za-z0-9_.+-]+)*")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def named(directory: Path) -> str:
         raise ConfigError(
             "tasks",
             f"{directory.name!r} is not a valid task name",
-            next_step="letters, digits, _ . + -, and single blanks between them",
+            next_step="letters, digits, _ . + -, and blanks between them",
         )
     return directory.name
 
