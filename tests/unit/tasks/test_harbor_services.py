@@ -9,6 +9,7 @@ import pytest
 from agentenv.errors import ConfigError
 from agentenv.store.addition import Runtime
 from agentenv.tasks.harbor.directories import read_task
+from agentenv.tasks.harbor.env import HarborConfig, as_configured
 from agentenv.tasks.harbor.starting import argv_of
 from agentenv.tasks.harbor.task import HarborTask, Healthcheck, SideService
 
@@ -135,3 +136,23 @@ def test_a_program_is_the_images_unless_the_file_names_one(
 ) -> None:
     side = SideService(name="web", image=IMAGE, entrypoint=entrypoint, command=command)
     assert argv_of(side, Runtime(entrypoint=("enter",), cmd=("run",))) == argv
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "why"),
+    [
+        ({"tool_pool_mode": "farm"}, "tool_pool_mode", "slots of this machine alone"),
+        ({"tool_pool_mode": "nomad"}, "tool_pool_mode", "slots of this machine alone"),
+        ({"verification": "sealed"}, "verification", "end when its slot is sealed"),
+    ],
+)
+def test_where_services_cannot_be_the_task_and_they_are_named(
+    tmp_path: Path, changed: dict[str, str], field: str, why: str
+) -> None:
+    task = read(tmp_path, "services: {main: {}, web: {build: ./web}}")
+    with pytest.raises(ConfigError) as caught:
+        as_configured(task, HarborConfig.model_validate({"tasks": str(tmp_path), **changed}))
+    assert caught.value.field == field
+    assert "task one has services" in str(caught.value)
+    assert "services.web of its compose file" in str(caught.value)
+    assert why in str(caught.value)

@@ -145,7 +145,11 @@ class ImageSlot:
     def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
         if self._services or self._root.volumes:
-            return ConfigError("checkpoint", "a slot with services or volumes has none", next_step="name one image")
+            return ConfigError(
+                "checkpoint",
+                "a slot with services or volumes has none: it would be a layer over one image",
+                next_step="lease a slot without them",
+            )
         if len(self._main.layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints are below this slot already")
         if not self._on_disk:

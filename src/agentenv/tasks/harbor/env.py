@@ -107,11 +107,14 @@ def as_configured(task: HarborTask, config: HarborConfig) -> HarborTask:
 
 
 def _check_group(task: HarborTask, config: HarborConfig) -> None:
-    problem = f"task {task.name} has services beside the agent's machine"
+    fields = ", ".join(f"services.{each.name}" for each in task.group.services)
+    problem = f"task {task.name} has services beside the agent's machine ({fields} of its compose file)"
     if config.tool_pool_mode != "local":
-        raise ConfigError("tool_pool_mode", problem, next_step="allowed: local")
+        problem += ", which slots of this machine alone can have"
+        raise ConfigError("tool_pool_mode", problem, next_step="allowed: local; leave the task out (only_tasks)")
     if config.verification == "sealed":
-        raise ConfigError("verification", f"{problem}, which end when its slot is sealed", next_step="allowed: live")
+        problem += ", which end when its slot is sealed"
+        raise ConfigError("verification", problem, next_step="allowed: live; leave the task out (only_tasks)")
 
 
 class HarborEnv(AgentEnv):
