@@ -81,6 +81,7 @@ class FarmAsks:
         self._clock = clock
         self._lost = lost
         self._wanted: dict[str, Wanted] = {}
+        self._dismissed: AgentEnvError | None = None
         self._outbox: list[Wanted] = []
         self._outgoing = asyncio.Event()
         self._sending = asyncio.Semaphore(_REQUESTS_AT_ONCE)
@@ -130,14 +131,28 @@ class FarmAsks:
             since=now,
             granted=asyncio.get_running_loop().create_future(),
         )
-        self._wanted[ask.request_id] = wanted
-        self._outbox.append(wanted)
-        self._outgoing.set()
+        self._begin(wanted)
         return wanted
+
+    def _begin(self, wanted: Wanted) -> None:
+        """Send it. Of two with one id (an ask for what the other is granted), the later one waits for the other's
+        answer: theirs could not be told apart."""
+        if wanted.granted.done():
+            return
+        before = self._wanted.get(wanted.ask.request_id)
+        if before is not None and not before.granted.done():
+            before.granted.add_done_callback(lambda _: self._begin(wanted))
+        elif self._dismissed is not None:
+            self._answer(wanted, self._dismissed)
+        else:
+            self._wanted[wanted.ask.request_id] = wanted
+            self._outbox.append(wanted)
+            self._outgoing.set()
 
     def forget(self, wanted: Wanted) -> None:
         """It was answered, or nobody waits for it any more."""
-        self._wanted.pop(wanted.ask.request_id, None)
+        if self._wanted.get(wanted.ask.request_id) is wanted:
+            del self._wanted[wanted.ask.request_id]
 
     def withdraw(self, wanted: Wanted) -> None:
         """The farm withdraws the ask, or ends its leases if it was granted; unless they were there before."""
@@ -147,6 +162,7 @@ class FarmAsks:
 
     def dismiss(self, error: AgentEnvError) -> None:
         """Answer every ask with this error, and withdraw it."""
+        self._dismissed = error
         for wanted in list(self._wanted.values()):
             self._answer(wanted, error)
             self.withdraw(wanted)
