@@ -61,6 +61,12 @@ async def test_values_are_shown_as_mime_bundles(python: SlotPython) -> None:
     assert "no html" in broken.stderr
 
 
+async def test_what_is_no_code_is_refused_and_the_interpreter_stays(python: SlotPython) -> None:
+    with pytest.raises(InvalidArgumentsError, match="code is 5, of type int"):
+        await python.run(5)  # type: ignore[arg-type]
+    assert (await python.run("6 * 7")).text == "42"
+
+
 async def test_exceptions_are_data_with_a_traceback_of_the_cell(python: SlotPython) -> None:
     failed = (await python.run("def halve(x):\n    return x / 0\nhalve(1)")).error
     assert failed is not None

@@ -143,6 +143,10 @@ class SlotPython:
 
         Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
         """
+        if not isinstance(code, str):
+            raise InvalidArgumentsError(
+                f"code is {code!r:.60}, of type {type(code).__name__}", next_step="pass the cell's text, a str"
+            )
         if timeout_s <= 0:
             raise InvalidArgumentsError(f"timeout_s is {timeout_s:g}")
         async with self._one_at_a_time:
