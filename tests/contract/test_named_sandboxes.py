@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agentenv import AsyncFarm, AsyncSandbox, Checkpoint, ContainerSettings, Farm, ImageRoot
-from agentenv.config import PoolSettings
+from agentenv import AsyncFarm, AsyncSandbox, Checkpoint, Farm, ImageRoot
 from agentenv.errors import CheckpointError, ConfigError, LeaseLostError, QuotaError
-from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
+from tests.contract.named_farms import POOL, SETTINGS, client, farm, names
 from tests.farm_service import Served, served
 from tests.small_image import small_image
 from tests.waiting import eventually
 
-SETTINGS = ContainerSettings(slots_per_container=4)
-POOL = PoolSettings(max_containers=1)
-
-
-@pytest.fixture(params=["fake", "local"])
-async def farm(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    backend: ContainerBackend = FakeBackend(SETTINGS) if request.param == "fake" else LocalBackend(SETTINGS)
-    async with served(backend, POOL) as opened:
-        yield opened
-
-
-def client(farm: Served, run: str = "tests") -> AsyncFarm:
-    """As another process would be."""
-    return AsyncFarm("farm", farm=farm.access(run), start_timeout_s=120)
-
-
-async def names(mine: AsyncFarm) -> list[str]:
-    return [one.name for one in await mine.sandboxes()]
+__all__ = ["farm"]
 
 
 async def test_another_process_goes_on_with_the_same_files_and_processes(farm: Served) -> None:
@@ -54,7 +34,7 @@ async def test_another_process_goes_on_with_the_same_files_and_processes(farm: S
         assert await fork.read_file("note") == "kept\n"
         await fork.close()
         await box.kill()
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(LeaseLostError, match="'build'"):
             await beside.run("true")
         assert await names(second) == []
         with pytest.raises(ConfigError, match=r"name: there is no sandbox 'build' \(any more\)"):
@@ -112,11 +92,10 @@ async def test_who_is_cancelled_while_it_connects_ends_nothing(farm: Served) -> 
 
 async def test_a_paused_one_is_taken_up_by_another_process(farm: Served) -> None:
     async with client(farm) as first:
-        box = await first.sandbox(name="build").open()
+        box = await first.sandbox().open()
         await box.write_file("note", "kept\n")
         written = (await box.pause()).to_json()
         assert not box.is_open
-        assert await names(first) == []
     async with client(farm) as second:
         kept = Checkpoint.parse(written)
         async with second.sandbox(kept, name="build") as box, second.sandbox(kept) as beside:
@@ -142,8 +121,12 @@ async def test_one_with_an_image_keeps_its_root(tmp_path: Path, monkeypatch: pyt
             assert (await fork.run("pwd; cat note")).stdout == "/opt/made\nkept\n"
             await fork.close()
             kept = await box.pause()
-            async with second.sandbox(kept) as again:
+            async with second.sandbox(kept) as copy:
+                assert (await copy.run("pwd; cat note")).stdout == "/opt/made\nkept\n"
+            async with second.connect("image") as again:
                 assert (await again.run("pwd; cat note")).stdout == "/opt/made\nkept\n"
+                await again.pause()
+            await second.kill("image")
 
 
 async def test_names_need_a_farm_service_and_pauses_a_farm() -> None:

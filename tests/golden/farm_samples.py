@@ -104,6 +104,15 @@ _RATES = sight.RatesSight(
     faults={"lease_lost": 1},
 )
 
+_PAUSED = farm.PausedView(
+    container="c",
+    trajectory="build",
+    tags=leases.Tags(run="exp7", environment="named", kind="interactive"),
+    root=RootSpec("", "0c" * 16),
+    paused_s=2.5,
+    resumed=True,
+)
+
 FARM_MODELS: tuple[WireModel, ...] = (
     _TAGS,
     _ASK,
@@ -123,6 +132,9 @@ FARM_MODELS: tuple[WireModel, ...] = (
     _VIEW,
     farm.LeaseList(leases=(_VIEW,)),
     farm.EndedLeases(ended=2),
+    _PAUSED,
+    farm.PausedList(paused=(_PAUSED,)),
+    farm.DroppedPaused(dropped=1),
     _SHARE,
     RUN,
     farm.RunList(runs=(RUN,)),

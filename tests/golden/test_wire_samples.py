@@ -138,6 +138,15 @@ _TMUX = sessions.TmuxState(
     history_lines=3,
 )
 
+_PAUSED = leases.PausedSlot(
+    trajectory="build",
+    tags=leases.Tags(run="exp7", environment="named", kind="interactive", item="0c0c0c0c0c0c0c0c/600.0/plain/pause"),
+    checkpoint="0c" * 16,
+    root=RootSpec("", "0c" * 16),
+    paused_s=2.5,
+    resumed=True,
+)
+
 MODELS: tuple[WireModel, ...] = (
     _KEY,
     _CALL,
@@ -164,6 +173,10 @@ MODELS: tuple[WireModel, ...] = (
     leases.RestoreSlot(checkpoint="0c" * 16),
     leases.DropCheckpoint(checkpoint="0c" * 16),
     leases.ChangeNetwork(network=NetworkPolicy("allow", ("*.example.org:443",))),
+    leases.PauseSlot(),
+    leases.PauseWhenIdle(),
+    _PAUSED,
+    server.PausedReply(paused=(_PAUSED,)),
     leases.ActionRequest(key=_KEY, action=leases.RestoreSlot(checkpoint="0c" * 16), request_id="q" * 16),
     leases.ActionReply(slot=3, state=SlotState.leased, checkpoint="0c" * 16),
     leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),

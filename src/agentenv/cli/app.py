@@ -34,6 +34,7 @@ VERBS: Final = {
     "image": "Manage the image that containers of a Nomad farm run.",
     "images": "Manage this machine's store of images, which slots use as their root.",
     "farm": "A farm service: one farm of slots for many training runs.",
+    "sandboxes": "Sandboxes with names, of a farm service: list, pause, resume and kill them.",
     "dev": "A Nomad cluster on this machine, for development.",
 }
 """The verbs and the first paragraph of their help, so that listing them imports none."""

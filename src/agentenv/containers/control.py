@@ -28,7 +28,7 @@ from agentenv.wire.leases import (
     RenewReply,
     RenewRequest,
 )
-from agentenv.wire.server import ServerInfo, SlotsReply
+from agentenv.wire.server import PausedReply, ServerInfo, SlotsReply
 from agentenv.wire.tails import TAIL_BEAT_S
 
 _DEFAULT_TIMEOUT_S = scaled(10.0)
@@ -50,6 +50,14 @@ class ContainerControl(ContainerConnection):
     async def slots(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> SlotsReply:
         """The inventory."""
         return await self._request_model(SlotsReply, "GET", "/v1/slots", None, timeout_s)
+
+    async def paused(self) -> PausedReply:
+        """The paused slots."""
+        return await self._request_model(PausedReply, "GET", "/v1/paused", None, _DEFAULT_TIMEOUT_S)
+
+    async def drop_paused(self, checkpoint: str) -> PausedReply:
+        """Drop a paused slot; the reply has those that are left. No effect if there is none."""
+        return await self._request_model(PausedReply, "DELETE", f"/v1/paused/{checkpoint}", None, _DEFAULT_TIMEOUT_S)
 
     async def lease(self, request: LeaseRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> LeaseGrant:
         """Lease a slot. Repeating a ``request_id`` returns the same lease."""

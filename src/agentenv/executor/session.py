@@ -40,6 +40,8 @@ from agentenv.wire.leases import (
     DropCheckpoint,
     LeaseAction,
     LeaseKey,
+    PauseSlot,
+    PauseWhenIdle,
     RestoreSlot,
     SealSlot,
     SlotRequest,
@@ -72,7 +74,7 @@ class SessionLease(Protocol):
         """Return when the lease is lost."""
 
     async def act(self, action: LeaseAction) -> ActionReply:
-        """Do something to the slot, keeping the lease."""
+        """Do something to the slot, keeping the lease, but for a pause."""
 
     @property
     def root(self) -> RootSpec | None:
@@ -358,6 +360,20 @@ class ToolSession:
         await self._end_external()
         name = (await self.lease.act(CheckpointSlot())).checkpoint
         return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
+
+    async def pause(self) -> Checkpoint:
+        """Keep the slot's files, and no process, under the trajectory's name, and end the lease. Raises as
+        :meth:`checkpoint`, and then nothing has ended."""
+        self._check_root()
+        await self._end_external()
+        name = (await self.lease.act(PauseSlot())).checkpoint
+        return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
+
+    async def pause_when_idle(self) -> None:
+        """Have the slot paused, not ended, when nobody has been connected to it for the lease's time to live. Raises:
+        InfraError."""
+        self._usable()
+        await self.lease.act(PauseWhenIdle())
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Give the slot the files of a checkpoint in place of its own, and no process: everything running in it is

@@ -143,6 +143,15 @@ class FarmClient:
         """End the leases that :meth:`leases` lists; their holders are told. Raises ConfigError without run and tags."""
         return await self._request(wire.EndedLeases, "DELETE", "/v1/leases", params=_chosen(run, tags))
 
+    async def paused(self, run: str = "") -> wire.PausedList:
+        """What was paused of this run (empty: of any), as far as the token covers it."""
+        return await self._request(wire.PausedList, "GET", "/v1/paused", params=(("run", run),))
+
+    async def drop_paused(self, trajectory: str, run: str = "") -> wire.DroppedPaused:
+        """Drop what was paused of a trajectory."""
+        params = (("run", run), ("trajectory", trajectory))
+        return await self._request(wire.DroppedPaused, "DELETE", "/v1/paused", params=params)
+
     async def drain(self, container: str) -> wire.Draining:
         """Give no new leases on a container, and replace it when those it has have ended."""
         return await self._request(wire.Draining, "POST", f"/v1/containers/{quote(container, safe='')}/drain")

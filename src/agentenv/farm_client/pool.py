@@ -180,7 +180,23 @@ class FarmPool(Leases):
     async def leases_of(self, environment: str) -> tuple[wire.LeaseView, ...]:
         """The leases of this run, whoever holds them, that have this tag. Raises what the farm answers."""
         self._check_open()
-        return (await self._client.leases(tags=[f"environment:{environment}"])).leases
+        return (await self._client.leases(self._client.run, [f"environment:{environment}"])).leases
+
+    async def paused_of(self, environment: str) -> tuple[wire.PausedView, ...]:
+        """What was paused of this run, with this tag. Raises what the farm answers."""
+        self._check_open()
+        listed = await self._client.paused(self._client.run)
+        return tuple(one for one in listed.paused if one.tags.environment == environment)
+
+    async def end_by_name(self, trajectory: str, environment: str) -> int:
+        """End the leases of this run with this trajectory and tag, and drop what was paused of it. How many there were.
+        Raises what the farm answers."""
+        ended = 0
+        for lease in await self.leases_of(environment):
+            if lease.trajectory == trajectory:
+                tags = [f"environment:{environment}", f"item:{lease.tags.item}"]
+                ended += (await self._client.end_leases(lease.tags.run, tags)).ended
+        return ended + (await self._client.drop_paused(trajectory, self._client.run)).dropped
 
     def place(self, trajectory: str) -> wire.Place | None:
         """Why a trajectory waits, as the farm last told; None if it does not, or that is unknown yet."""

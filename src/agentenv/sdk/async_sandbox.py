@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -26,14 +27,14 @@ from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
-from agentenv.errors import ConfigError, LeaseLostError, PoolClosedError
+from agentenv.errors import CheckpointError, ConfigError, LeaseLostError, PoolClosedError
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.access import FarmAccess, farm_access
 from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
-from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, listed, marks_of
+from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, OnIdle, listed, marks_of, paused_of
 from agentenv.sdk.roots import (
     ImageRoot,
     RootFields,
@@ -48,13 +49,15 @@ from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
-from agentenv.wire.farm import LeaseView
-from agentenv.wire.leases import Tags
+from agentenv.wire.farm import LeaseView, PausedView
+from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 
 T = TypeVar("T")
 
 _MAX_NAME_CHARS: Final = 256
+_FIRST_PAUSE_S: Final = 0.05
+"""Between two looks for a sandbox that others pause and resume meanwhile."""
 SLOTS_PER_CONTAINER: Final = ContainerSettings().slots_per_container
 
 
@@ -186,6 +189,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         *,
         name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        on_idle: OnIdle = "kill",
     ) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
@@ -196,7 +200,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         that is gone.
 
         ``name``, of a farm service: it stays when it is closed, with its files and processes, until no process has been
-        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Opening raises
+        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Then it is
+        killed, or with ``on_idle="pause"`` paused: its files are kept, and its slot is given back. Opening raises
         ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
@@ -204,12 +209,13 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
             self._check_named()
             if not 0 < len(name) <= _MAX_NAME_CHARS:
                 raise ConfigError("name", f"has {len(name)} characters", next_step=f"1 to {_MAX_NAME_CHARS}")
-            box._name, box._idle_timeout_s = name, idle_timeout_s
+            box._name, box._idle_timeout_s, box._on_idle = name, idle_timeout_s, on_idle
         return box
 
     def connect(self, name: str) -> AsyncSandbox:
         """The sandbox of that name, of a farm service, with its files and processes; another process may be connected
-        to it as well. Opening raises ConfigError when there is none."""
+        to it as well. One that is paused is resumed: it has its files again, in a slot of the container that kept them,
+        for which opening waits if all are in use. Opening raises ConfigError when there is none."""
         self._check_named()
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, None, owned=False)
@@ -217,9 +223,30 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return box
 
     async def sandboxes(self) -> list[NamedSandbox]:
-        """The sandboxes with names that this run has at the farm service, by name. Raises InfraError."""
+        """The sandboxes with names that this run has at the farm service, running and paused, by name. Raises
+        InfraError."""
         self._check_named()
-        return listed(await self._named_leases())
+        leases = await self._named_leases()
+        return listed(leases, await self._farm_pool().paused_of(NAMED))
+
+    async def pause(self, name: str) -> None:
+        """Pause the sandbox of that name, whoever is connected to it: :meth:`AsyncSandbox.pause`. No effect on one that
+        is paused. Raises as that; ConfigError when there is none."""
+        self._check_named()
+        running, paused = await self._known(name)
+        if paused is None and not running:
+            raise _no_sandbox(name)
+        if paused is None or paused[0].resumed:
+            async with self.connect(name) as box:
+                await box.pause()
+
+    async def kill(self, name: str) -> None:
+        """End the sandbox of that name, running or paused, with its files. Raises ConfigError when there is none,
+        InfraError."""
+        self._check_named()
+        self._usable()
+        if not await self._farm_pool().end_by_name(name, NAMED):
+            raise _no_sandbox(name)
 
     def _check_named(self) -> None:
         if not isinstance(self._backend, FarmAccess):
@@ -229,37 +256,74 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
                 next_step='start one (`agentenv farm serve`), and use Farm("farm")',
             )
 
-    async def _named_leases(self) -> tuple[LeaseView, ...]:
+    def _farm_pool(self) -> FarmPool:
         self._usable()
         assert isinstance(self._pool, FarmPool)
-        return await self._pool.leases_of(NAMED)
+        return self._pool
+
+    async def _named_leases(self) -> tuple[LeaseView, ...]:
+        return await self._farm_pool().leases_of(NAMED)
 
     async def _named(self, stack: AsyncExitStack, box: AsyncSandbox, root: RootSpec | None) -> ToolSession:
         """Open the session of a sandbox with a name: a new one, or without a timeout the one that is there."""
-        name, patience_s = box._name, self._containers.start_timeout_s
-        known = marks_of(await self._named_leases(), name)
+        name = box._name
         if box._idle_timeout_s is None:
-            if not known:
-                raise _no_sandbox(name)
-            mark = known[0]
-            request = mark.request(name, None, existing=True)
-        else:
-            if known:
-                raise _taken(name)
-            mark = Mark.new(box._idle_timeout_s, root)
-            request = mark.request(name, root, box._container)
-        session = ToolSession(self._usable(), request, patience_s)
-        session.stays = request.existing
-        try:
-            await stack.enter_async_context(session)
-        except LeaseLostError as error:
-            if request.existing:
-                raise _no_sandbox(name) from error
-            raise
-        if not request.existing and marks_of(await self._named_leases(), name)[:1] != [mark]:
+            return await self._found(stack, name)
+        running, paused = await self._known(name)
+        if running or paused:
+            raise _taken(name)
+        mark = Mark.new(box._idle_timeout_s, root, box._on_idle)
+        session = await self._begun(stack, mark, mark.request(name, root, box._container))
+        if marks_of(await self._named_leases(), name)[:1] != [mark]:
+            session.stays = False
             raise _taken(name)  # by another process at the same moment; leaving the stack wipes this one
+        return session
+
+    async def _known(self, name: str) -> tuple[list[Mark], tuple[PausedView, Mark] | None]:
+        """The marks of the leases of that name, and what is paused of it."""
+        leases = await self._named_leases()
+        return marks_of(leases, name), paused_of(await self._farm_pool().paused_of(NAMED), name)
+
+    async def _found(self, stack: AsyncExitStack, name: str) -> ToolSession:
+        """The one that is paused, else the one that runs. Others may pause and resume it meanwhile, and the farm learns
+        of that a moment later: so it is looked for again."""
+        failed: LeaseLostError | CheckpointError | None = None
+        loop, looks, pause_s = asyncio.get_running_loop(), 0, _FIRST_PAUSE_S
+        until_s = loop.time() + self._containers.start_timeout_s
+        while True:
+            running, paused = await self._known(name)
+            looks += 1
+            try:
+                if paused is not None and not paused[0].resumed:
+                    view, mark = paused
+                    again = mark.resumed()
+                    return await self._begun(stack, again, again.request(name, view.root, view.container))
+                if running:
+                    return await self._connected(stack, running[0], name)
+            except (LeaseLostError, CheckpointError) as error:
+                failed = error
+            if loop.time() >= until_s or (looks > 1 and not running and paused is None):
+                raise _no_sandbox(name) from failed
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    async def _connected(self, stack: AsyncExitStack, mark: Mark, name: str) -> ToolSession:
+        """The lease that is there."""
+        request = mark.request(name, None, existing=True)
+        session = ToolSession(self._usable(), request, self._containers.start_timeout_s)
         session.stays = True
+        await stack.enter_async_context(session)
         session.root_unknown = mark.has_root and session.root is None
+        return session
+
+    async def _begun(self, stack: AsyncExitStack, mark: Mark, request: SlotRequest) -> ToolSession:
+        """A lease that is not there yet."""
+        session = await stack.enter_async_context(
+            ToolSession(self._usable(), request, self._containers.start_timeout_s)
+        )
+        session.stays = True
+        if mark.on_idle == "pause":
+            await session.pause_when_idle()
         return session
 
     async def _stored(self, root: ImageRoot) -> RootSpec:
@@ -349,6 +413,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         self._root = root.root if isinstance(root, Checkpoint) else root
         self._name = ""
         self._idle_timeout_s: float | None = None
+        self._on_idle: OnIdle = "kill"
         self._farm = farm
         self._owned = owned
         self._backend = farm._backend
@@ -372,8 +437,11 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         await self.close()
 
     async def pause(self) -> Checkpoint:
-        """Keep its files, and no process; give its slot back, and its name. ``farm.sandbox(checkpoint)`` goes on with
-        them, also in another process of the run (``Checkpoint.to_json``), as long as the container lives.
+        """Keep its files, and no process, and give its slot back.
+
+        One with a name keeps that, and :meth:`AsyncFarm.connect` resumes it, from any process of the run. Of any other,
+        ``farm.sandbox(checkpoint)`` goes on with the files, also in another process (``Checkpoint.to_json``), as often
+        as you like. They live in the container, and end with it; a sandbox with a name is paused for a day at most.
 
         For sandboxes of a farm. Raises ConfigError for a lone one, whose container ends with it; CheckpointError when
         there is no room, and then it goes on; InfraError.
@@ -382,7 +450,10 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
             raise ConfigError(
                 "pause", "the container of a lone sandbox ends with it", next_step="open it on a farm: farm.sandbox()"
             )
-        kept = await self.checkpoint()
+        if self._name:
+            kept = await self._usable().pause()
+        else:
+            kept = await self.checkpoint()
         await self.kill()
         return kept
 

@@ -1,18 +1,18 @@
 """Sandboxes with names: leases of a farm service that outlast the process that opened them, and are found again.
 
 The service keeps nothing for it. A lease's tags name it in every list of leases, and its tag ``item`` says what an ask
-has to repeat to be granted the same lease.
+has to repeat to be granted the same lease. One that is paused is kept by its container, with the same tags.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
-from typing import Final, Self
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError
-from agentenv.wire.farm import LeaseView
+from agentenv.wire.farm import LeaseView, PausedView
 from agentenv.wire.leases import SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 
@@ -25,6 +25,10 @@ _MOST_S: Final = 86_400.0
 _ROOTED: Final = "root"
 
 
+OnIdle = Literal["kill", "pause"]
+"""What becomes of a sandbox with a name that nobody has been connected to for its idle timeout."""
+
+
 @dataclass(frozen=True)
 class NamedSandbox:
     """A sandbox of a farm service, as :meth:`agentenv.Farm.sandboxes` lists it."""
@@ -32,7 +36,11 @@ class NamedSandbox:
     name: str
     container: str
     idle_timeout_s: float
-    """It ends when no process has been connected to it for this long."""
+    """It is killed or paused when no process has been connected to it for this long."""
+    on_idle: OnIdle = "kill"
+    state: Literal["running", "paused"] = "running"
+    paused_s: float = 0.0
+    """For how long it has been paused."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +50,37 @@ class Mark:
     nonce: str
     idle_timeout_s: float
     has_root: bool
+    on_idle: OnIdle = "kill"
 
     @classmethod
-    def new(cls, idle_timeout_s: float, root: RootSpec | None) -> Self:
+    def new(cls, idle_timeout_s: float, root: RootSpec | None, on_idle: OnIdle = "kill") -> Self:
         """Of a lease that is yet to be made."""
         if not _LEAST_S <= idle_timeout_s <= _MOST_S:
             raise ConfigError(
                 "idle_timeout_s", f"got {idle_timeout_s!r}", next_step=f"allowed: {_LEAST_S:g} to {_MOST_S:g} seconds"
             )
-        return cls(secrets.token_hex(8), float(idle_timeout_s), root is not None)
+        if on_idle not in get_args(OnIdle):
+            raise ConfigError("on_idle", f"got {on_idle!r}", next_step=f"allowed: {', '.join(get_args(OnIdle))}")
+        return cls(secrets.token_hex(8), float(idle_timeout_s), root is not None, on_idle)
+
+    def resumed(self) -> Self:
+        """Of the lease that goes on with this one's files. It comes before the marks of new ones: one that is opened
+        at the same moment must not take its name."""
+        return replace(self, nonce=f"-{secrets.token_hex(8)}")
 
     @classmethod
     def parse(cls, item: str) -> Self | None:
         """None: it is none."""
         nonce, _, rest = item.partition("/")
-        seconds, _, kind = rest.partition("/")
+        seconds, _, rest = rest.partition("/")
+        kind, _, on_idle = rest.partition("/")
         try:
-            return cls(nonce, float(seconds), kind == _ROOTED)
+            return cls(nonce, float(seconds), kind == _ROOTED, "pause" if on_idle == "pause" else "kill")
         except ValueError:
             return None
 
     def __str__(self) -> str:
-        return f"{self.nonce}/{self.idle_timeout_s!r}/{_ROOTED if self.has_root else 'plain'}"
+        return f"{self.nonce}/{self.idle_timeout_s!r}/{_ROOTED if self.has_root else 'plain'}/{self.on_idle}"
 
     def request(self, name: str, root: RootSpec | None, container: str = "", *, existing: bool = False) -> SlotRequest:
         """The request for the lease."""
@@ -84,11 +101,24 @@ def marks_of(leases: tuple[LeaseView, ...], name: str) -> list[Mark]:
     return sorted(found, key=lambda mark: mark.nonce)
 
 
-def listed(leases: tuple[LeaseView, ...]) -> list[NamedSandbox]:
-    """By name."""
+def paused_of(paused: tuple[PausedView, ...], name: str) -> tuple[PausedView, Mark] | None:
+    """What was paused of that name last; it may have been ``resumed`` since."""
     found = [
-        NamedSandbox(lease.trajectory, lease.container, mark.idle_timeout_s)
+        (one, mark) for one in paused if one.trajectory == name and (mark := Mark.parse(one.tags.item)) is not None
+    ]
+    return min(found, key=lambda pair: pair[0].paused_s, default=None)
+
+
+def listed(leases: tuple[LeaseView, ...], paused: tuple[PausedView, ...]) -> list[NamedSandbox]:
+    """By name. What a container has paused is paused, though the farm may not know yet that its lease has ended."""
+    found = {
+        lease.trajectory: NamedSandbox(lease.trajectory, lease.container, mark.idle_timeout_s, mark.on_idle)
         for lease in leases
         if (mark := Mark.parse(lease.tags.item)) is not None
-    ]
-    return sorted(found, key=lambda one: one.name)
+    }
+    for name in {one.trajectory for one in paused}:
+        if (latest := paused_of(paused, name)) is not None:
+            one, mark = latest
+            shown = NamedSandbox(name, one.container, mark.idle_timeout_s, mark.on_idle)
+            found[name] = shown if one.resumed else replace(shown, state="paused", paused_s=round(one.paused_s, 1))
+    return sorted(found.values(), key=lambda one: one.name)

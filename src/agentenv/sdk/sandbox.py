@@ -30,7 +30,7 @@ from agentenv.executor.session import Checkpoint
 from agentenv.farm_client.access import FarmAccess
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.blocking import Blocking, BlockingHandle, BlockingProgram, Opened, OpenedSandbox
-from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox
+from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox, OnIdle
 from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.python import PythonResult, SlotPython
 from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
@@ -77,6 +77,7 @@ class Farm(Opened[AsyncFarm]):
         *,
         name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        on_idle: OnIdle = "kill",
     ) -> Sandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
@@ -87,18 +88,31 @@ class Farm(Opened[AsyncFarm]):
         that is gone.
 
         ``name``, of a farm service: it stays when it is closed, with its files and processes, until no process has been
-        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Opening raises
+        connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Then it is
+        killed, or with ``on_idle="pause"`` paused: its files are kept, and its slot is given back. Opening raises
         ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
-        return Sandbox._of(self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s), self)
+        return Sandbox._of(self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s, on_idle=on_idle), self)
 
     def connect(self, name: str) -> Sandbox:
         """The sandbox of that name, of a farm service, with its files and processes; another process may be connected
-        to it as well. Opening raises ConfigError when there is none."""
+        to it as well. One that is paused is resumed: it has its files again, in a slot of the container that kept them,
+        for which opening waits if all are in use. Opening raises ConfigError when there is none."""
         return Sandbox._of(self._driven.connect(name), self)
 
     def sandboxes(self) -> list[NamedSandbox]:
-        """The sandboxes with names that this run has at the farm service, by name. Raises InfraError."""
+        """The sandboxes with names that this run has at the farm service, running and paused, by name. Raises
+        InfraError."""
         return self._loop.run(self._driven.sandboxes())
+
+    def pause(self, name: str) -> None:
+        """Pause the sandbox of that name, whoever is connected to it: :meth:`AsyncSandbox.pause`. No effect on one that
+        is paused. Raises as that; ConfigError when there is none."""
+        self._loop.run(self._driven.pause(name))
+
+    def kill(self, name: str) -> None:
+        """End the sandbox of that name, running or paused, with its files. Raises ConfigError when there is none,
+        InfraError."""
+        self._loop.run(self._driven.kill(name))
 
 
 class Sandbox(OpenedSandbox):
@@ -142,8 +156,11 @@ class Sandbox(OpenedSandbox):
         self._loop.run(self._driven.kill())
 
     def pause(self) -> Checkpoint:
-        """Keep its files, and no process; give its slot back, and its name. ``farm.sandbox(checkpoint)`` goes on with
-        them, also in another process of the run (``Checkpoint.to_json``), as long as the container lives.
+        """Keep its files, and no process, and give its slot back.
+
+        One with a name keeps that, and :meth:`AsyncFarm.connect` resumes it, from any process of the run. Of any other,
+        ``farm.sandbox(checkpoint)`` goes on with the files, also in another process (``Checkpoint.to_json``), as often
+        as you like. They live in the container, and end with it; a sandbox with a name is paused for a day at most.
 
         For sandboxes of a farm. Raises ConfigError for a lone one, whose container ends with it; CheckpointError when
         there is no room, and then it goes on; InfraError.

@@ -13,7 +13,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError, StaleLeaseError
 from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.statistics import Tally
-from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, SlotRequest, Tags
+from agentenv.wire.leases import NO_TAGS, ActionReply, LeaseAction, LeaseKey, PauseSlot, SlotRequest, Tags
 from agentenv.wire.roots import RootSpec
 
 
@@ -64,7 +64,7 @@ class SlotLease:
         return self.lost
 
     async def act(self, action: LeaseAction) -> ActionReply:
-        """Do something to the slot (see the action), keeping the lease.
+        """Do something to the slot (see the action), keeping the lease, but for a pause, which ends it.
 
         Raises the lease's own error when it has ended (see :meth:`wait_lost`); ConnectionLostError when the container
         did not answer in time (the lease stays valid); CheckpointError when there is no room for the files;
@@ -181,6 +181,8 @@ class LeaseBook:
         """For :meth:`SlotLease.act`."""
         if lease.id not in self._held:
             raise StaleLeaseError(f"{lease!r} can no longer be used")
+        if isinstance(action, PauseSlot):  # that the lease ends meanwhile is what is asked for: the reply says how
+            return await lease.link.control.act(lease.key, action)
         try:
             return await unless_lost(lease.link.control.act(lease.key, action), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:

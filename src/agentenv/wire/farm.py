@@ -238,6 +238,31 @@ class EndedLeases(WireModel):
     ended: int
 
 
+class PausedView(KeptModel):
+    """One paused slot in ``GET /v1/paused``. ``root`` has its checkpoint, which is a secret: the route needs a token
+    that may lease."""
+
+    container: str
+    trajectory: str
+    tags: Tags
+    root: Annotated[Root, Field(repr=False)]
+    paused_s: float
+    resumed: bool = False
+    """A lease goes on with it, or is being made to: it may not be listed yet."""
+
+
+class PausedList(WireModel):
+    """``GET /v1/paused``: of the containers that answer."""
+
+    paused: tuple[PausedView, ...]
+
+
+class DroppedPaused(WireModel):
+    """The answer to ``DELETE /v1/paused``."""
+
+    dropped: int
+
+
 class RunShare(WireModel):
     """What a run is entitled to."""
 

@@ -192,15 +192,45 @@ class ChangeNetwork(WireModel):
     network: Network
 
 
+class PauseSlot(WireModel):
+    """End the lease, and keep the slot's files as a checkpoint under the lease's trajectory (:class:`PausedSlot`). Its
+    processes end. The reply names the checkpoint; a lease of that trajectory that begins with it takes it away. If it
+    cannot be made, the lease goes on."""
+
+    do: Literal["pause"] = "pause"
+
+
+class PauseWhenIdle(WireModel):
+    """From now on: when the lease is not renewed in time, it is paused (:class:`PauseSlot`). While there is no room for
+    its files it goes on, and is tried again after another time to live."""
+
+    do: Literal["pause_when_idle"] = "pause_when_idle"
+
+
 LeaseAction = Annotated[
-    SealSlot | CheckpointSlot | RestoreSlot | DropCheckpoint | ChangeNetwork, Field(discriminator="do")
+    SealSlot | CheckpointSlot | RestoreSlot | DropCheckpoint | ChangeNetwork | PauseSlot | PauseWhenIdle,
+    Field(discriminator="do"),
 ]
 """What a lease's holder may do to its slot."""
 
 
+class PausedSlot(KeptModel):
+    """What is left of a lease that was paused: its files. ``checkpoint`` is a secret, as that of
+    :class:`CheckpointSlot`, and ``root`` that of a slot that goes on with them."""
+
+    trajectory: TrajectoryName
+    tags: Tags
+    checkpoint: Annotated[CheckpointName, Field(repr=False)]
+    root: Annotated[Root, Field(repr=False)]
+    paused_s: float
+    """Seconds since then."""
+    resumed: bool = False
+    """A lease goes on with it, or is being made to: one that a farm may not list yet."""
+
+
 class ActionRequest(WireModel):
-    """``POST /v1/leases/act``. Repeating a ``request_id`` does not seal again, and returns the same checkpoint; the
-    other actions may be done twice."""
+    """``POST /v1/leases/act``. Repeating a ``request_id`` does not seal or pause again, and returns the same
+    checkpoint; the other actions may be done twice."""
 
     key: LeaseKey
     action: LeaseAction

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from agentenv.errors import AgentEnvError, Fault, TooManyRequestsError
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
-from agentenv.wire.leases import LostLease, SlotReport
+from agentenv.wire.leases import LostLease, PausedSlot, SlotReport
 
 
 class Health(WireModel):
@@ -64,6 +64,13 @@ class SlotsReply(WireModel):
     heard_s: float | None = None
     """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases) or beat of a watch, or
     since this server process started. A farm without heartbeats is orphaned."""
+
+
+class PausedReply(WireModel):
+    """``GET /v1/paused``: the paused slots of this container. They end with it, after a day, or when they are dropped
+    (``DELETE /v1/paused/{checkpoint}``)."""
+
+    paused: tuple[PausedSlot, ...]
 
 
 class ErrorReply(WireModel):

@@ -49,6 +49,8 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "POST /v1/leases/release": "run",
         "DELETE /v1/leases": "run",
         "DELETE /v1/leases/{container}/{slot}/{epoch}": "run",
+        "GET /v1/paused": "run",
+        "DELETE /v1/paused": "run",
         "GET /v1/runs": "read",
         "DELETE /v1/runs/{run:path}": "admin",
         "GET /v1/containers": "read",

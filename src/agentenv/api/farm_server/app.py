@@ -16,6 +16,7 @@ from agentenv.api.farm_server.ask_routes import AskRoutes
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.openapi import document
 from agentenv.api.farm_server.page_routes import page_routes
+from agentenv.api.farm_server.paused import drop_paused, paused_in
 from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
 from agentenv.api.farm_server.request_gate import RequestGate, elsewhere
@@ -25,6 +26,7 @@ from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire import images
+from agentenv.wire.base import TrajectoryName
 from agentenv.wire.leases import Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
@@ -51,6 +53,7 @@ def farm_app(farm: Farm, access: Access, revocations: Revocations | None = None)
     _health_routes(app, farm)
     asks.declare(app)
     _lease_routes(app, farm)
+    _paused_routes(app, farm)
     _run_routes(app, farm)
     _token_routes(app, farm, access, revocations or Revocations(access, farm))
     _image_routes(app, farm, access)
@@ -115,6 +118,26 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
         if not run and not tag:
             raise ConfigError("run", "is missing", next_step="give the run or a tag of the leases to end")
         return _end(farm, right, _chosen(right, run, tag))
+
+
+def _paused_routes(app: FastAPI, farm: Farm) -> None:
+    @app.get("/v1/paused")
+    async def paused(right: MyRight, run: wire.RunName = "") -> wire.PausedList:
+        """What was paused, of the runs that the token covers; every container is asked."""
+        found = await paused_in(farm.manager.links)
+        return wire.PausedList(paused=tuple(one for one in found if _is_of(one.tags.run, right, run)))
+
+    @app.delete("/v1/paused")
+    async def drop(right: MyRight, trajectory: TrajectoryName, run: wire.RunName = "") -> wire.DroppedPaused:
+        """Drop what was paused of a trajectory, with its files."""
+        found = await paused_in(farm.manager.links)
+        chosen = [one for one in found if one.trajectory == trajectory and _is_of(one.tags.run, right, run)]
+        await drop_paused(farm.manager.links, chosen)
+        return wire.DroppedPaused(dropped=sum(not one.resumed for one in chosen))
+
+
+def _is_of(run: str, right: Right, wanted: str) -> bool:
+    return right.covers(run) and wanted in ("", run)
 
 
 def _run_routes(app: FastAPI, farm: Farm) -> None:
@@ -213,7 +236,8 @@ def _tag(given: str) -> tuple[str, str]:
 
 
 def _end(farm: Farm, right: Right, chosen: Callable[[LeaseRecord], bool]) -> wire.EndedLeases:
-    error = LeaseLostError(f"the lease was ended at the farm, by the token {right.jti}")
-    return wire.EndedLeases(
-        ended=sum(farm.queue.end(lease.id, error, right.jti) for lease in farm.queue.leases(chosen))
-    )
+    ended = 0
+    for lease in farm.queue.leases(chosen):
+        why = f"the lease of {lease.trajectory!r} was ended at the farm, by the token {right.jti}"
+        ended += farm.queue.end(lease.id, LeaseLostError(why), right.jti)
+    return wire.EndedLeases(ended=ended)

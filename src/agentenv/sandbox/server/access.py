@@ -50,6 +50,8 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/release": Who.run,
         "POST /v1/leases/act": Who.run,
         "POST /v1/leases/end": Who.control,
+        "GET /v1/paused": Who.control,
+        "DELETE /v1/paused/{checkpoint}": Who.control,
         "GET /v1/checkpoints/{checkpoint}/layers/{layer}": Who.run,
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
@@ -71,6 +73,7 @@ FENCED: Final = frozenset(
         "POST /v1/leases/release",
         "POST /v1/leases/act",
         "POST /v1/leases/end",
+        "DELETE /v1/paused/{checkpoint}",
     }
 )
 """Requests that change leases: with the control token subject to :func:`fence`; with a pass the lease's key is

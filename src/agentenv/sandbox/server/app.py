@@ -83,6 +83,8 @@ class SandboxApp:
         router.add_get("/metrics", self._metrics)
         router.add_get("/v1/info", self._get_info)
         router.add_get("/v1/slots", self._slots)
+        router.add_get("/v1/paused", self._paused)
+        router.add_delete("/v1/paused/{checkpoint}", self._drop_paused)
         router.add_get("/v1/statistics", self._statistics)
         router.add_get("/v1/stalls", self._stalls)
         router.add_get("/v1/stream", self._stream)
@@ -118,6 +120,13 @@ class SandboxApp:
 
     async def _slots(self, _: web.Request) -> web.Response:
         return _reply(self.container.inventory())
+
+    async def _paused(self, _: web.Request) -> web.Response:
+        return _reply(self.container.paused())
+
+    async def _drop_paused(self, request: web.Request) -> web.Response:
+        self.container.drop_paused(request.match_info["checkpoint"])
+        return _reply(self.container.paused())
 
     async def _statistics(self, _: web.Request) -> web.Response:
         return web.json_response(self.container.statistics())

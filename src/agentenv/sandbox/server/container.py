@@ -52,6 +52,8 @@ from agentenv.wire.leases import (
     LeaseKey,
     LeaseLoss,
     LeaseRequest,
+    PauseSlot,
+    PauseWhenIdle,
     ReleaseReply,
     RenewReply,
     RenewRequest,
@@ -59,7 +61,7 @@ from agentenv.wire.leases import (
     SealSlot,
 )
 from agentenv.wire.roots import unfit
-from agentenv.wire.server import SlotsReply
+from agentenv.wire.server import PausedReply, SlotsReply
 from agentenv.wire.states import SlotState
 
 _KEEP_CHECKPOINTS_S: Final = 1800.0
@@ -231,18 +233,34 @@ class Container:
         slot = self.slot(request.slot)
         if request.root is not None and (why := unfit(request.root, self.context.limits, self.context.refused)):
             raise why
-        lease = slot.grant(request)
-        if request.root is not None:
-            await slot.wait_rerooted(lease)
+        resumed = self.context.paused.begin_resume(request)
+        try:
+            lease = slot.grant(request)
+            if request.root is not None:
+                await slot.wait_rerooted(lease)
+        except BaseException:
+            self.context.paused.end_resume(resumed, resumed=False)
+            raise
+        if resumed:
+            self.context.paused.end_resume(resumed, resumed=True)
+            self.context.supervisor.drop(resumed)
         return lease.as_grant()
+
+    def drop_paused(self, checkpoint: str) -> None:
+        """A paused slot is no longer wanted. No effect if it is none."""
+        if self.context.paused.dropped(checkpoint):
+            self.context.supervisor.drop(checkpoint)
 
     def heard(self) -> None:
         """A pool has sent a heartbeat, or was sent a beat of its watch."""
         self._heard_at_s = self.context.poller.loop.time()
 
     def make_room(self) -> None:
-        """Drop the checkpoints of runs that have ended."""
+        """Drop the checkpoints of runs that have ended, and what was paused too long ago."""
         leasing = {slot.lease.tags.run for slot in self._slots if slot.lease is not None}
+        for checkpoint in self.context.paused.stale(self.context.poller.loop.time()):
+            log.info("checkpoint %s is dropped: it was paused for long", checkpoint)
+            self.context.supervisor.drop(checkpoint)
         for checkpoint in self.checkpoints.stale(leasing, self.context.poller.loop.time()):
             log.info("checkpoint %s is dropped: its run has had no slot here for long", checkpoint)
             self.context.supervisor.drop(checkpoint)
@@ -267,6 +285,11 @@ class Container:
             lost=self.context.lost.report(now_s),
             heard_s=now_s - self._heard_at_s,
         )
+
+    def paused(self) -> PausedReply:
+        """For ``GET /v1/paused``."""
+        self.make_room()
+        return PausedReply(paused=self.context.paused.report(self.context.poller.loop.time()))
 
     def statistics(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""
@@ -439,6 +462,11 @@ class Requester:
                 await slot.seal(key, request.request_id)
             case CheckpointSlot():
                 checkpoint = await self._checkpoint(slot, key, request.request_id)
+            case PauseSlot():
+                self._container.make_room()
+                checkpoint = await slot.pause(key, request.request_id)
+            case PauseWhenIdle():
+                slot.pause_when_idle(key)
             case RestoreSlot(checkpoint=name):
                 await slot.restore(key, name)
             case ChangeNetwork(network=policy):
@@ -447,6 +475,7 @@ class Requester:
                 slot.admit(key)
                 self._context.supervisor.drop(name)
                 self._container.checkpoints.dropped(name)
+                self._context.paused.dropped(name)
         return ActionReply(slot=slot.index, state=slot.reported, checkpoint=checkpoint)
 
     async def _checkpoint(self, slot: Slot, key: LeaseKey, request_id: str) -> str:

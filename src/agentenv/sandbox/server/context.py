@@ -9,6 +9,7 @@ from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.leases import LostLeases
 from agentenv.sandbox.server.metrics import Statistics
+from agentenv.sandbox.server.paused import PausedSlots
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.wire.spec import SlotLimits
@@ -37,5 +38,6 @@ class ServerContext:
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, SlotCall] = field(default_factory=dict)
     lost: LostLeases = field(default_factory=LostLeases)
+    paused: PausedSlots = field(default_factory=PausedSlots)
     changed: Callable[[int], None] = lambda _: None
     """Called with a slot's number when its state or lease changes."""

@@ -37,6 +37,8 @@ class Lease:
     tags: Tags = field(default_factory=Tags)
     root: RootSpec | None = None
     """Root of its slot; None: a plain slot."""
+    pauses_when_idle: bool = False
+    """Whether it is paused, not ended, when it is not renewed in time."""
     not_renewed: str = ""
     """Why it ends at its next renewal; empty: it is renewed."""
     sealed_by: str = ""
@@ -81,6 +83,7 @@ class Lease:
             "tags": self.tags.model_dump(mode="json"),
             "root": None if self.root is None else self.root.to_dict(),
             "not_renewed": self.not_renewed,
+            "pauses_when_idle": self.pauses_when_idle,
         }
 
     @classmethod
@@ -94,8 +97,11 @@ class Lease:
             sealed = kept.get("sealed") is True
             tags = Tags.model_validate(kept.get("tags", {}))
             root = None if kept.get("root") is None else RootSpec.parse(kept["root"])
+            pauses = kept.get("pauses_when_idle") is True
             not_renewed = str(kept.get("not_renewed", ""))
-            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root, not_renewed)
+            return cls(
+                key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root, pauses, not_renewed
+            )
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise ProtocolError(f"the stored lease of slot {slot} is malformed: {error!r}") from error
 

@@ -76,12 +76,16 @@ class Slot:
         """Changes of the network that the supervisor has not confirmed, in order."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The end of the lease without a heartbeat."""
+        self._pausing: asyncio.Task[None] | None = None
+        """The pause of a lease that was not renewed in time."""
         self._explain_timer: asyncio.TimerHandle | None = None
         """The time for the supervisor to explain the end of the agent."""
         self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
         """Request ids of leases that have ended: a late copy of such a request must not get a lease."""
         self._lost: tuple[Lease, AgentEnvError] | None = None
         """The lease that was lost last, and why, so that late clients get the reason instead of StaleLeaseError."""
+        self._released: Lease | None = None
+        """The lease that was released last: others may still have its key."""
         self.calls = CallQueue(index, context, self._agent_lost, lambda: self.state in USABLE)
 
     def __repr__(self) -> str:
@@ -209,10 +213,12 @@ class Slot:
         ended is not an error. Raises StaleLeaseError when the epoch is current but the key does not match its
         lease."""
         if self.lease is not None and self.lease.admits(key):
-            self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"), released=True)
+            lease = self._released = self.lease
+            released = f"slot {self.index}: the lease of {lease.trajectory!r} was released"
+            self._end_lease(LeaseLostError(released), released=True)
             self._leave(Event.give_back)
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
-            raise self._stale()
+            raise self._stale(key)
         if not await self._wait_for(
             lambda: key.epoch < self.epoch or self.reported is not SlotState.resetting, RELEASE_S
         ):
@@ -272,6 +278,23 @@ class Slot:
         if request_id:
             lease.checkpoints[request_id] = checkpoint.name
         return checkpoint.name
+
+    async def pause(self, key: LeaseKey, request_id: str = "") -> str:
+        """End the lease, and keep the slot's files as a checkpoint; returns its name. See
+        :class:`agentenv.wire.leases.PausedSlot`. Raises as :meth:`checkpoint`, and then the lease goes on."""
+        if made := self._context.paused.made_by(request_id, key):
+            return made
+        lease = self._held(key)
+        name = await self.checkpoint(key, request_id)
+        self._context.paused.add(lease, name, request_id, self._loop.time())
+        self._revoke(LeaseLostError(f"{lease.trajectory!r} was paused", next_step="resume it by its name"))
+        return name
+
+    def pause_when_idle(self, key: LeaseKey) -> None:
+        """See :class:`agentenv.wire.leases.PauseWhenIdle`."""
+        lease = self._held(key)
+        lease.pauses_when_idle = True
+        self._remember(lease)
 
     async def restore(self, key: LeaseKey, checkpoint: str) -> None:
         """Kill everything in the slot and give it the files of a checkpoint in place of its own, with which it is no
@@ -387,6 +410,8 @@ class Slot:
 
     def close(self) -> None:
         """The server ends; the supervisor keeps the slot running."""
+        if self._pausing is not None:
+            self._pausing.cancel()
         for timer in (self._expiry_timer, self._explain_timer):
             if timer is not None:
                 timer.cancel()
@@ -416,9 +441,11 @@ class Slot:
     # -- inside ------------------------------------------------------------------------------------
 
     def _lost_error(self, key: LeaseKey) -> AgentEnvError:
-        return self.why_lost(key) or self._stale()
+        return self.why_lost(key) or self._stale(key)
 
-    def _stale(self) -> StaleLeaseError:
+    def _stale(self, key: LeaseKey) -> StaleLeaseError:
+        if self._released is not None and self._released.admits(key):
+            return StaleLeaseError(f"the lease of {self._released.trajectory!r} (slot {self.index}) was released")
         return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
 
     def _error_of(self, loss: LossReason, reason: str) -> AgentEnvError:
@@ -502,6 +529,7 @@ class Slot:
         if not released:
             self._context.lost.add(lease, error, self._loop.time())
         self._ended_requests.append(lease.request_id)
+        self._context.paused.lease_ended(lease.request_id)
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
@@ -520,12 +548,27 @@ class Slot:
 
     def _expired(self) -> None:
         assert self.lease is not None  # the timer ends with the lease
+        if self.lease.pauses_when_idle and not self.lease.not_renewed:
+            self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
+            self._watch_expiry()
+            if self._pausing is None:
+                self._pausing = self._loop.create_task(self._pause_idle(self.lease))
+            return
         log.warning("lease of slot %d (%s) expired", self.index, self.lease.trajectory)
         self._context.statistics.leases_expired += 1
         self._end_lease(
             error_of(LossReason.expired, self.index, f"the lease had no heartbeat for {self.lease.ttl_s:g} s")
         )
         self._leave(Event.give_back)
+
+    async def _pause_idle(self, lease: Lease) -> None:
+        try:
+            await self.pause(lease.key)
+            log.info("lease of slot %d (%s) was paused: it had no heartbeat", self.index, lease.trajectory)
+        except AgentEnvError as error:
+            log.warning("lease of slot %d (%s) could not be paused: %s", self.index, lease.trajectory, error)
+        finally:
+            self._pausing = None
 
 
 def _set_reason(waiter: asyncio.Future[str], reason: str) -> None:
