@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
 
 import pytest
 
 from agentenv import AsyncSandbox, Farm
 from agentenv.errors import ConfigError, LeaseLostError
 from tests.contract.named_farms import client, farm, names, states
-from tests.farm_service import Served
+from tests.farm_service import Served, token
 from tests.waiting import eventually
 
 __all__ = ["farm"]
@@ -105,6 +108,38 @@ async def test_one_that_nobody_is_connected_to_is_paused_after_its_idle_timeout(
         await mine.kill("short")
         with pytest.raises(ConfigError, match="on_idle: got 'stop'"):
             await mine.sandbox(name="none", on_idle="stop").open()  # type: ignore[arg-type]
+
+
+async def test_the_command_lists_pauses_resumes_and_kills(farm: Served) -> None:
+    async def command(*words: str) -> tuple[str, str]:
+        arguments = [
+            sys.executable,
+            "-m",
+            "agentenv",
+            "sandboxes",
+            *words,
+            "--url",
+            farm.url,
+            "--token",
+            token("tests"),
+        ]
+        ran = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
+        stdout, stderr = await ran.communicate()
+        assert ran.returncode == 0, stderr
+        return stdout.decode(), stderr.decode()
+
+    async def state() -> list[str]:
+        return [one["state"] for one in json.loads((await command("list", "--json"))[0])]
+
+    async with client(farm) as mine:
+        async with mine.sandbox(name="build"):
+            pass
+        assert "build is paused" in (await command("pause", "build"))[1]
+        assert await state() == ["paused"]
+        await command("resume", "build")
+        assert await state() == ["running"]
+        await command("kill", "build")
+        assert await names(mine) == []
 
 
 async def test_the_same_without_asyncio(farm: Served) -> None:

@@ -49,6 +49,8 @@ GET /v1/news                                       401  403 200  200   200   403
 GET /v1/leases                                     401  200 200  200   200   200         200      200
 POST /v1/leases/release                            401  403 200  200   200   200         200      200
 DELETE /v1/leases                                  401  403 200  200   200   200         200      200
+DELETE /v1/paused                                  401  403 200  200   200   200         200      200
+GET /v1/paused                                     401  403 200  200   200   200         200      200
 DELETE /v1/leases/{container}/{slot}/{epoch}       401  403 200  200   200   200         200      200
 GET /v1/runs                                       401  200 200  200   200   200         200      200
 DELETE /v1/runs/{run:path}                         401  403 403  403   200   403         403      200
@@ -81,6 +83,7 @@ REQUESTS: Final[Mapping[str, tuple[str, Any]]] = {
     "GET /v1/news": (f"/v1/news?client=c&run={RUN}", None),
     "POST /v1/leases/release": ("/v1/leases/release", {"leases": ["nowhere/0/1"]}),
     "DELETE /v1/leases": (f"/v1/leases?run={RUN}", None),
+    "DELETE /v1/paused": (f"/v1/paused?run={RUN}&trajectory=t", None),
     "DELETE /v1/leases/{container}/{slot}/{epoch}": ("/v1/leases/nowhere/0/1", None),
     "DELETE /v1/runs/{run:path}": (f"/v1/runs/{RUN}", None),
     "POST /v1/containers/{container}/drain": ("/v1/containers/nowhere/drain", None),

@@ -412,6 +412,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         self._container = root.container if isinstance(root, Checkpoint) else ""
         self._root = root.root if isinstance(root, Checkpoint) else root
         self._name = ""
+        self._service = ""
         self._idle_timeout_s: float | None = None
         self._on_idle: OnIdle = "kill"
         self._farm = farm
@@ -428,7 +429,13 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         return await stack.enter_async_context(self._farm.session(root, self._container))
 
     def __repr__(self) -> str:
-        return super().__repr__().replace(" ", f" {self._name!r} of ", 1) if self._name else super().__repr__()
+        services = self._root.services if isinstance(self._root, ImageRoot) else {}
+        words = [repr(self._name)] if self._name else []
+        if self._service:
+            words = ["service", repr(self._service)]
+        elif services:
+            words += ["with services", ", ".join(services)]
+        return super().__repr__().replace(" ", f" {' '.join(words)} of ", 1) if words else super().__repr__()
 
     async def kill(self) -> None:
         """End the sandbox, also one with a name, and wipe its slot. Repeatable."""
@@ -506,6 +513,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
     def _over(self, session: ToolSession) -> Self:
         box = type(self).__new__(type(self))
         box._enlist(self._farm, self._root, owned=False)
+        box._service = session.lease.key.service
         box._stack = AsyncExitStack()
         box._stack.push_async_callback(session.aclose)
         box._opened = session

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv import ContainerSettings
+from agentenv import ContainerSettings, Sandbox, Service
 from agentenv.errors import ConfigError
 from agentenv.sdk.roots import (
     ImageRoot,
@@ -107,3 +107,9 @@ def test_a_container_of_ones_own_allows_what_the_root_asks_for() -> None:
     made = container_for(ImageRoot("debian", capabilities=["net_raw"], nested_namespaces=True), ContainerSettings())
     assert made.allowed_capabilities == (*ContainerSettings().allowed_capabilities, "net_raw")
     assert made.allow_nested_namespaces
+
+
+def test_a_sandbox_with_services_says_so() -> None:
+    box = Sandbox("fake", image="app", services={"db": Service("postgres"), "queue": Service("redis")})
+    assert repr(box).startswith("<Sandbox with services db, queue of <")
+    assert repr(Sandbox("fake")).startswith("<Sandbox <")
