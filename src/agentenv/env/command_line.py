@@ -116,14 +116,18 @@ CONFIG_SECTIONS = ("env", "openai", "slurm", "testing")
 
 def check_arguments(arguments: Sequence[str], fields: Collection[str]) -> None:
     """Raises ConfigError for what atropos answers with a traceback or without a hint: a flag of no setting, a
-    ``--config`` that is no file, cannot be read, or has an unknown section. ``fields``: the settings after
-    ``--env.``."""
-    for given, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+    flag without a value, a ``--config`` that is no file, cannot be read, or has an unknown section. ``fields``: the
+    settings after ``--env.``."""
+    for given, following in itertools.zip_longest(arguments, arguments[1:]):
         flag, equals, value = given.partition("=")
-        if flag == "--config":
-            _check_config_file(value if equals else following)
         if flag.startswith("--env.") and flag.removeprefix("--env.") not in fields:
             raise no_such_setting(flag, [f"--env.{name}" for name in fields])
+        if not flag.startswith("--") or flag == "--help":
+            continue
+        if not equals and (following is None or following.startswith("--")):
+            raise ConfigError(flag, "has no value", next_step="give one; true or false for a switch")
+        if flag == "--config":
+            _check_config_file(value if equals else str(following))
 
 
 def _check_config_file(path: str) -> None:

@@ -47,7 +47,7 @@ from agentenv.env.farm_fields import (
     refuse_farm_contradictions,
     taken_from,
 )
-from agentenv.env.invocation import named_as_secret
+from agentenv.env.invocation import named_as_secret, without_user
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
@@ -77,9 +77,11 @@ _PLACES_OF_RESULTS = frozenset(
 
 
 def _without_secrets(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _without_secrets(each) for name, each in value.items() if not named_as_secret(name)}
+    if isinstance(value, dict):
+        return {name: _without_secrets(each) for name, each in value.items() if not named_as_secret(name)}
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    return without_user(value) if isinstance(value, str) else value
 
 
 class AgentFields(ContainerFields, FarmFields, PoolSettings):

@@ -68,12 +68,31 @@ def _secrets_of_object(text: str) -> list[str]:
         given = json.loads(text)
     except ValueError:
         return []
-    if not isinstance(given, dict):
-        return []
-    return [str(value) for name, value in given.items() if named_as_secret(name)]
+    return _secrets_below(given) if isinstance(given, (dict, list)) else []
+
+
+def _secrets_below(value: Any) -> list[str]:
+    """The secrets in a value of a setting, however deep: fields that are named so, addresses with a password."""
+    if isinstance(value, dict):
+        named = [str(each) for name, each in value.items() if named_as_secret(str(name)) and _is_scalar(each)]
+        return named + [secret for each in value.values() for secret in _secrets_below(each)]
+    if isinstance(value, list):
+        return [secret for each in value for secret in _secrets_below(each)]
+    if isinstance(value, str):
+        return [value] if _USER_IN_URL.search(value) else _secrets_of_object(value)
+    return []
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is not None and not isinstance(value, (dict, list, bool))
 
 
 _USER_IN_URL = re.compile(r"://[^/@\s]+:[^/@\s]+@")
+
+
+def without_user(text: str) -> str:
+    """The text without the name and password in an address."""
+    return _USER_IN_URL.sub("://", text)
 
 
 def invocation_of(
@@ -115,4 +134,5 @@ def _sections(path: str, name: str) -> list[dict[str, Any]]:
 def _secrets_in(path: str, secret: Collection[str]) -> list[str]:
     found = [env.get(name) for env in _sections(path, "env") for name in secret]
     found += [server.get("api_key") for server in _sections(path, "openai")]
-    return [str(each) for each in found if each]
+    inside = [each for name in ("env", "openai") for section in _sections(path, name) for each in section.values()]
+    return [str(each) for each in found if each] + _secrets_below(inside)

@@ -256,7 +256,10 @@ def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[s
             "--env.group_sise: unknown setting (did you mean",
         ),
         (["process", "--config", "no.yaml"], "--config: no such file: 'no.yaml'"),
-        (["process", "--config"], "--config: no such file: ''"),
+        (["process", "--config"], "--config: has no value"),
+        (["process", "--config", ""], "--config: no such file: ''"),
+        (["process", "--env.group_size", "--env.total_steps", "2"], "--env.group_size: has no value (give one; true"),
+        (["process", "--openai.model_name"], "--openai.model_name: has no value"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused_by_name(arguments: list[str], said: str) -> None:
@@ -285,7 +288,18 @@ def test_a_settings_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: s
 @pytest.mark.parametrize("text", ["", "env:\nopenai:\n  model_name: x\nslurm: false\n"])
 def test_a_command_line_that_can_be_meant_is_left_alone(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
-    check_arguments(["process", "--env.group_size", "-1", f"--config={file}", "--slurm"], AgentEnvConfig.model_fields)
+    words = [
+        "process",
+        "--env.group_size",
+        "-1",
+        f"--config={file}",
+        "--env.runs_dir",
+        "",
+        "--slurm",
+        "false",
+        "--help",
+    ]
+    check_arguments(words, AgentEnvConfig.model_fields)
 
 
 def test_lists_and_objects_are_words_of_a_command_line() -> None:
@@ -306,3 +320,24 @@ def test_secrets_in_objects_are_not_written_down() -> None:
     assert found.words == ["my_env.py", "process", "--env.group_size", "2"]
     assert found.omitted == ["--env.sandbox_env"]
     assert "ghp_secret" in found.secrets
+
+
+def test_addresses_are_compared_without_their_passwords() -> None:
+    given = AgentEnvConfig(tool_pool_mode="farm", farm_url="http://me:pass-word@farm:80/x").compared()
+    assert given["farm_url"] == "http://farm:80/x"
+
+
+def test_secrets_in_objects_of_a_settings_file_are_known(tmp_path: Path) -> None:
+    (file := tmp_path / "settings.yaml").write_text(
+        "env:\n"
+        "  sandbox_env: {GITHUB_TOKEN: ghp_secret, PATH: /bin}\n"
+        '  tool_server_config: \'{"search": [{"api_key": "sk-nested"}]}\'\n'
+        "  farm_url: http://user:pass-word@farm:80\n"
+        "openai:\n"
+        "- {api_key: sk-first}\n"
+        "- {api_key: sk-second, model_name: m}\n"
+    )
+    found = invocation_of(["my_env.py"], ["process", "--config", str(file)], AgentEnvConfig.secrets(), None)
+    assert {"ghp_secret", "sk-nested", "http://user:pass-word@farm:80", "sk-first", "sk-second"} <= set(found.secrets)
+    assert "/bin" not in found.secrets
+    assert found.words == ["my_env.py", "process", "--config", str(file)]
