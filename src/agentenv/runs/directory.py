@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from agentenv.runs.manifest import FILE, LOCK, RunManifest, State, read_manifest
 
 UPDATE_GAP_S: Final = 5.0
 """The least time between two manifests of a run that only differ in its results so far."""
+
+LONGEST_NAME_BYTES: Final = 80
+"""Of a run's name in that of its directory, to which the date is added."""
 
 LOOKED_AT_S: Final = 2.0
 """How long a lock is waited for: who looks whether a run is running holds it for a moment."""
@@ -123,8 +127,10 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def file_name(name: str) -> str:
-    """The name with nothing in it that a file's name must not have."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")[:80] or "run"
+    """The name with nothing in it that a file's name must not have: letters of any script, digits, ``_``, ``.`` and
+    ``-`` stay."""
+    kept = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", name)).strip("._-")
+    return kept.encode()[:LONGEST_NAME_BYTES].decode(errors="ignore") or "run"
 
 
 @dataclass(frozen=True)
@@ -183,8 +189,10 @@ def run_named(root: Path, name: str) -> FoundRun:
         raise ConfigError("RUN", f"there is no run in {root}/", next_step="give its directory, or --runs-dir")
     if name == LAST:
         return found[-1]
-    exact = [run for run in found if name in (run.name, run.manifest.id)]
-    meant = exact or [run for run in found if run.name.startswith(name) or run.manifest.id.startswith(name)]
+    begun = unicodedata.normalize("NFC", name)
+    exact = [run for run in found if begun in (run.name, run.manifest.id)]
+    meant = exact or [run for run in found if run.name.startswith(begun) or run.manifest.id.startswith(begun)]
+    meant = meant or [run for run in found if run.manifest.name == name]
     if len(meant) == 1:
         return meant[0]
     near = [run.name for run in (meant or found)][-5:]

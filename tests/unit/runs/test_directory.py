@@ -41,6 +41,31 @@ def test_two_of_one_second_have_two_directories(tmp_path: Path) -> None:
         run.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("größe ü", "größe_ü"),
+        ("gro\u0308ße", "größe"),
+        ("日本語", "日本語"),
+        ("  ", "run"),
+        ("../up", "up"),
+        ("😀\x1b[", "run"),
+    ],
+)
+def test_a_run_is_found_by_a_name_in_any_script(tmp_path: Path, name: str, stem: str) -> None:
+    made = RunDirectory.made(tmp_path, name, manifest(name=name))
+    assert made.path.name == f"{stem}-20261128-180043"
+    made.close()
+    RunDirectory.made(tmp_path, "zebra", manifest(name="zebra")).close()
+    assert run_named(tmp_path, name).path == run_named(tmp_path, stem).path == made.path
+
+
+def test_a_long_name_is_cut_between_characters(tmp_path: Path) -> None:
+    made = RunDirectory.made(tmp_path, "ü" * 39 + "日本語" * 99, manifest())
+    assert made.path.name == "ü" * 39 + "-20261128-180043"
+    made.close()
+
+
 def test_one_that_runs_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentenv.runs.directory.LOOKED_AT_S", 0.1)
     run = RunDirectory.made(tmp_path, "hello", manifest())
