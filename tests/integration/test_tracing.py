@@ -185,6 +185,7 @@ async def test_a_dead_collector_neither_fails_nor_slows_a_run(tmp_path: Path, mo
     warnings = [line for line in log.splitlines() if "WARNING" in line or "ERROR" in line]
     assert len(warnings) == 1
     assert "spans are not accepted by http://127.0.0.1" in warnings[0]
+    assert warnings[0].endswith("/v1/traces: Connection refused; the run goes on")
 
 
 async def test_a_collector_that_refuses_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from agentenv.agent.results import Results
+from agentenv.agent.results import Results, one_line
 from agentenv.agent.transcript import RunRecord, Transcript
 from agentenv.config import TraceVariables
 from agentenv.runs.spans import GroupSpans, Served, SpanRecord, span_id, trace_id, turn_key
@@ -224,4 +225,10 @@ class _Sender:
     def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning("spans are not accepted by %s: %s; the run goes on", self.exporting.where, why)
+            logger.warning("spans are not accepted by %s: %s; the run goes on", self.exporting.where, cause_of(why))
+
+
+def cause_of(why: str) -> str:
+    """What an exporter's message comes down to: the system's own words, where it has any."""
+    system = re.search(r"\[Errno -?\d+\] ([^\"'()]+)", why)
+    return system[1].strip() if system else one_line(why)
