@@ -311,6 +311,19 @@ async def test_a_run_that_runs_is_neither_resumed_nor_removed(tmp_path: Path) ->
     assert not run.path.exists()
 
 
+async def test_a_resumed_run_that_cannot_go_on_has_the_figures_that_it_had(tmp_path: Path) -> None:
+    async with ScriptedPolicy(SCRIPT, latency_s=0.1) as policy:
+        await interrupted(tmp_path, policy, "process", 8, env__total_steps=12)
+    run = the_run(tmp_path)
+    had = [each for group in records(tmp_path) for each in group.trajectories]
+    status, log = await ended(  # its model server is gone
+        tmp_path, "process", *flags(policy, env__total_steps=12), "--resume", str(run.path)
+    )
+    assert status == 1, log
+    assert f"scored   {len(had)} of {len(had)} rollouts" in log
+    assert the_run(tmp_path).manifest == run.manifest
+
+
 async def test_no_directory_without_a_rollout(tmp_path: Path) -> None:
     async with ScriptedPolicy({}) as policy:
         for more, expected in ((["--dry-run"], 0), (["--env.group_size", "0"], 2), (["--env.prompt_field"], 2)):

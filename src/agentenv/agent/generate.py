@@ -34,11 +34,12 @@ class GroupSource(Protocol):
 class ProcessRun:
     """Keeps a number of groups running until enough have been written."""
 
-    def __init__(self, env: GroupSource, wanted: int, at_once: int, give_up_after: int) -> None:
+    def __init__(self, env: GroupSource, wanted: int, at_once: int, give_up_after: int, log: str = "") -> None:
         self._env = env
         self._wanted = wanted
         self._at_once = max(1, at_once)
         self._give_up_after = give_up_after
+        self._log = log
         self._returned: list[tuple[int, Any]] = []
         self._drawn = 0
         self._exhausted = False
@@ -103,6 +104,7 @@ class ProcessRun:
         return nothing_scored(
             f"{self._failed_in_a_row} groups in a row had no scored member",
             faults_of(self._env.counts) - self._faults_before,
+            self._log,
         )
 
 
@@ -116,7 +118,8 @@ def no_items() -> TaskError:
     return TaskError("get_next_item returned None at once: no items to process")
 
 
-def nothing_scored(what: str, faults: Counter[str]) -> AgentEnvError:
-    """The error that ends a command for lack of scores. It is the task's only if every fault was."""
+def nothing_scored(what: str, faults: Counter[str], log: str = "") -> AgentEnvError:
+    """The error that ends a command for lack of scores. It is the task's only if every fault was. ``log``: the file
+    with what failed, if there is one."""
     kind = TaskError if set(faults) == {"task"} else InfraError
-    return kind(f"{what} (faults: {faults_text(faults)}); see the log")
+    return kind(f"{what} (faults: {faults_text(faults)}); see {log or 'the log'}")

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
 
 from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import same_kind
@@ -141,9 +143,11 @@ class Results:
     """Tool calls, refused and unreadable ones included."""
     unparsed: str = ""
     """The parser that finds calls in the text of answers, if no call came as one."""
-    _mean: float = 0.0
-    _squares: float = 0.0
-    """Sum of squared differences from the mean (Welford's algorithm)."""
+    returned: dict[str, float] | None = None
+    """The numbers that an ``evaluate()`` of the environment's own has returned; None with any other command."""
+    _sum: Fraction = Fraction(0)
+    """Of the scores; exact, so that it does not depend on the order in which groups end."""
+    _squares: Fraction = Fraction(0)
 
     def add(self, transcripts: Iterable[Transcript]) -> None:
         """Add a finished group."""
@@ -159,9 +163,9 @@ class Results:
                 self.errors.add(transcript.fault, transcript.error, transcript.trajectory)
             if transcript.score is not None:
                 self.scored += 1
-                before = transcript.score - self._mean
-                self._mean += before / self.scored
-                self._squares += before * (transcript.score - self._mean)
+                score = Fraction(transcript.score)
+                self._sum += score
+                self._squares += score * score
         if self.scored > scored_before:
             self.groups += 1
             self.partial += (self.rollouts - rollouts_before) - (self.scored - scored_before)
@@ -180,12 +184,14 @@ class Results:
     @property
     def mean(self) -> float | None:
         """Mean of the scores; None without any."""
-        return self._mean if self.scored else None
+        return float(self._sum / self.scored) if self.scored else None
 
     @property
     def deviation(self) -> float | None:
         """Standard deviation of the scores (of a sample); None for fewer than two."""
-        return math.sqrt(self._squares / (self.scored - 1)) if self.scored > 1 else None
+        if self.scored < 2:
+            return None
+        return math.sqrt((self._squares - self._sum * self._sum / self.scored) / (self.scored - 1))
 
     @property
     def stderr(self) -> float | None:
@@ -198,6 +204,39 @@ class Results:
             return {}
         found = ((k, self.attempts.pass_at(k)) for k in range(1, most + 1))
         return {k: each for k, each in found if each is not None}
+
+    def document(self) -> dict[str, Any]:
+        """For programs: what the lines at the end of a command say."""
+        return {
+            "groups": self.groups,
+            "rollouts": self.rollouts,
+            "scored": self.scored,
+            "mean": self.mean,
+            "sd": self.deviation,
+            "stderr": self.stderr,
+            "pass_at": {str(k): estimate for k, (estimate, _) in self.pass_at().items()},
+            "tokens": dict(self.tokens),
+            "missing": [{"what": name, "text": text} for name, text in self.missing.rows()],
+            "faults": dict(self.faults),
+            "errors": [
+                {"count": error.count, "fault": error.fault, "text": one_line(error.text)}
+                for error in self.errors.most_frequent()
+            ],
+            "warnings": self.warnings(),
+            "returned": self.returned or {},
+        }
+
+    def warnings(self) -> list[str]:
+        """What is odd about the rollouts: none has called a tool that it was offered."""
+        if not self.could_call or self.calls:
+            return []
+        if not self.unparsed:
+            return ["no rollout called a tool"]
+        return [
+            f"no rollout called a tool; the answers look like unparsed {self.unparsed} calls: start the model's server "
+            f"with --enable-auto-tool-choice --tool-call-parser {self.unparsed} (vLLM; --tool-call-parser alone: "
+            "SGLang)"
+        ]
 
     def metrics(self) -> dict[str, float]:
         """For a file of an evaluation. Unscored rollouts are counted, but are in no mean."""
@@ -216,6 +255,13 @@ class Results:
 def faults_text(faults: Counter[str]) -> str:
     """``3 infra, 1 task``; ``none`` if there were none."""
     return ", ".join(f"{count} {fault}" for fault, count in faults.most_common()) or "none"
+
+
+def scored_text(scored: int, rollouts: int, *, own: bool = False) -> str:
+    """``3 of 4 rollouts``. ``own``: an ``evaluate()`` of the environment's own, whose rollouts need not be known."""
+    if rollouts:
+        return f"{scored} of {counted(rollouts, 'rollout')}"
+    return "no rollout is counted: evaluate() is your own" if own else "no rollout has ended"
 
 
 def scores_text(transcripts: Sequence[Transcript], most: int = 8) -> str:

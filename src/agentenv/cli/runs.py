@@ -23,6 +23,7 @@ from agentenv.runs import LAST, ROOT
 if TYPE_CHECKING:
     from agentenv.runs.directory import FoundRun
     from agentenv.runs.manifest import RunManifest
+    from agentenv.runs.recorded import Recorded
 
 runs = group("Runs of environments: list and show them, resume one, compare several, see them on one page.")
 runs.command()(compare)
@@ -43,8 +44,8 @@ _RESUMABLE = ("failed", "interrupted", "killed")
 def list_runs(runs_dir: RootOption = Path(ROOT), as_json: JsonOption = False) -> None:
     """List the runs, the newest last: state, groups, mean score and faults.
 
-    A run whose state is killed was ended without warning (kill -9, a reboot); failed, interrupted and killed ones can
-    be resumed.
+    A run whose state is killed ended without a word (kill -9, a reboot, a full disk): its figures are counted from its
+    records. Failed, interrupted and killed ones can be resumed.
 
     \b
     Examples:
@@ -78,7 +79,9 @@ def list_runs(runs_dir: RootOption = Path(ROOT), as_json: JsonOption = False) ->
 
 
 def _row(run: FoundRun) -> dict[str, Any]:
-    manifest, results = run.manifest, run.manifest.results
+    from agentenv.runs.recorded import recorded
+
+    manifest, results = run.manifest, recorded(run).results
     return {
         "name": run.name,
         "id": manifest.id,
@@ -105,21 +108,26 @@ def show(name: RunArgument, runs_dir: RootOption = Path(ROOT), as_json: JsonOpti
       agentenv runs show hello-2026 --json
     """
     from agentenv.runs.directory import run_named
+    from agentenv.runs.recorded import recorded
 
     run = run_named(runs_dir, name)
-    manifest = run.manifest
+    found = recorded(run)
     if as_json:
-        about = manifest.model_dump(mode="json") | {"state": run.state, "run_directory": str(run.path.resolve())}
-        print_json(about)
+        here = {"state": run.state, "run_directory": str(run.path.resolve()), "open_rollouts": found.open_rollouts}
+        print_json(run.manifest.model_dump(mode="json") | {"results": found.results} | here)
         return
-    for heading, text in [*_facts(run), *_results(manifest.results), *_files_and_next(run)]:
+    own = run.manifest.verb == "evaluate" and not run.manifest.resumable
+    notes = [("note", found.note)] if found.note else []
+    for heading, text in [*_facts(run, found), *_results(found.results, own=own), *notes, *_files_and_next(run)]:
         out().print(f"{heading:<9}{escape(text)}", soft_wrap=True, highlight=False)
 
 
-def _facts(run: FoundRun) -> list[tuple[str, str]]:
+def _facts(run: FoundRun, found: Recorded) -> list[tuple[str, str]]:
+    from agentenv.agent.results import counted
+
     manifest = run.manifest
     goal = "" if manifest.goal_groups is None else f" of {manifest.goal_groups}"
-    state = run.state + (f": {manifest.error}" if manifest.error and run.state == "failed" else "")
+    more = f"; {counted(found.open_rollouts, 'rollout')} of others" if found.open_rollouts else ""
     resumed = f", resumed {len(manifest.resumed_unix_s)} ×" if manifest.resumed_unix_s else ""
     took = duration(manifest.ended_unix_s - manifest.began_unix_s) if manifest.ended_unix_s else ""
     ended = f", ended after {took}" if took and not manifest.resumed_unix_s else ""
@@ -127,17 +135,30 @@ def _facts(run: FoundRun) -> list[tuple[str, str]]:
     return [
         ("run", f"{run.name} (id {manifest.id})"),
         ("command", f"{manifest.verb} of {manifest.name}, model {manifest.model or '?'}"),
-        ("state", state),
+        ("state", _state(run, found)),
         ("began", f"{began}{ended}{resumed}"),
-        ("groups", f"{manifest.results.get('groups', 0)}{goal}, {manifest.group_size} rollouts each"),
+        ("groups", f"{found.results.get('groups', 0)}{goal}, {counted(manifest.group_size, 'rollout')} each{more}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
 
 
-def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
+def _state(run: FoundRun, found: Recorded) -> str:
+    if run.state == "failed" and run.manifest.error:
+        return f"failed: {run.manifest.error}"
+    if run.state != "killed":
+        return run.state
+    heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.heard_unix_s)) if found.heard_unix_s else ""
+    last = f", last heard of at {heard}" if heard else ""
+    return f"killed: it ended without a word{last}"
+
+
+def _results(results: dict[str, Any], *, own: bool) -> list[tuple[str, str]]:
+    from agentenv.agent.results import scored_text
+
     if not results:
         return []
-    rows = [("scored", f"{results['scored']} of {results['rollouts']} rollouts")]
+    rows = [("scored", scored_text(results["scored"], results["rollouts"], own=own))]
+    rows += [("returned", f"{name} {value:g}") for name, value in (results.get("returned") or {}).items()]
     if results.get("mean") is not None:
         stderr = results.get("stderr")
         rows.append(("mean", f"{results['mean']:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")))

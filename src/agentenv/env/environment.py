@@ -38,6 +38,7 @@ from agentenv.agent.jsonable import item_id
 from agentenv.agent.preparation import Preparations
 from agentenv.agent.protocols import Model, ToolDefinition
 from agentenv.agent.result import AgentResult
+from agentenv.agent.results import counted
 from agentenv.agent.rollout import Rollout, RolloutServices
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
@@ -525,7 +526,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         about = f"{what}; model {self._model_and_place()}; slots: {self.config.tool_pool_mode}"
         metrics = self.config.data_dir_to_save_evals if verb == "evaluate" else None
         with self._files.command(verb, goal, size, metrics, resumable=resumable):
-            shown = self.progress.shown(verb, about, goal, self._files.ending)
+            shown = self.progress.shown(verb, about, goal, self._files.at_end)
             with self._tracing.within(shown, verb, lambda: self.progress.results):
                 yield
             self.progress.results.missing.check(scores=verb != "serve")
@@ -585,7 +586,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
         goal = None if own else self.config.eval_items
         epochs = f", {self.config.eval_epochs} attempts each" if self.config.eval_epochs > 1 else ""
-        what = "its own evaluation" if own else f"{goal} items{epochs}"
+        what = "its own evaluation" if own else f"{counted(self.config.eval_items, 'item')}{epochs}"
         if self.dry_run:
             await self._rehearse(f"evaluate {what}", draws=not own)
             return
@@ -595,13 +596,17 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             async with closed_at_end(self.close):
                 await self._expect_model()
                 await self.setup()
+                results = self.progress.results
+                results.returned = {} if own else None
                 with outside_rollouts("evaluate"):
-                    await self.evaluate()
-            results = self.progress.results
+                    returned: Any = await self.evaluate()
+                if own and isinstance(returned, Mapping):
+                    results.returned = {str(name): n for name, n in returned.items() if isinstance(n, (int, float))}
             if not own and not results.rollouts:
                 raise no_items()
             if results.rollouts and not results.scored:
-                raise nothing_scored(f"none of {results.rollouts} rollouts has a score", results.faults)
+                what = f"none of {results.rollouts} rollouts has a score"
+                raise nothing_scored(what, results.faults, self._files.log)
 
     async def process_manager(self) -> None:
         """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
@@ -615,12 +620,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         if wanted < 1:
             raise ConfigError("total_steps", "-1 is a trainer's number, and process has none", next_step="set it")
         config.group_size = self.group_size_to_process
+        what = f"{counted(wanted, 'group')} of {config.group_size}"
         self.curr_step = 0
         self.max_token_len = config.max_token_length  # only used in warnings here: nothing is skipped
         if self.dry_run:
-            await self._rehearse(f"process {wanted} groups of {config.group_size}")
+            await self._rehearse(f"process {what}")
             return
-        with self._command("process", f"{wanted} groups of {config.group_size}", wanted, config.group_size):
+        with self._command("process", what, wanted, config.group_size):
             if self._files.nothing_left:
                 return
             async with closed_at_end(self.close):
@@ -628,7 +634,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 await self._expect_model()
                 await self.setup()
                 await self._keep_unwritten()
-                await ProcessRun(self, wanted, self.max_num_workers, config.give_up_after_failed_groups).run()
+                give_up_after = config.give_up_after_failed_groups
+                await ProcessRun(self, wanted, self.max_num_workers, give_up_after, self._files.log).run()
             await self._files.write_page()
 
     async def _keep_unwritten(self) -> None:

@@ -35,7 +35,7 @@ from rich.table import Table
 from agentenv.agent import failure_log
 from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
-from agentenv.agent.results import Results, counted, faults_text, one_line, scores_text
+from agentenv.agent.results import Results, counted, faults_text, one_line, scored_text, scores_text
 from agentenv.agent.transcript import Transcript
 from agentenv.config import debug
 from agentenv.durations import duration
@@ -209,7 +209,10 @@ def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str, str]]:
     """(name, text) of every line that is printed at the end of a command."""
-    rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
+    scored = scored_text(results.scored, results.rollouts, own=results.returned is not None)
+    rows = [("scored", f"{scored}, in {duration(took_s)}")]
+    returned = (results.returned or {}).items()
+    rows += [("" if number else "returned", f"{name} {value:g}") for number, (name, value) in enumerate(returned)]
     if results.mean is not None:
         spread = f" (sd {results.deviation:.3f})" if results.deviation is not None else ""
         margin = f" ± {results.stderr:.3f}" if results.stderr is not None else ""
@@ -223,8 +226,7 @@ def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str,
         rows.append(("" if number else "errors", f"{error.count} × {one_line(error.text)}"))
     if (more := len(errors) - ERRORS_SHOWN) > 0:
         rows.append(("", f"{more} more kinds"))
-    if results.could_call and not results.calls:
-        rows.append(("warning", _no_calls(results.unparsed)))
+    rows += [("warning", text) for text in results.warnings()]
     rows += end.files
     if end.directory:
         rows.append(("run", end.directory))
@@ -243,35 +245,12 @@ def _pass_at_text(estimates: Mapping[int, tuple[float, int]]) -> str:
 def result_document(results: Results, took_s: float, end: Ending) -> dict[str, Any]:
     """What :func:`result_rows` says, for programs (``--json``)."""
     return {
-        "groups": results.groups,
-        "rollouts": results.rollouts,
-        "scored": results.scored,
-        "mean": results.mean,
-        "sd": results.deviation,
-        "stderr": results.stderr,
-        "pass_at": {str(k): estimate for k, (estimate, _) in results.pass_at().items()},
-        "tokens": dict(results.tokens),
+        **results.document(),
         "took_s": round(took_s, 3),
-        "missing": [{"what": name, "text": text} for name, text in results.missing.rows()],
-        "faults": dict(results.faults),
-        "errors": [
-            {"count": error.count, "fault": error.fault, "text": one_line(error.text)}
-            for error in results.errors.most_frequent()
-        ],
-        "warnings": [_no_calls(results.unparsed)] if results.could_call and not results.calls else [],
         "files": dict(end.files),
         "run": end.run or None,
         "directory": end.directory or None,
     }
-
-
-def _no_calls(unparsed: str) -> str:
-    if not unparsed:
-        return "no rollout called a tool"
-    return (
-        f"no rollout called a tool; the answers look like unparsed {unparsed} calls: start the model's server with "
-        f"--enable-auto-tool-choice --tool-call-parser {unparsed} (vLLM; --tool-call-parser alone: SGLang)"
-    )
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -107,7 +107,7 @@ class RunFiles:
         self._about_verb = verb
         self._about = RunManifest(
             id=self.run.id,
-            name=self._config.run_name or self.run.environment,
+            name=(self._config.run_name or "").strip() or self.run.environment,
             verb=verb,
             command=[],
             directory=str(Path.cwd()),
@@ -180,6 +180,11 @@ class RunFiles:
         self._place_files(directory.path)
 
     @property
+    def log(self) -> str:
+        """The file with warnings and errors; empty without a directory."""
+        return str(self._directory.path / LOG) if self._directory is not None else ""
+
+    @property
     def nothing_left(self) -> bool:
         """Whether the run that is to be resumed has ended with every rollout that it can have."""
         if self._directory is None or self._directory.manifest.state != "finished":
@@ -203,8 +208,7 @@ class RunFiles:
                     "files": {name: str(Path(path).absolute()) for name, path in self._elsewhere.items()},
                 }
             )
-            name = self._config.run_name or self.run.environment
-            self._directory = RunDirectory.made(Path(self._config.runs_dir), name, manifest)
+            self._directory = RunDirectory.made(Path(self._config.runs_dir), manifest.name, manifest)
             self._place_files(self._directory.path)
             self._members = MembersFile(self._directory.path / MEMBERS)
         else:
@@ -273,6 +277,13 @@ class RunFiles:
             directory.close()
             if self._begun and self._invocation is not None:
                 self._invocation.ended.append(FoundRun(directory.path, directory.manifest))
+
+    def at_end(self, incomplete: bool) -> Ending:
+        """:meth:`ending`, after counting what a run has that was to be resumed, if that did not come to it."""
+        if self._directory is not None and not self._begun and not self._progress.results.rollouts:
+            with suppress(OSError, ValueError):  # it ends for a reason of its own
+                self._read_kept(self._directory)
+        return self.ending(incomplete)
 
     def ending(self, incomplete: bool) -> Ending:
         """What a command says at its end of where things are. ``incomplete``: something is missing."""

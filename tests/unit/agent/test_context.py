@@ -238,8 +238,10 @@ async def test_process_makes_exactly_what_was_asked_for_and_brings_items_back() 
 
 async def test_process_gives_up_after_failures_in_a_row() -> None:
     source = Source(10, dict.fromkeys(range(10), 99))
-    with pytest.raises(InfraError, match=r"3 groups in a row had no scored member \(faults: 3 infra\)"):
-        await ProcessRun(source, 5, at_once=1, give_up_after=3).run()
+    with pytest.raises(
+        InfraError, match=r"3 groups in a row had no scored member \(faults: 3 infra\); see runs/a/log\.txt"
+    ):
+        await ProcessRun(source, 5, at_once=1, give_up_after=3, log="runs/a/log.txt").run()
 
 
 async def test_it_is_a_task_error_when_the_tasks_code_alone_failed_the_groups() -> None:

@@ -89,6 +89,17 @@ def test_members_without_a_score_are_counted_where_others_have_one() -> None:
     assert (results.partial, results.groups) == (2, 1)
 
 
+def test_the_figures_do_not_depend_on_the_order_of_the_groups() -> None:
+    scores = [0.1, 0.7, 1.0, 0.3, 1e9, 0.2, 0.0, 0.6] * 9
+    figures = []
+    for order in (scores, scores[::-1], sorted(scores)):
+        results = Results()
+        for score in order:
+            results.add([rollout(score)])
+        figures.append((results.mean, results.deviation))
+    assert set(figures) == {(statistics.mean(scores), statistics.stdev(scores))}
+
+
 SAME_MARKUP = {"qwen": "hermes", "glm47": "glm45"}
 
 

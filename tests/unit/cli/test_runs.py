@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from agentenv.agent.transcript import GroupRecord
 from agentenv.cli.app import app
+from agentenv.runs.members import MembersFile
 from tests import run_directories
 from tests.run_directories import Played
 
@@ -114,3 +118,41 @@ def test_a_run_that_cannot_be_resumed_is_not_said_to_be(team: list[Path]) -> Non
     refused = ran("resume", team[0].name)
     assert refused.exit_code == 2
     assert "nothing says what it has done" in refused.stderr
+
+
+def test_a_killed_run_is_what_its_records_say(team: list[Path]) -> None:
+    killed = team[-1]
+    manifest = killed / "run.json"
+    stale = {"groups": 1, "rollouts": 4, "scored": 4, "mean": 1.0, "faults": {"infra": 9}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"results": stale}))
+    [group] = itertools.islice(Played("repair-killed", items=1).groups(), 1)
+    members = MembersFile(killed / "members.jsonl")
+    for number, transcript in enumerate(group.trajectories[:3]):
+        members.add("open", 4, number, transcript)
+    with (killed / "rollouts.jsonl").open("a") as lines:
+        lines.write('{"group": "half')
+    whole = [line for line in (killed / "rollouts.jsonl").read_text().splitlines() if line.endswith("}")]
+    recorded = [t for line in whole for t in GroupRecord.model_validate_json(line).trajectories]
+    scores = [t.score for t in recorded if t.score is not None]
+    row = json.loads(ran("list", "--json").stdout)[-1]
+    assert (row["state"], row["groups"], row["mean"]) == ("killed", 4, pytest.approx(sum(scores) / len(scores)))
+    assert row["faults"] == Counter(t.fault for t in recorded if t.fault != "none")
+    found = json.loads(ran("show", "last", "--json").stdout)
+    assert (found["results"]["rollouts"], found["results"]["scored"]) == (len(recorded), len(scores))
+    assert found["open_rollouts"] == 3
+    shown = ran("show", "last").stdout
+    assert "state    killed: it ended without a word, last heard of at 20" in shown
+    assert "groups   4 of 8, 4 rollouts each; 3 rollouts of others" in shown
+    assert f"scored   {len(scores)} of {len(recorded)} rollouts" in shown
+    assert "note     the results are counted from its records; without runs/" in shown
+
+
+def test_a_killed_run_whose_records_cannot_be_read_has_what_was_last_written(team: list[Path]) -> None:
+    manifest = team[-1] / "run.json"
+    last = {"groups": 1, "rollouts": 4, "scored": 4, "mean": 1.0, "faults": {}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"results": last}))
+    (team[-1] / "rollouts.jsonl").unlink()
+    (team[-1] / "rollouts.jsonl").mkdir()
+    shown = ran("show", "last").stdout
+    assert "scored   4 of 4 rollouts" in shown
+    assert "note     the results are those last written: its records cannot be read: " in shown

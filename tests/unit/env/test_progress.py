@@ -171,3 +171,14 @@ def test_a_log_without_a_line_is_no_file(tmp_path: Path) -> None:
     log.open(tmp_path / "log.txt")
     log.close()
     assert not (tmp_path / "log.txt").exists()
+
+
+@pytest.mark.parametrize(("own", "said"), [(False, "no rollout has ended"), (True, "evaluate() is your own")])
+def test_a_command_without_a_rollout_says_why(own: bool, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = RunProgress()
+    with shown.shown("evaluate", "it", None, lambda _: Ending(directory="runs/a")):
+        shown.results.returned = {"eval/right": 0.25} if own else None
+    out = capsys.readouterr().out
+    assert f"{said}, in " in out.splitlines()[0]
+    assert "0 of 0" not in out
+    assert ("returned eval/right 0.25" in out) is own
