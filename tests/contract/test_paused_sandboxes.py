@@ -114,8 +114,8 @@ async def test_the_command_lists_pauses_resumes_and_kills(farm: Served) -> None:
     async def command(*words: str) -> tuple[str, str]:
         arguments = [
             sys.executable,
-            "-m",
-            "agentenv",
+            "-c",
+            "from agentenv.cli import main; main()",
             "sandboxes",
             *words,
             "--url",
