@@ -83,7 +83,7 @@ GuestOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=0.001, max=LONGEST_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),
+    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit of a command, at most a day; inf: none."),
 ]
 WaitOption = Annotated[
     float | None,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from types import TracebackType
@@ -50,7 +51,10 @@ _NAMES: Final = {number: name for name, number in NUMBERS.items()}
 
 
 def checked_order(**fields: Any) -> ProgramOrder:
-    """The order with these fields, without those that are None. Raises InvalidArgumentsError."""
+    """The order with these fields, without those that are None, or a ``timeout_s`` that is infinite. Raises
+    InvalidArgumentsError."""
+    if fields.get("timeout_s") == math.inf:
+        del fields["timeout_s"]
     if (problem := unencodable(fields)) is not None:
         raise InvalidArgumentsError(f"start: {problem}")
     try:

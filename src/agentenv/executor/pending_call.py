@@ -76,8 +76,10 @@ def size_of(part: Part) -> int:
 
 
 def encode_call(key: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> bytes:
-    """A call without its ``boot`` and attachments, which are known when it is first sent. ``key`` is its CallKey."""
-    rest = to_json({"tool": tool, "timeout_s": timeout_s, "arguments": arguments}, inf_nan_mode="constants")
+    """A call without its ``boot`` and attachments, which are known when it is first sent. ``key`` is its CallKey;
+    ``timeout_s`` infinite: it has no limit."""
+    limit_s = None if timeout_s == math.inf else timeout_s
+    rest = to_json({"tool": tool, "timeout_s": limit_s, "arguments": arguments}, inf_nan_mode="constants")
     return b"%b,%b" % (key[:-1], rest[1:-1])
 
 

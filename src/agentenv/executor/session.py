@@ -293,7 +293,8 @@ class ToolSession:
     ) -> CallResult:
         """Run one call and return its result; ``arguments`` may be JSON text.
 
-        ``timeout_s`` bounds the run in the slot (None: the tool's default); waiting behind the slot's earlier calls
+        ``timeout_s`` bounds the run in the slot (None: the tool's default; ``math.inf``: no limit, but for external
+        tools); waiting behind the slot's earlier calls
         does not count. A call the model got wrong, or that the rules forbid, is a result with ``fault`` "model" or
         "policy" and a message for the model. Cancelling the awaiting task cancels the call in the slot.
 
@@ -306,7 +307,7 @@ class ToolSession:
 
         Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
         failure was ours; its class has the cause (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
-        is not a positive finite number in range.
+        is not a positive number in range.
         """
         client = self._usable()
         self._host.tally.calls += 1
@@ -503,10 +504,11 @@ class ToolSession:
         if timeout_s is None:
             return spec.default_timeout_s or self._host.settings.default_timeout_s
         number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-        if not number or not math.isfinite(timeout_s) or not 0 < timeout_s <= MAX_TIMEOUT_S:
-            raise InvalidArgumentsError(
-                f"timeout_s is {timeout_s!r}", next_step=f"give seconds, more than 0 and at most {MAX_TIMEOUT_S:g}"
-            )
+        unlimited = number and timeout_s == math.inf and spec.kind != "external"
+        if not unlimited and (not number or not 0 < timeout_s <= MAX_TIMEOUT_S):
+            allowed = f"give seconds, more than 0 and at most {MAX_TIMEOUT_S:g}"
+            none = "" if spec.kind == "external" else ", or math.inf for no limit"
+            raise InvalidArgumentsError(f"timeout_s is {timeout_s!r}", next_step=allowed + none)
         return float(timeout_s)
 
     async def _result_with_output(

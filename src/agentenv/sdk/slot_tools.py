@@ -222,8 +222,9 @@ class SlotTools(ABC):
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``. It
-        waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside them).
+        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``
+        (``math.inf``: never). It waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside
+        them).
 
         ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is

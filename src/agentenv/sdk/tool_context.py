@@ -96,9 +96,9 @@ class ToolContext(SlotTools):
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
 
-        Without ``session`` it is a new ``bash -c``, killed after ``timeout_s``. With ``session`` it runs in the
-        persistent bash session of that name: directory, variables and functions are kept, and a command that
-        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin``, ``output_bytes``
+        Without ``session`` it is a new ``bash -c``, killed after ``timeout_s`` (``math.inf``: never). With ``session``
+        it runs in the persistent bash session of that name: directory, variables and functions are kept, and a command
+        that exceeds ``timeout_s`` keeps running (an empty command returns more of it). ``stdin``, ``output_bytes``
         and ``on_output`` are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called
         with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; it and
         ``output_bytes``: see :meth:`exec`.

@@ -48,14 +48,14 @@ class Call(WireModel):
     ``id`` is unique for all time and chosen by the caller: resubmitting the same id never runs the call twice.
     ``boot`` is the ``ServerInfo.boot`` of the server the call was *first* sent to: a server that does not know the
     id and has another boot answers ``call_lost`` because the call may have run before. ``timeout_s`` counts from
-    the moment the call starts in its slot.
+    the moment the call starts in its slot; None: it has no limit.
     """
 
     id: CallId
     lease: LeaseKey
     tool: Annotated[str, Field(min_length=1, max_length=64)]
     arguments: Arguments = Field(default_factory=dict)
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None
     boot: BootName
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
     """Arguments that were sent as attachments; not contained in ``arguments``."""

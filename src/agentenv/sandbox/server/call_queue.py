@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -243,7 +244,8 @@ class CallQueue:
             call = self._current = self._waiting.popleft()
             call.started_at = self._loop.time()
             # Before the call begins: it ends at its deadline whatever happens while it is started.
-            call.timer = self._loop.call_at(call.started_at + call.timeout_s, self._kill, call, Stop.deadline)
+            if call.timeout_s != math.inf:
+                call.timer = self._loop.call_at(call.started_at + call.timeout_s, self._kill, call, Stop.deadline)
             self._runners[call.service].begin(call)
         while self._waiting_sessions and len(self._sessions) < MAX_SESSION_CALLS and not self.cache.full:
             call = self._waiting_sessions.popleft()

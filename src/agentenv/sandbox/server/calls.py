@@ -7,6 +7,7 @@ but never runs the call again.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ class SlotCall:
         self.secret = call.lease.secret
         self.service = call.lease.service
         self.tool = call.tool
-        self.timeout_s = call.timeout_s
+        self.timeout_s = math.inf if call.timeout_s is None else call.timeout_s
         self.arguments = arguments
         self.cache = cache
         self.sinks = [sink]
