@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
     from agentenv.sdk.roots import ImageRoot, Service
     from agentenv.sdk.sandbox import Farm, Sandbox
+    from agentenv.sdk.shared import SharedFarm, shared_farm
     from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
     from agentenv.slots.backends.local import LocalBackend
@@ -91,6 +92,7 @@ _HOMES: Final = {
     "PoolSettings": "agentenv.config",
     "Sandbox": "agentenv.sdk.sandbox",
     "SandboxUnavailableError": "agentenv.errors",
+    "SharedFarm": "agentenv.sdk.shared",
     "SlotDestroyedError": "agentenv.errors",
     "SlotLease": "agentenv.slots.lease",
     "SlotLimits": "agentenv.wire.spec",
@@ -105,6 +107,7 @@ _HOMES: Final = {
     "ToolSession": "agentenv.executor.session",
     "ToolSpec": "agentenv.tools.spec",
     "UserUnsupportedError": "agentenv.errors",
+    "shared_farm": "agentenv.sdk.shared",
 }
 
 __all__ = [
@@ -143,6 +146,7 @@ __all__ = [
     "Sandbox",
     "SandboxUnavailableError",
     "Service",
+    "SharedFarm",
     "SlotDestroyedError",
     "SlotLease",
     "SlotLimits",
@@ -158,6 +162,7 @@ __all__ = [
     "ToolSpec",
     "UserUnsupportedError",
     "__version__",
+    "shared_farm",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package's

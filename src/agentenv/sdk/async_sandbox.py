@@ -36,12 +36,14 @@ from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, OnIdle, listed, marks_of, paused_of
 from agentenv.sdk.roots import (
+    ImageFields,
     ImageRoot,
     RootFields,
     SandboxFields,
     container_for,
     plain_container_for,
     plain_root,
+    root_of,
 )
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.slots.backends.base import ContainerBackend
@@ -183,6 +185,9 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         self._pool = pool
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
+    async def _ready(self) -> None:
+        """Awaited before a sandbox is opened: a farm that its sandboxes open does it here."""
+
     def sandbox(
         self,
         root: ImageRoot | RootSpec | Checkpoint | str | None = None,
@@ -190,12 +195,15 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         on_idle: OnIdle = "kill",
+        **fields: Unpack[ImageFields],
     ) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
-        ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it. A RootSpec names an image that this machine's store has. A checkpoint
+        ``root``: an image, which is the sandbox's root; it is fetched when the sandbox is opened, if this machine does
+        not have it. ``fields`` are those of an :class:`ImageRoot`, which may also be given whole: ``memory_mib``,
+        ``storage_mib``, ``cpus``, ``network``, ``user``, ``env`` and so on; without an image there is ``workdir``. A
+        RootSpec names an image that this machine's store has. A checkpoint
         (:meth:`AsyncSandbox.pause`): it begins with those files, in the container that has them; CheckpointError when
         that is gone.
 
@@ -204,7 +212,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         killed, or with ``on_idle="pause"`` paused: its files are kept, and its slot is given back. Opening raises
         ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
         box = AsyncSandbox.__new__(AsyncSandbox)
-        box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
+        box._enlist(self, root_of(root, fields), owned=False)
         if name is not None:
             self._check_named()
             if not 0 < len(name) <= _MAX_NAME_CHARS:
@@ -423,6 +431,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolSession:
         if self._owned:
             await stack.enter_async_context(self._farm)
+        await self._farm._ready()
         root = await self._farm._stored(self._root) if isinstance(self._root, ImageRoot) else self._root
         if self._name:
             return await self._farm._named(stack, self, root)
@@ -478,9 +487,9 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``, and waits for the
-        slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`, which runs a
-        program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s`` (``math.inf``: never),
+        and waits for the slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`,
+        which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.

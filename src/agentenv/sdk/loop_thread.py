@@ -1,15 +1,17 @@
-"""An event loop in a background thread: how plain functions run coroutines, even where a loop runs already."""
+"""An event loop in a background thread: how plain functions run coroutines, even where a loop runs already, and how
+coroutines of other loops do."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from agentenv.errors import PoolClosedError
+from agentenv.sdk.lasting_threads import LastingThreads
 
 T = TypeVar("T")
 
@@ -42,20 +44,52 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the thread and wait for its result. An interruption of the wait (KeyboardInterrupt)
         cancels ``work`` and is raised when it has ended. Raises PoolClosedError after :meth:`close`."""
-        try:
-            loop = self._started()
-        except BaseException:
-            work.close()
-            raise
-        call = _Call(loop, work)
+        # Held until the end. A plain lock, because no interrupt can leave it half changed, unlike an Event.
+        running = threading.Lock()
+        running.acquire()
+        call = _Call(self._loop_for(work), work, running.release)
         try:
             call.begin()
-            call.wait()
+            running.acquire()
         except BaseException:
             call.cancel()
-            call.wait()
+            running.acquire()
             raise
         return call.result()
+
+    async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work`` in the thread, from a coroutine of any loop. Cancelling that cancels ``work``, and is raised
+        when it has ended. Raises PoolClosedError after :meth:`close`."""
+        here = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the caller's loop was closed under it
+                here.call_soon_threadsafe(ended.set)
+
+        call = _Call(self._loop_for(work), work, tell)
+        call.begin()
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            call.cancel()
+            while not ended.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ended.wait()
+            raise
+        return call.result()
+
+    @asynccontextmanager
+    async def held_for(self, work: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+        """As :meth:`held`, for a coroutine of any loop."""
+        entered = await self.awaited(work.__aenter__())
+        try:
+            yield entered
+        except BaseException as error:
+            if not await self.awaited(work.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            await self.awaited(work.__aexit__(None, None, None))
 
     @contextmanager
     def held(self, work: AbstractAsyncContextManager[T]) -> Iterator[T]:
@@ -109,6 +143,13 @@ class LoopThread:
         if then_end:
             self._last_work.add_done_callback(lambda _: loop.stop())
 
+    def _loop_for(self, work: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:
+        try:
+            return self._started()
+        except BaseException:
+            work.close()
+            raise
+
     def _started(self) -> asyncio.AbstractEventLoop:
         if self.inherited:  # asked before the lock, which another thread may have held when this process was forked
             raise forked_error(self._process)
@@ -118,14 +159,16 @@ class LoopThread:
                 raise PoolClosedError("the sandbox is closed", next_step="make a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                given = (self._loop, LastingThreads())
                 # A daemon: an interpreter that exits must not wait for a sandbox that was not closed.
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="agentenv sandbox", daemon=True)
+                self._thread = threading.Thread(target=_serve, args=given, name="agentenv sandbox", daemon=True)
                 self._thread.start()
             return self._loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, threads: LastingThreads) -> None:
     asyncio.set_event_loop(loop)
+    loop.set_default_executor(threads)
     try:
         loop.run_forever()
         left = asyncio.all_tasks(loop)
@@ -133,7 +176,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
+        threads.shutdown()
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -147,24 +190,19 @@ async def _next(items: AsyncIterator[T]) -> tuple[T, ...]:
 
 
 class _Call(Generic[T]):
-    """One coroutine being run in the loop's thread."""
+    """One coroutine being run in the loop's thread, which calls ``ended`` when it has ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        # Held until the end. A plain lock, because no interrupt can leave it half changed, unlike an Event.
-        self._running = threading.Lock()
-        self._running.acquire()
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], ended: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._work = work
+        self._ended = ended
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
         """Start it, once. If interrupted, it may not have begun, which :meth:`cancel` settles."""
         self._loop.call_soon_threadsafe(self._begin)
-
-    def wait(self) -> None:
-        """Wait until it has ended. Repeatable; may be interrupted."""
-        with self._running:
-            pass
 
     def cancel(self) -> None:
         """Cancel it; it ends when it has cleaned up."""
@@ -179,14 +217,14 @@ class _Call(Generic[T]):
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(lambda _: self._running.release())
+        self._task.add_done_callback(lambda _: self._ended())
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         else:
             self._work.close()
-            self._running.release()
+            self._ended()
 
 
 def forked_error(process: int) -> PoolClosedError:

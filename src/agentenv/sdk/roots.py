@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict, TypeVar
 
 from agentenv.config import ContainerFields, ContainerSettings, cache_dir
 from agentenv.errors import ConfigError
@@ -21,6 +21,7 @@ Network = Literal["none", "public"] | Sequence[str] | NetworkPolicy
 _MILLIS: Final = 1000
 _ROOM_BYTES: Final = 1024 * MIB
 """Memory for the programs of a sandbox that asks for storage in memory and does not say how much memory."""
+R = TypeVar("R")
 _NO_IMAGE: Final = "sha256:" + 64 * "0"
 _OF_PLAIN: Final = ("memory_mib", "storage_mib", "network", "workdir")
 """What a sandbox without an image may be given too."""
@@ -40,6 +41,13 @@ class RootFields(TypedDict, total=False):
     nested_namespaces: bool
     services: Mapping[str, Service]
     volumes: Mapping[str, str]
+
+
+class ImageFields(RootFields, total=False):
+    """:class:`ImageRoot` as keyword arguments, without its image."""
+
+    env: Mapping[str, str]
+    hosts: Sequence[str]
 
 
 class SandboxFields(RootFields, ContainerFields, total=False):
@@ -164,6 +172,20 @@ def plain_container_for(fields: RootFields, settings: ContainerSettings) -> Cont
     memory_mib, storage_mib = fields.get("memory_mib"), fields.get("storage_mib")
     _check_positive(memory_mib=memory_mib, storage_mib=storage_mib)
     return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
+
+
+def root_of(given: R | str | None, fields: ImageFields) -> R | ImageRoot | RootSpec | None:
+    """The root of a sandbox of a farm, from an image or a whole root, and fields by name. Raises ConfigError naming a
+    field that this root cannot be given."""
+    if isinstance(given, str):
+        return ImageRoot(given, **fields)
+    if given is None and not set(fields) - {"workdir"}:
+        return plain_root(fields.get("workdir"))
+    if fields:
+        name = next(iter(fields))
+        cure = "name an image" if given is None else "give it as a field of the root"
+        raise ConfigError(name, "belongs to an image that is given by its name", next_step=cure)
+    return given
 
 
 def plain_root(workdir: str | None) -> RootSpec | None:

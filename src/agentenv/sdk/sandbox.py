@@ -33,7 +33,7 @@ from agentenv.sdk.blocking import Blocking, BlockingHandle, BlockingProgram, Ope
 from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox, OnIdle
 from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.python import PythonResult, SlotPython
-from agentenv.sdk.roots import ImageRoot, Network, SandboxFields
+from agentenv.sdk.roots import ImageFields, ImageRoot, Network, SandboxFields
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult
@@ -78,12 +78,15 @@ class Farm(Opened[AsyncFarm]):
         name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         on_idle: OnIdle = "kill",
+        **fields: Unpack[ImageFields],
     ) -> Sandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
-        ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it. A RootSpec names an image that this machine's store has. A checkpoint
+        ``root``: an image, which is the sandbox's root; it is fetched when the sandbox is opened, if this machine does
+        not have it. ``fields`` are those of an :class:`ImageRoot`, which may also be given whole: ``memory_mib``,
+        ``storage_mib``, ``cpus``, ``network``, ``user``, ``env`` and so on; without an image there is ``workdir``. A
+        RootSpec names an image that this machine's store has. A checkpoint
         (:meth:`AsyncSandbox.pause`): it begins with those files, in the container that has them; CheckpointError when
         that is gone.
 
@@ -91,7 +94,9 @@ class Farm(Opened[AsyncFarm]):
         connected to it for ``idle_timeout_s``, and :meth:`connect` finds it from any process of the run. Then it is
         killed, or with ``on_idle="pause"`` paused: its files are kept, and its slot is given back. Opening raises
         ConfigError when there is one of that name, QuotaError when the farm gives no such time (an hour by default)."""
-        return Sandbox._of(self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s, on_idle=on_idle), self)
+        return Sandbox._of(
+            self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s, on_idle=on_idle, **fields), self
+        )
 
     def connect(self, name: str) -> Sandbox:
         """The sandbox of that name, of a farm service, with its files and processes; another process may be connected
@@ -179,9 +184,9 @@ class Sandbox(OpenedSandbox):
         output_bytes: int | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``, and waits for the
-        slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`, which runs a
-        program without a shell.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s`` (``math.inf``: never),
+        and waits for the slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`,
+        which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
@@ -304,8 +309,9 @@ class Sandbox(OpenedSandbox):
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``. It
-        waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside them).
+        """Run a program with these arguments, without a shell, found by PATH; it is killed after ``timeout_s``
+        (``math.inf``: never). It waits for the slot's earlier calls: they run one at a time (:meth:`start` runs beside
+        them).
 
         ``user``: a name or number of the slot's own /etc/passwd, with ``:GROUP`` or without, in a slot with an image.
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is

@@ -1,0 +1,174 @@
+"""Objects of the async SDK that belong to the event loop of a background thread, used by coroutines of any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agentenv.containers.byte_stream import ByteStream
+from agentenv.containers.connect import Streams
+from agentenv.containers.programs import StreamedProgram
+from agentenv.sdk.async_sandbox import AsyncSandbox
+from agentenv.sdk.forwards import as_socket
+from agentenv.sdk.loop_thread import LoopThread
+from agentenv.sdk.processes import SlotProcess
+from agentenv.sdk.python import SlotPython
+from agentenv.wire.connections import LINGER_S
+
+_KINDS: Final = (SlotProcess, StreamedProgram, SlotPython, ByteStream)
+_CALLBACKS: Final = ("on_output", "progress")
+
+
+class Elsewhere:
+    """Has the attributes and methods of ``driven``, which it runs in the loop that ``driven`` belongs to. What they
+    return is of the same kind; callbacks are called in the caller's own loop."""
+
+    def __init__(self, driven: Any, loop: LoopThread) -> None:
+        self._driven = driven
+        self._loop = loop
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For ``isinstance``: it is one to its users."""
+        return type(self._driven)
+
+    def __repr__(self) -> str:
+        return repr(self._driven)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._driven)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._driven, name)
+        if not callable(found):
+            return self._here(found)
+
+        @functools.wraps(found)
+        def called(*args: Any, **given: Any) -> Any:
+            failed: asyncio.Future[None] | None = None
+            for one in _CALLBACKS:
+                if given.get(one) is not None:
+                    failed = asyncio.get_running_loop().create_future()
+                    given[one] = _called_here(given[one], failed)
+            result = found(*args, **given)
+            return self._here(result) if failed is None else self._with_callback(result, failed)
+
+        return called
+
+    async def __aenter__(self) -> Self:
+        await self._loop.awaited(self._driven.__aenter__())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._loop.awaited(self._driven.__aexit__(kind, error, trace))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._loop.awaited(self._driven.__anext__())
+
+    def _here(self, found: Any) -> Any:
+        """What ``driven`` has or returned, for coroutines of any loop."""
+        if isinstance(found, AsyncSandbox):
+            return SandboxElsewhere(found, self._loop)
+        if isinstance(found, _KINDS):
+            return Elsewhere(found, self._loop)
+        if isinstance(found, list):
+            return [self._here(one) for one in found]
+        if asyncio.iscoroutine(found):
+            return self._awaited(found)
+        if isinstance(found, AbstractAsyncContextManager):
+            return self._loop.held_for(found)
+        if isinstance(found, AsyncIterator):
+            return self._items(found)
+        return found
+
+    async def _awaited(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._here(await self._loop.awaited(work))
+
+    async def _with_callback(self, work: Coroutine[Any, Any, Any], failed: asyncio.Future[None]) -> Any:
+        """What a callback raises cancels the call, and is raised."""
+        call = asyncio.ensure_future(self._awaited(work))
+        try:
+            await asyncio.wait({call, failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            call.cancel()
+            await asyncio.wait({call})
+        if failed.done():
+            failed.result()
+        return call.result()
+
+    async def _items(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        while True:
+            try:
+                yield await self._loop.awaited(_next(items))
+            except _OverError:
+                return
+
+
+class SandboxElsewhere(Elsewhere):
+    """A sandbox, used from any loop."""
+
+    async def open(self) -> Self:
+        """See :meth:`AsyncSandbox.open`."""
+        try:
+            await self._loop.awaited(self._driven.open())
+        except asyncio.CancelledError:  # it may have been open already when that came, and nobody else would close it
+            await self._loop.awaited(self._driven.close())
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self if self._driven.is_open else await self.open()
+
+    @asynccontextmanager
+    async def connect(self, port: int, *, timeout_s: float = 30.0) -> AsyncIterator[Streams]:
+        """See :meth:`AsyncSandbox.connect`; the streams belong to the caller's loop. What the connection is lost with
+        reads as its end, and is raised on leaving."""
+        async with self._loop.held_for(as_socket(self._driven.connect(port, timeout_s=timeout_s))) as ours:
+            reader, writer = await asyncio.open_connection(sock=ours.dup())
+            try:
+                yield reader, writer
+            finally:
+                writer.close()
+                try:
+                    async with asyncio.timeout(LINGER_S):
+                        await writer.wait_closed()
+                except (TimeoutError, OSError):
+                    writer.transport.abort()
+
+
+class _OverError(Exception):
+    """The end of an iteration: StopAsyncIteration cannot be the result of a task."""
+
+
+async def _next(items: AsyncIterator[Any]) -> Any:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        raise _OverError from None
+
+
+def _called_here(function: Callable[..., None], failed: asyncio.Future[None]) -> Callable[..., None]:
+    """``function`` as it is called by another thread; what it raises is the error of ``failed``."""
+    here = asyncio.get_running_loop()
+
+    def call(*args: Any) -> None:
+        if failed.done():
+            return
+        try:
+            function(*args)
+        except Exception as error:
+            failed.set_exception(error)
+
+    def there(*args: Any) -> None:
+        here.call_soon_threadsafe(call, *args)
+
+    return there
