@@ -24,7 +24,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
 from agentenv.deadlines import LAYER_SILENCE_S, scaled
 from agentenv.tar_headers import is_ended
-from agentenv.wire.environment import MAX_PATH_CHARS
+from agentenv.wire.environment import MAX_PATH_CHARS, MAX_USER_CHARS, why_no_argument
 from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
 from agentenv.wire.transfers import NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
@@ -67,16 +67,19 @@ class Transferred:
     sha256: str
 
 
-async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Progress | None = None) -> Transferred:
+async def upload(
+    lease: TransferLease, local: Path, remote: str, *, progress: Progress | None = None, user: str | None = None
+) -> Transferred:
     """Copy a local file or directory into the slot. A directory's content lands in ``remote``, beside existing
-    entries; a file replaces an existing one of its name.
+    entries; a file replaces an existing one of its name. ``user``: whose they are, in a slot with an image; by default
+    its own.
 
     Raises: OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
     InvalidArgumentsError: ``local`` holds a device, a socket or a pipe, or ``remote`` is no path. PolicyRefusalError:
     links in the slot lead out of ``remote``, or ``remote`` outside the workspace of a fake slot. InfraError: the slot
     or the connection failed.
     """
-    _check_path(remote)
+    query = _query(remote, user)
     total = await asyncio.to_thread(size_of, local)
 
     async def once() -> Transferred:
@@ -86,7 +89,7 @@ async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Pr
             if progress is not None:
                 progress(tally.total_bytes, max(total, tally.total_bytes))
 
-        reply = await _put(lease, "transfer", {"path": remote}, stream_of(local, tally), sent)
+        reply = await _put(lease, "transfer", query, stream_of(local, tally), sent)
         if reply.exit_code:
             raise OSError(_as_errno(reply.exit_code), reply.stderr.strip() or "the upload failed", remote)
         if reply.total_bytes != tally.total_bytes:
@@ -103,10 +106,11 @@ async def download(
     *,
     progress: Progress | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    user: str | None = None,
 ) -> Transferred:
     """Copy a file or directory of the slot to ``local``. A directory's content lands in it, beside existing
     entries; a file replaces an existing one of its name. The slot's data is not trusted: nothing is written
-    elsewhere.
+    elsewhere. ``user``: who reads it, in a slot with an image; by default its own.
 
     Raises:
         OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, the content exceeds
@@ -116,7 +120,7 @@ async def download(
         InfraError: the slot or the connection failed.
     """
 
-    _check_path(remote)
+    query = _query(remote, user)
 
     async def once() -> Transferred:
         with TreeWriter(local, max_bytes=max_bytes) as writer:
@@ -126,7 +130,7 @@ async def download(
                     progress(writer.tally.total_bytes, writer.expected_bytes)
 
             try:
-                await _get(lease, "transfer", {"path": remote}, writer.feed, received)
+                await _get(lease, "transfer", query, writer.feed, received)
             except BrokenOffError as broken:
                 raise _failure(broken, remote) from None
             if not await asyncio.to_thread(writer.finish):
@@ -274,6 +278,16 @@ def _some(pieces: Iterator[bytes]) -> bytes:
         if len(gathered) >= PIECE_BYTES:
             break
     return bytes(gathered)
+
+
+def _query(remote: str, user: str | None) -> dict[str, str]:
+    """Raises InvalidArgumentsError."""
+    _check_path(remote)
+    if user is None:
+        return {"path": remote}
+    if why_no_argument(user) or not 0 < len(user) <= MAX_USER_CHARS:
+        raise errors.InvalidArgumentsError(f"user: a name or number of 1 to {MAX_USER_CHARS} characters")
+    return {"path": remote, "user": user}
 
 
 def _check_path(remote: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from agentenv.errors import UserUnsupportedError
 from agentenv.file_names import meant_path
 
 WORKSPACE: Final = "/workspace"
@@ -84,6 +85,18 @@ class SlotPaths:
         """The directory a call names for a command to run in; relative ones are below :attr:`start` (the
         default)."""
         return posixpath.join(self.start, self.named(path)) if path else self.start
+
+    def of_user(self, user: str | None) -> SlotPaths:
+        """The same for what a call does as this user (None: the slot's own). Raises UserUnsupportedError in a slot
+        that has one user."""
+        if user is None:
+            return self
+        if not self.own_root:
+            raise UserUnsupportedError(
+                f"a slot without an image has one user, and {user!r} cannot be another",
+                next_step="leave user out, or use a slot with an image",
+            )
+        return replace(self, user=user, home="")
 
     def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
         """The command of one file operation."""

@@ -410,60 +410,69 @@ class Sandbox(OpenedSandbox):
         return Python._of(self._driven.python(program, cwd=cwd, env=env, user=user), self)
 
     @overload
-    def read_file(self, path: str, *, binary: Literal[False] = False, errors: str = "strict") -> str: ...
+    def read_file(
+        self, path: str, *, binary: Literal[False] = False, errors: str = "strict", user: str | None = None
+    ) -> str: ...
     @overload
-    def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
-    def read_file(self, path: str, *, binary: bool = False, errors: str = "strict") -> str | bytes:
+    def read_file(self, path: str, *, binary: Literal[True], user: str | None = None) -> bytes: ...
+    def read_file(
+        self, path: str, *, binary: bool = False, errors: str = "strict", user: str | None = None
+    ) -> str | bytes:
         """Read a whole file of the slot, at most 64 MiB: as text (UTF-8), or its bytes. ``errors``: what becomes of
-        bytes that are not UTF-8, as in ``bytes.decode`` ("replace", "surrogateescape", ...).
+        bytes that are not UTF-8, as in ``bytes.decode`` ("replace", "surrogateescape", ...). ``user``: as whom, in a
+        slot with an image; see :meth:`exec`.
 
         Raises: OSError (missing, a directory, too large; EILSEQ, with the offset: not UTF-8, and ``errors`` is strict).
         """
         # No overload has the arguments of all of them.
         call: Callable[..., Coroutine[Any, Any, str | bytes]] = self._driven.read_file
-        return self._loop.run(call(path, binary=binary, errors=errors))
+        return self._loop.run(call(path, binary=binary, errors=errors, user=user))
 
-    def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes. Raises:
+    def write_file(self, path: str, content: str | bytes, *, mode: int | None = None, user: str | None = None) -> int:
+        """Write a whole file in the slot; its parent directories are created. ``user``: as whom, in a slot with an
+        image. Returns its size in bytes. Raises:
         OSError; ProtocolError when another number of bytes was written."""
-        return self._loop.run(self._driven.write_file(path, content, mode=mode))
+        return self._loop.run(self._driven.write_file(path, content, mode=mode, user=user))
 
-    def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
-        """The entries of a directory of the slot."""
-        return self._loop.run(self._driven.list_files(path, depth=depth))
+    def list_files(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> ListFilesReply:
+        """The entries of a directory of the slot. ``user``: as whom, in a slot with an image."""
+        return self._loop.run(self._driven.list_files(path, depth=depth, user=user))
 
-    def stat(self, path: str, *, follow_symlinks: bool = True) -> FileEntry:
+    def stat(self, path: str, *, follow_symlinks: bool = True, user: str | None = None) -> FileEntry:
         """The kind, size, mode and time of a file or directory of the slot. Raises OSError (FileNotFoundError and so
         on)."""
-        return self._loop.run(self._driven.stat(path, follow_symlinks=follow_symlinks))
+        return self._loop.run(self._driven.stat(path, follow_symlinks=follow_symlinks, user=user))
 
-    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None:
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False, user: str | None = None) -> None:
         """Make a directory in the slot (0755), as ``pathlib.Path.mkdir`` does. Raises OSError (FileExistsError,
         FileNotFoundError when its parent is missing, and so on)."""
-        self._loop.run(self._driven.mkdir(path, parents=parents, exist_ok=exist_ok))
+        self._loop.run(self._driven.mkdir(path, parents=parents, exist_ok=exist_ok, user=user))
 
-    def rename(self, path: str, target: str) -> None:
+    def rename(self, path: str, target: str, *, user: str | None = None) -> None:
         """Rename a file or directory of the slot, as ``os.rename`` does: in one step, in place of a file, link or empty
         directory at ``target``. Raises OSError (EXDEV between file systems of the slot, such as /tmp and the workspace
         of one without an image)."""
-        self._loop.run(self._driven.rename(path, target))
+        self._loop.run(self._driven.rename(path, target, user=user))
 
-    def remove(self, path: str, *, recursive: bool = False) -> None:
+    def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Remove a file or link of the slot, or with ``recursive`` a directory and everything in it (512 levels at
         most); links are not followed. Raises OSError (FileNotFoundError; IsADirectoryError of a directory, and so on):
         what was removed before the failure is gone."""
-        self._loop.run(self._driven.remove(path, recursive=recursive))
+        self._loop.run(self._driven.remove(path, recursive=recursive, user=user))
 
-    def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
+    def upload(
+        self, local: Path | str, remote: str, *, progress: Progress | None = None, user: str | None = None
+    ) -> Transferred:
         """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.
 
         Raises: OSError, InvalidArgumentsError, PolicyRefusalError, InfraError.
         """
-        return self._loop.run(self._driven.upload(local, remote, progress=progress))
+        return self._loop.run(self._driven.upload(local, remote, progress=progress, user=user))
 
-    def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
-        """Unpack a tar (plain or gzip) into a directory of the slot."""
-        return self._loop.run(self._driven.extract(archive, remote))
+    def extract(self, archive: bytes, remote: str, *, user: str | None = None) -> ArtifactsReply:
+        """Unpack a tar (plain or gzip) into a directory of the slot. ``user``: whose the files are, in a slot with an
+        image."""
+        return self._loop.run(self._driven.extract(archive, remote, user=user))
 
     def download(
         self,
@@ -472,6 +481,7 @@ class Sandbox(OpenedSandbox):
         *,
         progress: Progress | None = None,
         max_bytes: int = transfer.DEFAULT_MAX_BYTES,
+        user: str | None = None,
     ) -> Transferred:
         """Copy a file or directory of the slot to a local path (a directory's content is put into it); see
         :func:`agentenv.containers.transfer.download`. The slot's data is not trusted.
@@ -479,20 +489,20 @@ class Sandbox(OpenedSandbox):
         Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: a verifier must
         not score that).
         """
-        return self._loop.run(self._driven.download(remote, local, progress=progress, max_bytes=max_bytes))
+        return self._loop.run(self._driven.download(remote, local, progress=progress, max_bytes=max_bytes, user=user))
 
-    def archive(self, path: str = ".") -> ArtifactsReply:
+    def archive(self, path: str = ".", *, user: str | None = None) -> ArtifactsReply:
         """A file or directory of the slot as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
-        return self._loop.run(self._driven.archive(path))
+        return self._loop.run(self._driven.archive(path, user=user))
 
-    def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+    def list_artifacts(self, path: str = ".", *, user: str | None = None) -> ArtifactsReply:
         """Every file below a directory of the slot (or one file), with size and SHA-256; limited like
         :meth:`archive`."""
-        return self._loop.run(self._driven.list_artifacts(path))
+        return self._loop.run(self._driven.list_artifacts(path, user=user))
 
-    def read_artifact(self, path: str) -> ArtifactsReply:
+    def read_artifact(self, path: str, *, user: str | None = None) -> ArtifactsReply:
         """One file of the slot, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
-        return self._loop.run(self._driven.read_artifact(path))
+        return self._loop.run(self._driven.read_artifact(path, user=user))
 
     def search(
         self,
@@ -503,6 +513,7 @@ class Sandbox(OpenedSandbox):
         ignore_case: bool = False,
         literal: bool = False,
         limit: int = 200,
+        user: str | None = None,
     ) -> SearchReply:
         """Lines of the slot's files that match a regular expression, by path and line; omitted matches are counted
         in the reply.
@@ -510,16 +521,20 @@ class Sandbox(OpenedSandbox):
         Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
         return self._loop.run(
-            self._driven.search(pattern, path, glob=glob, ignore_case=ignore_case, literal=literal, limit=limit)
+            self._driven.search(
+                pattern, path, glob=glob, ignore_case=ignore_case, literal=literal, limit=limit, user=user
+            )
         )
 
-    def patch(self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None) -> PatchReply:
+    def patch(
+        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None, user: str | None = None
+    ) -> PatchReply:
         """Apply a unified diff to the slot's files: all of it, or nothing.
 
         Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
         reason, and the content found instead); OSError when the slot cannot write.
         """
-        return self._loop.run(self._driven.patch(patch, path, strip=strip, fuzz=fuzz))
+        return self._loop.run(self._driven.patch(patch, path, strip=strip, fuzz=fuzz, user=user))
 
 
 class Process(Blocking[SlotProcess]):

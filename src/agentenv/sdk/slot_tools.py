@@ -339,26 +339,32 @@ class SlotTools(ABC):
         """
         return SlotPython(lambda argv: self.start(argv, cwd=cwd, env=env, user=user, output="stream"), program)
 
-    # -- files -------------------------------------------------------------------------------------
+    # -- files, as a user of the slot: see :meth:`exec` -----------------------------------------------
 
     @overload
-    async def read_file(self, path: str, *, binary: Literal[False] = False, errors: str = "strict") -> str: ...
+    async def read_file(
+        self, path: str, *, binary: Literal[False] = False, errors: str = "strict", user: str | None = None
+    ) -> str: ...
     @overload
-    async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
-    async def read_file(self, path: str, *, binary: bool = False, errors: str = "strict") -> str | bytes:
+    async def read_file(self, path: str, *, binary: Literal[True], user: str | None = None) -> bytes: ...
+    async def read_file(
+        self, path: str, *, binary: bool = False, errors: str = "strict", user: str | None = None
+    ) -> str | bytes:
         """Read a whole file of the slot, at most 64 MiB: as text (UTF-8), or its bytes. ``errors``: what becomes of
-        bytes that are not UTF-8, as in ``bytes.decode`` ("replace", "surrogateescape", ...).
+        bytes that are not UTF-8, as in ``bytes.decode`` ("replace", "surrogateescape", ...). ``user``: as whom, in a
+        slot with an image; see :meth:`exec`.
 
         Raises: OSError (missing, a directory, too large; EILSEQ, with the offset: not UTF-8, and ``errors`` is strict).
         """
-        reply = await self._read_whole(path, binary)
+        reply = await self._read_whole(path, binary, user)
         if not binary and not reply.lossy:
             return reply.text or ""
-        data = (reply if binary else await self._read_whole(path, True)).data or b""
+        data = (reply if binary else await self._read_whole(path, True, user)).data or b""
         return data if binary else _decoded(path, data, errors)
 
-    async def _read_whole(self, path: str, binary: bool) -> ReadFileReply:
-        reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
+    async def _read_whole(self, path: str, binary: bool, user: str | None) -> ReadFileReply:
+        arguments = {"path": path, "binary": binary, "user": user}
+        reply = ReadFileReply.model_validate(await self._file_call("read_file", arguments))
         if reply.truncated:
             limit = (
                 f"{reply.size_bytes} bytes, more than the {MAX_FILE_BYTES} of one call; download() has no such limit"
@@ -366,55 +372,63 @@ class SlotTools(ABC):
             raise OSError(errno.EFBIG, limit, path)
         return reply
 
-    async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes. Raises:
+    async def write_file(
+        self, path: str, content: str | bytes, *, mode: int | None = None, user: str | None = None
+    ) -> int:
+        """Write a whole file in the slot; its parent directories are created. ``user``: as whom, in a slot with an
+        image. Returns its size in bytes. Raises:
         OSError; ProtocolError when another number of bytes was written."""
-        arguments = {"path": path, "mode": mode, "text" if isinstance(content, str) else "data": content}
+        arguments = {"path": path, "mode": mode, "user": user, "text" if isinstance(content, str) else "data": content}
         return WriteFileReply.model_validate(await self._file_call("write_file", arguments)).size_bytes
 
-    async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
-        """The entries of a directory of the slot."""
-        return ListFilesReply.model_validate(await self._file_call("list_files", {"path": path, "depth": depth}))
+    async def list_files(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> ListFilesReply:
+        """The entries of a directory of the slot. ``user``: as whom, in a slot with an image."""
+        arguments = {"path": path, "depth": depth, "user": user}
+        return ListFilesReply.model_validate(await self._file_call("list_files", arguments))
 
-    async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileEntry:
+    async def stat(self, path: str, *, follow_symlinks: bool = True, user: str | None = None) -> FileEntry:
         """The kind, size, mode and time of a file or directory of the slot. Raises OSError (FileNotFoundError and so
         on)."""
-        entry = (await self._paths("stat", path, follow=follow_symlinks)).entry
+        entry = (await self._paths("stat", path, user, follow=follow_symlinks)).entry
         if entry is None:
             raise ProtocolError("stat: the slot gave no entry")
         return entry
 
-    async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None:
+    async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False, user: str | None = None) -> None:
         """Make a directory in the slot (0755), as ``pathlib.Path.mkdir`` does. Raises OSError (FileExistsError,
         FileNotFoundError when its parent is missing, and so on)."""
-        await self._paths("mkdir", path, parents=parents, exist_ok=exist_ok)
+        await self._paths("mkdir", path, user, parents=parents, exist_ok=exist_ok)
 
-    async def rename(self, path: str, target: str) -> None:
+    async def rename(self, path: str, target: str, *, user: str | None = None) -> None:
         """Rename a file or directory of the slot, as ``os.rename`` does: in one step, in place of a file, link or empty
         directory at ``target``. Raises OSError (EXDEV between file systems of the slot, such as /tmp and the workspace
         of one without an image)."""
-        await self._paths("rename", path, target=target)
+        await self._paths("rename", path, user, target=target)
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
+    async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Remove a file or link of the slot, or with ``recursive`` a directory and everything in it (512 levels at
         most); links are not followed. Raises OSError (FileNotFoundError; IsADirectoryError of a directory, and so on):
         what was removed before the failure is gone."""
-        await self._paths("remove", path, recursive=recursive)
+        await self._paths("remove", path, user, recursive=recursive)
 
-    async def _paths(self, action: str, path: str, **given: str | bool) -> PathsReply:
-        return PathsReply.model_validate(await self._file_call("paths", {"action": action, "path": path, **given}))
+    async def _paths(self, action: str, path: str, user: str | None, **given: str | bool) -> PathsReply:
+        arguments = {"action": action, "path": path, "user": user, **given}
+        return PathsReply.model_validate(await self._file_call("paths", arguments))
 
-    async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
+    async def upload(
+        self, local: Path | str, remote: str, *, progress: Progress | None = None, user: str | None = None
+    ) -> Transferred:
         """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.
 
         Raises: OSError, InvalidArgumentsError, PolicyRefusalError, InfraError.
         """
         async with self.lease_for_transfer() as lease:
-            return await transfer.upload(lease, Path(local), remote, progress=progress)
+            return await transfer.upload(lease, Path(local), remote, progress=progress, user=user)
 
-    async def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
-        """Unpack a tar (plain or gzip) into a directory of the slot."""
-        arguments = {"action": "extract", "path": remote, "data": archive}
+    async def extract(self, archive: bytes, remote: str, *, user: str | None = None) -> ArtifactsReply:
+        """Unpack a tar (plain or gzip) into a directory of the slot. ``user``: whose the files are, in a slot with an
+        image."""
+        arguments = {"action": "extract", "path": remote, "data": archive, "user": user}
         return ArtifactsReply.model_validate(await self._file_call("artifacts", arguments))
 
     async def download(
@@ -424,6 +438,7 @@ class SlotTools(ABC):
         *,
         progress: Progress | None = None,
         max_bytes: int = transfer.DEFAULT_MAX_BYTES,
+        user: str | None = None,
     ) -> Transferred:
         """Copy a file or directory of the slot to a local path (a directory's content is put into it); see
         :func:`agentenv.containers.transfer.download`. The slot's data is not trusted.
@@ -433,24 +448,26 @@ class SlotTools(ABC):
         """
         async with self.lease_for_transfer() as lease:
             try:
-                return await transfer.download(lease, remote, Path(local), progress=progress, max_bytes=max_bytes)
+                return await transfer.download(
+                    lease, remote, Path(local), progress=progress, max_bytes=max_bytes, user=user
+                )
             except OSError as error:
                 if error.errno in _OURS:
                     raise InfraError(f"{remote} could not be stored on this machine: {error}") from error
                 raise
 
-    async def archive(self, path: str = ".") -> ArtifactsReply:
+    async def archive(self, path: str = ".", *, user: str | None = None) -> ArtifactsReply:
         """A file or directory of the slot as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
-        return await self._artifacts("archive", path)
+        return await self._artifacts("archive", path, user)
 
-    async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+    async def list_artifacts(self, path: str = ".", *, user: str | None = None) -> ArtifactsReply:
         """Every file below a directory of the slot (or one file), with size and SHA-256; limited like
         :meth:`archive`."""
-        return await self._artifacts("list", path)
+        return await self._artifacts("list", path, user)
 
-    async def read_artifact(self, path: str) -> ArtifactsReply:
+    async def read_artifact(self, path: str, *, user: str | None = None) -> ArtifactsReply:
         """One file of the slot, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
-        return await self._artifacts("read", path)
+        return await self._artifacts("read", path, user)
 
     async def search(
         self,
@@ -461,32 +478,41 @@ class SlotTools(ABC):
         ignore_case: bool = False,
         literal: bool = False,
         limit: int = 200,
+        user: str | None = None,
     ) -> SearchReply:
         """Lines of the slot's files that match a regular expression, by path and line; omitted matches are counted
         in the reply.
 
         Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
-        arguments = {"pattern": pattern, "path": path, "glob": glob, "limit": limit}
+        arguments = {"pattern": pattern, "path": path, "glob": glob, "limit": limit, "user": user}
         arguments |= {"ignore_case": ignore_case or None, "literal": literal or None}
         return SearchReply.model_validate(await self._file_call("search", arguments))
 
     async def patch(
-        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
+        self,
+        patch: str,
+        path: str = ".",
+        *,
+        strip: int | None = None,
+        fuzz: int | None = None,
+        user: str | None = None,
     ) -> PatchReply:
         """Apply a unified diff to the slot's files: all of it, or nothing.
 
         Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
         reason, and the content found instead); OSError when the slot cannot write.
         """
-        result = await self._typed_call("patch", {"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
+        arguments = {"patch": patch, "path": path, "strip": strip, "fuzz": fuzz, "user": user}
+        result = await self._typed_call("patch", arguments)
         if result.exit_code == 1:
             raise InvalidArgumentsError(result.stderr.strip())
         _check_file_result("patch", path, result)
         return PatchReply.model_validate(result.content)
 
-    async def _artifacts(self, action: str, path: str) -> ArtifactsReply:
-        return ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": action, "path": path}))
+    async def _artifacts(self, action: str, path: str, user: str | None) -> ArtifactsReply:
+        arguments = {"action": action, "path": path, "user": user}
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", arguments))
 
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         result = await self._typed_call(tool, arguments)

@@ -130,7 +130,13 @@ class BashReply(WireModel):
     where nothing was dropped."""
 
 
-class ReadFileArguments(WireModel):
+class FileToolArguments(WireModel):
+    """What all file tools have in common. ``user``: as whom, in a slot with an image; by default the slot's own."""
+
+    user: ForCode[UserName | None] = None
+
+
+class ReadFileArguments(FileToolArguments):
     """Read a file."""
 
     path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
@@ -159,7 +165,7 @@ class ReadFileReply(WireModel):
     """Offset to continue at, if the file continues."""
 
 
-class WriteFileArguments(WireModel):
+class WriteFileArguments(FileToolArguments):
     """Write a whole file; missing parent directories are created."""
 
     path: PathArgument = Field(description="File to write: relative to the workspace, or absolute.")
@@ -181,7 +187,7 @@ class WriteFileReply(WireModel):
     created: bool
 
 
-class ListFilesArguments(WireModel):
+class ListFilesArguments(FileToolArguments):
     """List a directory."""
 
     path: PathArgument = Field(default=".", description="Directory to list: relative to the workspace, or absolute.")
@@ -209,7 +215,7 @@ class ListFilesReply(WireModel):
     truncated: bool = False
 
 
-class ArtifactsArguments(WireModel):
+class ArtifactsArguments(FileToolArguments):
     """List or read files with their SHA-256, pack a path into a tar archive, or extract one."""
 
     action: Literal["archive", "extract", "list", "read"] = Field(
@@ -239,7 +245,7 @@ class ArtifactsReply(WireModel):
     total_bytes: int
 
 
-class PatchArguments(WireModel):
+class PatchArguments(FileToolArguments):
     """Apply a unified diff to files: all of it, or nothing."""
 
     patch: str = Field(
@@ -274,7 +280,7 @@ class PatchReply(WireModel):
     files: tuple[PatchedFile, ...]
 
 
-class SearchArguments(WireModel):
+class SearchArguments(FileToolArguments):
     """Search files for a regular expression, line by line. ``pattern`` and ``glob`` mean what they mean to ripgrep."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
@@ -321,7 +327,7 @@ class SearchReply(WireModel):
     unreadable_skipped: int = 0
 
 
-class PathsArguments(WireModel):
+class PathsArguments(FileToolArguments):
     """Look at, make, rename or remove what a path names, as ``os.stat``, ``Path.mkdir``, ``os.rename``, ``os.remove``
     and, with ``recursive``, ``shutil.rmtree`` do."""
 

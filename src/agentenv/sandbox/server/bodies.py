@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ProtocolError
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
-from agentenv.wire.environment import MAX_PATH_CHARS
+from agentenv.wire.environment import MAX_PATH_CHARS, MAX_USER_CHARS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER
 
@@ -48,6 +48,14 @@ def path_in_slot(request: web.Request) -> str:
     if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
         raise ProtocolError(f"path: 1 to {MAX_PATH_CHARS} characters, none of them NUL")
     return path
+
+
+def user_in_slot(request: web.Request) -> str | None:
+    """The user in the query, as whom a transfer is made; None: the slot's own. Raises ProtocolError."""
+    user = request.query.get("user")
+    if user is not None and (not 0 < len(user) <= MAX_USER_CHARS or "\0" in user):
+        raise ProtocolError(f"user: 1 to {MAX_USER_CHARS} characters, none of them NUL")
+    return user
 
 
 def number(name: str, text: str, most: int, *, least: int = 0) -> int:

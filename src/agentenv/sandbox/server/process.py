@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from agentenv.errors import UserUnsupportedError
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink, memory_file
 from agentenv.sandbox.server.poller import Lane
@@ -75,12 +74,7 @@ def command_of(
 ) -> Command:
     """The command as a user of the slot runs it: ``user``, or by default the slot's own. ``env`` is the slot's
     environment, ``call_env`` what the call adds. Raises UserUnsupportedError."""
-    if user is not None and not io.paths.own_root:
-        raise UserUnsupportedError(
-            f"a slot without an image has one user, and {user!r} cannot be another",
-            next_step="leave user out, or use a slot with an image",
-        )
-    who = io.paths.user if user is None else user
+    who = io.paths.of_user(user).user
     if user is not None:
         env = env_of(user, env)
     if call_env:

@@ -23,11 +23,11 @@ from agentenv.sandbox.server.slot_sessions import SessionArguments, SlotHost, Sl
 from agentenv.sandbox.server.tools.bash import ShellPool, binary_output, result_of
 from agentenv.sandbox.server.tools.files import FileOutcome, Finished, run_file_tool
 from agentenv.sandbox.server.uploads import Upload
-from agentenv.sandbox.slot_env import SEALED_ENV, image_env
+from agentenv.sandbox.slot_env import SEALED_ENV, env_of, image_env
 from agentenv.sandbox.slot_loss import LossReason
 from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.base import WireModel
-from agentenv.wire.tools import BashArguments
+from agentenv.wire.tools import BashArguments, FileToolArguments
 
 _AT_ONCE = 500
 """Entries of a list encoded in one iteration of the loop: a millisecond or two."""
@@ -175,15 +175,18 @@ class Runner:
         return reply.fields, Content((reply.content.model_dump_json(exclude_defaults=True).encode(),))
 
     async def _file(self, call: SlotCall) -> tuple[Fields, Content]:
-        programs = _FilePrograms(self.io, self._env, call)
-        outcome = await run_file_tool(call.tool, call.arguments, programs, paths=self.io.paths, uploads=call.uploads)
+        assert isinstance(call.arguments, FileToolArguments)
+        user = call.arguments.user
+        paths = self.io.paths.of_user(user)
+        programs = _FilePrograms(self.io, self._env if user is None else env_of(user, self._env), call)
+        outcome = await run_file_tool(call.tool, call.arguments, programs, paths=paths, uploads=call.uploads)
         return {"exit_code": outcome.exit_code, "stderr": outcome.stderr}, await _encoded(outcome)
 
 
 class _FilePrograms:
     """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.files.SlotRunner`)."""
 
-    def __init__(self, io: SlotIo, env: dict[str, str], call: SlotCall) -> None:
+    def __init__(self, io: SlotIo, env: Mapping[str, str], call: SlotCall) -> None:
         self._io = io
         self._env = env
         self._call = call

@@ -3,7 +3,7 @@ and times, of image slots. Both run concurrently with calls.
 
 The server passes bytes between a connection and a program in the slot: slotfiles, or slottar as the slot's root. It
 holds a few pipe buffers per transfer, handles one piece per iteration of its loop, and does not interpret the content
-(:mod:`agentenv.wire.transfers`).
+(:mod:`agentenv.wire.transfers`). ``user=NAME`` in the query: as that user of an image slot.
 
 ``PUT …/tar?path=/DIRECTORY&uid=0&gid=0&mode=493`` unpacks the body below a directory, which is made with its missing
 parents, of that owner and mode. ``GET …/tar?path=/PATH`` is the tar of a directory's content, or of one file.
@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -23,12 +24,13 @@ from aiohttp import web
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.file_names import readable_name
 from agentenv.sandbox.server import bodies
-from agentenv.sandbox.server.bodies import in_time, number, path_in_slot, pieces, slot_key, streamed
+from agentenv.sandbox.server.bodies import in_time, number, path_in_slot, pieces, slot_key, streamed, user_in_slot
 from agentenv.sandbox.server.container import Container, requester_of
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.transfer_run import TransferRun
+from agentenv.sandbox.slot_env import env_of
 from agentenv.wire.transfers import MAX_ENTRIES, Entry, TransferReply
 
 _LEAST_BYTES_PER_S = 64 * 1024
@@ -135,8 +137,10 @@ class TransferRoutes:
 
     def _started(self, request: web.Request, argv: Callable[[SlotIo], list[str]], *, feeds: bool) -> TransferRun:
         io, env = requester_of(request, self._container).io_and_env(slot_key(request))
+        user = user_in_slot(request)
+        io = replace(io, paths=io.paths.of_user(user))
         run = TransferRun(io)
-        run.start(argv(io), env, feeds=feeds)
+        run.start(argv(io), env if user is None else env_of(user, env), feeds=feeds)
         return run
 
     def _turn(self, request: web.Request) -> asyncio.Semaphore:
