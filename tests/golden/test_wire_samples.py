@@ -19,6 +19,7 @@ from agentenv.sandbox.server.calls import encode_result, refusal
 from agentenv.wire import (
     calls,
     connections,
+    image_config,
     leases,
     programs,
     server,
@@ -243,8 +244,9 @@ MODELS: tuple[WireModel, ...] = (
     ),
     _PATCHED,
     _MATCH,
+    image_config.ImageConfig(user="app", workdir="/w", env={"A": "b"}, entrypoint=("sh", "-c"), cmd=("id",)),
     tools.PathsArguments(
-        action="rename", path="a", target="b", follow=False, parents=True, exist_ok=True, recursive=True
+        user="app", action="rename", path="a", target="b", follow=False, parents=True, exist_ok=True, recursive=True
     ),
     tools.PathsReply(entry=_FILE),
     tools.PatchArguments(patch="--- a\n", path="sub", strip=1, fuzz=0),
@@ -347,7 +349,7 @@ def test_a_field_nobody_knows_is_refused(model: WireModel) -> None:
 
 
 def test_every_model_of_the_wire_has_a_sample() -> None:
-    bases = {KeptModel}
+    bases = {KeptModel, tools.FileToolArguments}
     for module in pkgutil.iter_modules(agentenv.wire.__path__):
         importlib.import_module(f"agentenv.wire.{module.name}")
     known = {kind for kind in _subclasses(WireModel) - bases if kind.__module__.startswith("agentenv.wire.")}

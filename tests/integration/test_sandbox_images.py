@@ -103,6 +103,55 @@ async def test_sessions_and_processes_have_users_too(box: AsyncSandbox) -> None:
     assert sleeping.exit_code == 143
 
 
+async def test_files_are_a_users_by_name_or_number(tmp_path: Path, images: dict[str, str]) -> None:
+    (tmp_path / "up").write_text("x")
+    async with AsyncSandbox(image=images["app"], memory_mib=512, storage_mib=64) as box:
+        await box.write_file("/tests/secret", "roots", mode=0o600, user="root")
+        await box.upload(tmp_path / "up", "/tests/up", user="0")
+        await box.mkdir("/tests/made", user="0:0")
+        for path in ("/tests/secret", "/tests/up", "/tests/made"):
+            assert (await box.exec(["stat", "-c", "%u:%g", path])).stdout == "0:0\n"
+        for refused in (
+            box.read_file("/tests/secret"),
+            box.download("/tests/secret", tmp_path / "down"),
+            box.remove("/tests/up"),
+            box.rename("/tests/up", "/tests/down"),
+            box.write_file("/tests/up", "x"),
+            box.write_file("/tests/x", "x", user="4321"),
+        ):
+            with pytest.raises(PermissionError):
+                await refused
+        assert await box.read_file("/tests/secret", user="root") == "roots"
+        assert (await box.download("/tests/secret", tmp_path / "down", user="root")).files == 1
+        packed = (await box.archive("/tests", user="root")).data
+        assert packed is not None
+        await box.extract(packed, "/opt/copy", user="root")
+        assert {entry.path for entry in (await box.list_files("/opt/copy", user="root")).entries} >= {"secret", "up"}
+        await box.rename("/tests/up", "/tests/down", user="root")
+        await box.remove("/tests/down", user="root")
+        await box.write_file("~/mine", "of app", user="app")
+        assert await box.read_file("/home/app/mine") == "of app", "and ~ is that user's home"
+        await box.upload(tmp_path / "up", "~/sent", user="app")
+        assert (await box.exec(["stat", "-c", "%U", "/home/app/sent"])).stdout == "app\n"
+        with pytest.raises(PermissionError, match="no such user"):
+            await box.read_file("/etc/passwd", user="nobody-here")
+
+
+async def test_a_slot_with_one_user_refuses_another_for_its_files(tmp_path: Path) -> None:
+    (tmp_path / "up").write_text("x")
+    async with AsyncSandbox() as box:
+        for refused in (
+            box.write_file("a", "x", user="root"),
+            box.read_file("a", user="0"),
+            box.stat(".", user="root"),
+            box.upload(tmp_path / "up", "up", user="root"),
+            box.download(".", tmp_path / "down", user="root"),
+            box.archive(".", user="root"),
+        ):
+            with pytest.raises(UserUnsupportedError, match="one user"):
+                await refused
+
+
 async def test_the_images_user_is_whose_everything_runs(tmp_path: Path, images: dict[str, str]) -> None:
     async with AsyncSandbox(image=images["app"], memory_mib=512, workdir="/home/app") as box:
         assert (await box.run("id -un; echo $HOME; pwd")).stdout.split() == ["app", "/home/app", "/home/app"]
@@ -444,3 +493,25 @@ async def test_a_working_directory_may_be_below_the_home(box: AsyncSandbox) -> N
         (b"".join([piece async for piece in (await box.start("pwd", cwd="~/notes")).output()])).decode(),
     ):
         assert told == "/root/notes\n"
+
+
+async def test_an_images_configuration_can_be_asked_and_its_command_started(tmp_path: Path) -> None:
+    config = {"Env": ["GREETING=hello"], "WorkingDir": "/opt", "Entrypoint": ["sh", "-c"]}
+    image = small_image(tmp_path / "layout", user="app", Cmd=["echo $GREETING from $PWD; id -un"], **config)
+    async with AsyncSandbox(image=image, memory_mib=512, storage_mib=64) as box:
+        told = await box.image_config()
+        assert (told.user, told.workdir, told.env["GREETING"]) == ("app", "/opt", "hello")
+        assert (told.entrypoint, told.cmd) == (("sh", "-c"), ("echo $GREETING from $PWD; id -un",))
+        started = await box.start_command()
+        assert (await started.wait(30), await started.read()) == (0, b"hello from /opt\napp\n")
+        other = await box.start_command(["id -un; echo $GREETING"], user="root", env={"GREETING": "bye"})
+        assert (await other.wait(30), await other.read()) == (0, b"root\nbye\n"), "its CMD is replaced, as by an engine"
+
+
+async def test_what_has_no_command_cannot_be_started(images: dict[str, str]) -> None:
+    async with AsyncSandbox(image=images[""], memory_mib=512, storage_mib=64) as box:
+        with pytest.raises(ConfigError, match="no ENTRYPOINT and no CMD"):
+            await box.start_command()
+    async with AsyncSandbox() as box:
+        with pytest.raises(ConfigError, match="image"):
+            await box.image_config()

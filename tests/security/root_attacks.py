@@ -184,6 +184,8 @@ def attempts() -> dict[str, Callable[[], object]]:
         "read quotas": lambda: call("quotactl", 0x80000700 << 8, 0, 0, buffer),
         "open by handle": lambda: call("open_by_handle_at", _AT_FDCWD, buffer, 0),
         "set core_pattern": lambda: write("/proc/sys/kernel/core_pattern", "|/x"),
+        "have the kernel watch the machine's memory": lambda: write("/proc/pressure/memory", "some 150000 2000000"),
+        "set the machine's memory types": lambda: write("/proc/mtrr", "disable=0"),
         "set sysrq": lambda: write("/proc/sysrq-trigger", "b"),
         "write /sys": lambda: write("/sys/kernel/mm/ksm/run", "0"),
         "write a block device's setting": lambda: write("/sys/block/loop0/queue/read_ahead_kb"),

@@ -118,6 +118,8 @@ EXPECTED: Final[Mapping[str, str]] = {
     "read quotas": "EPERM",
     "open by handle": "EPERM",
     "set core_pattern": "EROFS",
+    "have the kernel watch the machine's memory": "EROFS",
+    "set the machine's memory types": "EROFS",
     "set sysrq": "ENOENT",
     "write /sys": "EROFS",
     "write a block device's setting": "EROFS",
@@ -136,7 +138,14 @@ EXPECTED: Final[Mapping[str, str]] = {
 }
 OTHERWISE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("set sysrq", "write /sys", "write a block device's setting"), "ENOENT"
+        (
+            "set sysrq",
+            "set the machine's memory types",
+            "have the kernel watch the machine's memory",
+            "write /sys",
+            "write a block device's setting",
+        ),
+        "ENOENT",
     ),  # not every kernel has them
     "a call of i386": f"ended with {int(signal.SIGSYS)}",  # by the container's filter
 }

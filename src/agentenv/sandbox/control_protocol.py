@@ -80,6 +80,9 @@ class SlotView:
     """Directory of a tmux to use (:attr:`SlotPaths.tmux`); empty: the image's own, if it has one."""
     network_env: dict[str, str] = field(default_factory=dict)
     """Of the environment, what goes with the present network."""
+    entrypoint: list[str] = field(default_factory=list)
+    cmd: list[str] = field(default_factory=list)
+    """Of the image; both together are its command."""
 
 
 @dataclass(frozen=True)

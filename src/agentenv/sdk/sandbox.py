@@ -37,6 +37,7 @@ from agentenv.sdk.roots import ImageFields, ImageRoot, Network, SandboxFields
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult
+from agentenv.wire.image_config import ImageConfig
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState, Signal
 from agentenv.wire.tools import ArtifactsReply, FileEntry, ListFilesReply, PatchReply, SearchReply
@@ -392,6 +393,29 @@ class Sandbox(OpenedSandbox):
         call: Callable[..., Coroutine[Any, Any, SlotProcess | StreamedProgram]] = self._driven.start
         made = self._loop.run(call(command, cwd=cwd, env=env, user=user, pty=pty, output=output, timeout_s=timeout_s))
         return Process._of(made, self) if isinstance(made, SlotProcess) else StreamedProcess._of(made, self)
+
+    def image_config(self) -> ImageConfig:
+        """How the slot's image configures its programs: user, directory, environment, ENTRYPOINT and CMD. Raises
+        ConfigError when the slot has no image, InfraError."""
+        return self._loop.run(self._driven.image_config())
+
+    def start_command(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+    ) -> Process:
+        """Start what an engine starts in the image, in the background: its ENTRYPOINT, and after it ``command`` or by
+        default its CMD. For the rest see :meth:`start`.
+
+        Raises: ConfigError when the slot has no image, or the image neither of them; InvalidArgumentsError, InfraError.
+        """
+        return Process._of(
+            self._loop.run(self._driven.start_command(command, cwd=cwd, env=env, user=user, pty=pty)), self
+        )
 
     def python(
         self,

@@ -19,6 +19,7 @@ from agentenv.agent.protocols import Session
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
+from agentenv.containers.image_config import image_config
 from agentenv.containers.layers import image_above
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.programs import StreamedProgram, checked_order, start_program
@@ -46,6 +47,7 @@ from agentenv.store.store import Store
 from agentenv.tools.toolsets import EXTERNAL
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import CallResult
+from agentenv.wire.image_config import ImageConfig
 from agentenv.wire.sessions import ProcessReply
 from agentenv.wire.tools import (
     ArtifactsReply,
@@ -322,6 +324,32 @@ class SlotTools(ABC):
         reply = ProcessReply.model_validate((await self._typed_call("process", arguments)).content)
         assert reply.process is not None  # it was started, or the call had raised
         return SlotProcess(self, reply.process.process)
+
+    async def image_config(self) -> ImageConfig:
+        """How the slot's image configures its programs: user, directory, environment, ENTRYPOINT and CMD. Raises
+        ConfigError when the slot has no image, InfraError."""
+        async with self.lease_for_transfer() as lease:
+            return await image_config(lease)
+
+    async def start_command(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: bool = False,
+    ) -> SlotProcess:
+        """Start what an engine starts in the image, in the background: its ENTRYPOINT, and after it ``command`` or by
+        default its CMD. For the rest see :meth:`start`.
+
+        Raises: ConfigError when the slot has no image, or the image neither of them; InvalidArgumentsError, InfraError.
+        """
+        config = await self.image_config()
+        argv = [*config.entrypoint, *(config.cmd if command is None else command)]
+        if not argv:
+            raise ConfigError("command", "the image has no ENTRYPOINT and no CMD", next_step="start() a program of it")
+        return await self.start(argv, cwd=cwd, env=env, user=user, pty=pty)
 
     def python(
         self,

@@ -22,6 +22,7 @@ from agentenv.sandbox.server.calls import SlotCall
 from agentenv.sandbox.server.connect_route import ConnectRoute
 from agentenv.sandbox.server.connections import BatchSink, StreamSink
 from agentenv.sandbox.server.container import Container, Requester, requester_of
+from agentenv.sandbox.server.image_route import ImageRoute
 from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.program_route import ProgramRoute
@@ -97,6 +98,7 @@ class SandboxApp:
         router.add_post("/v1/leases/act", self._post_act)
         ConnectRoute(self.container).add_to(router)
         AttachmentRoutes(self.container).add_to(router)
+        ImageRoute(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         ProgramRoute(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)

@@ -29,6 +29,7 @@ from agentenv.sandbox.control_protocol import (
     SlotFailed,
     SlotLost,
     SlotRefused,
+    SlotView,
 )
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.access import BEARER
@@ -347,6 +348,10 @@ class Requester:
     def host(self, key: LeaseKey) -> SlotHost:
         """Starts programs in the slot. Raises StaleLeaseError, SandboxUnavailableError."""
         return self._container.slot(key.slot).host(self._own(key))
+
+    def view(self, key: LeaseKey) -> SlotView | None:
+        """What is known of the slot's image; None: it has none. Raises as :meth:`host`."""
+        return self._container.slot(key.slot).view(self._own(key))
 
     async def wait_why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease was lost, once that is known; None if it was not lost."""

@@ -57,6 +57,8 @@ class Runner:
     ) -> None:
         base_env, shell, paths = context.env, context.shell, packet.paths
         self._network_env: Mapping[str, str] = {}
+        self.view = packet.view
+        """Of its image; None: it has none."""
         if packet.view is not None:
             view = packet.view
             self._network_env, shell = view.network_env, view.shell

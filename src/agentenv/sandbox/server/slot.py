@@ -23,7 +23,7 @@ from agentenv.errors import (
     StaleLeaseError,
     from_wire,
 )
-from agentenv.sandbox.control_protocol import SlotReady
+from agentenv.sandbox.control_protocol import SlotReady, SlotView
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE
 from agentenv.sandbox.server.call_queue import Agents, CallQueue, close_agents
 from agentenv.sandbox.server.calls import ResultCache
@@ -437,6 +437,11 @@ class Slot:
         self.io(key)
         self.calls.any_ran = True
         return self.calls.runner(key.service).host
+
+    def view(self, key: LeaseKey) -> SlotView | None:
+        """What is known of the slot's image; None: it has none. Raises as :meth:`io`."""
+        self.io(key)
+        return self.calls.runner(key.service).view
 
     # -- inside ------------------------------------------------------------------------------------
 

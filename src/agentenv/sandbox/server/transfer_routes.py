@@ -139,8 +139,10 @@ class TransferRoutes:
         io, env = requester_of(request, self._container).io_and_env(slot_key(request))
         user = user_in_slot(request)
         io = replace(io, paths=io.paths.of_user(user))
+        if user is not None:  # whose home is the user's, not that of plain slots
+            env = env_of(user, {name: value for name, value in env.items() if name not in ("HOME", "USER", "LOGNAME")})
         run = TransferRun(io)
-        run.start(argv(io), env if user is None else env_of(user, env), feeds=feeds)
+        run.start(argv(io), env, feeds=feeds)
         return run
 
     def _turn(self, request: web.Request) -> asyncio.Semaphore:

@@ -15,7 +15,11 @@ from typing import Final
 
 NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero")
-READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READ_ONLY: Final = (
+    *("/proc/bus", "/proc/driver", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/mtrr", "/proc/pressure"),
+    *("/proc/sys", "/proc/sysrq-trigger"),
+)
+"""Where root may write, and reach the machine. ``/proc/pressure``: whoever writes has the kernel watch for him."""
 COVERED_FILES: Final = (
     *("/proc/config.gz", "/proc/diskstats", "/proc/interrupts", "/proc/iomem", "/proc/ioports", "/proc/kcore"),
     *("/proc/keys", "/proc/latency_stats", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
@@ -64,6 +68,8 @@ class Expected:
     """The network namespace that it shares; empty: it has its own."""
     volumes: Mapping[str, bool] = field(default_factory=dict)
     """Where volumes are, and whether they are read-only there."""
+    binds: tuple[str, ...] = ()
+    """Where binds are; what is mounted below them is theirs."""
     covers: frozenset[str] = frozenset()
     """Paths of /proc and /sys that are there on this machine, of those that have to be covered."""
 
@@ -196,6 +202,9 @@ class _Rule:
         return f"{mount.point} is not {', '.join(lacking)}" if lacking else ""
 
 
+_BIND: Final = _Rule(flags=frozenset({"ro", "nosuid", "nodev"}))
+
+
 def table(want: Expected) -> dict[str, _Rule]:
     """Every mount that an image slot has, by its mount point."""
     page_bytes = resource.getpagesize()
@@ -215,6 +224,7 @@ def table(want: Expected) -> dict[str, _Rule]:
         **{f"/dev/{name}": _Rule(root=f"/{name}") for name in DEVICES},
         **{path: _Rule(_WRITABLE, flags=frozenset({"ro"} if kept else ())) for path, kept in want.volumes.items()},
     }
+    rules |= dict.fromkeys(want.binds, _BIND)
     for path in want.covers:
         rules[path] = _cover(path)
     return rules
@@ -231,6 +241,8 @@ def _mounts(found: Iterable[Mount], want: Expected) -> Iterator[str]:
     seen: set[str] = set()
     for mount in found:
         rule = rules.get(mount.point)
+        if rule is None and any(mount.point.startswith(f"{bind}/") for bind in want.binds):
+            rule = _BIND
         if rule is None:
             yield f"{mount.kind} is mounted at {mount.point}"
         elif mount.point in seen:

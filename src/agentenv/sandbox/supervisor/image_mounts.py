@@ -37,6 +37,8 @@ class ImageConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
     workdir: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
     has_bash: bool = True
     has_tmux: bool = True
     bash_build: str = ""
@@ -159,6 +161,8 @@ def config_of(manifest: Mapping[str, Any], layers: Sequence[Path]) -> ImageConfi
         MappingProxyType(manifest["env"]),
         manifest["user"],
         manifest["workdir"],
+        tuple(manifest.get("entrypoint", ())),
+        tuple(manifest.get("cmd", ())),
         has_bash=any(_is_in(layers, path) for path in _BASHES),
         has_tmux=any(_is_in(layers, path) for path in _TMUXES),
     )

@@ -44,6 +44,8 @@ ETC_COPIES = (
 (``/etc/alternatives``); none of them names a user, a host or a secret."""
 
 _RESERVED_TARGETS = ("/", "/run", "/run/agentenv", "/etc", "/usr")
+_PROGRAMS = PurePosixPath("/run/agentenv")
+_MAX_BINDS = 64  # slotagent/root/tree.h
 _SLOT_OWN = ("proc", "dev", "sys", "tmp", "workspace")
 DNS_ADDRESS = "10.0.2.3"
 """Where slirp4netns answers DNS in a slot with network."""
@@ -204,13 +206,17 @@ _NOBODY = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
 
 
 def check_binds(binds: Sequence[Bind]) -> None:
-    """Raise ConfigError for a bind that is not absolute, or covers a part of the slot itself."""
+    """Raise ConfigError for a bind that is not absolute, or covers a part of the slot itself, and
+    for more than 64."""
+    if len(binds) > _MAX_BINDS:
+        raise ConfigError("binds", f"has {len(binds)}", next_step=f"at most {_MAX_BINDS}: bind a directory above them")
     for index, bind in enumerate(binds):
         target = PurePosixPath(bind.target)
         where = f"binds[{index}]"
         if not bind.source.startswith("/") or not target.is_absolute() or ".." in target.parts:
             raise ConfigError(where, "source and target must be absolute paths without '..'")
-        if str(target) in _RESERVED_TARGETS or target.parts[1] in _SLOT_OWN:
+        own = str(target) in _RESERVED_TARGETS or target.parts[1] in _SLOT_OWN or _PROGRAMS in target.parents
+        if own:
             raise ConfigError(where, f"{target} is the slot's own", next_step="choose another target, such as /opt/x")
 
 

@@ -47,6 +47,8 @@ HOSTNAME: Final = "slot"
 _USER_NAMESPACE_FD, _NETWORK_FD = 5, 6  # slotroot's -u and -w (slotagent/root/main.c)
 _HAS_FILES: Final = "mount a volume where the image has files"
 """What slotroot prints then (slotagent/root/tree.c)."""
+_NO_BIND: Final = "make the place of a bind"
+"""The same, where a link or another kind of file of the image is in the way."""
 _PARTS: Final = ("upper", "work", "root")
 
 
@@ -110,6 +112,8 @@ class SlotRoot:
             shell=SHELL_PATH if stands_in or not config.has_bash else "",
             stands_in=stands_in,
             tmux=TMUX_BUNDLE if self._setup.tree.has_tmux and not config.has_tmux else "",
+            entrypoint=list(config.entrypoint),
+            cmd=list(config.cmd),
         )
 
     @property
@@ -134,6 +138,13 @@ class SlotRoot:
             with contextlib.suppress(OSError):
                 self._bashes[layer.files] = bool(static_bash.bashes_in(layer.files, path))
         return self._bashes[layer.files]
+
+    @property
+    def _binds(self) -> tuple[str, ...]:
+        """Where it has those of the container, which are in the template of plain slots; the ones below another come
+        with that."""
+        targets = sorted({posixpath.normpath(bind.target) for bind in self._setup.spec.binds})
+        return tuple(one for one in targets if not any(one.startswith(f"{other}/") for other in targets))
 
     @property
     def volumes(self) -> Iterable[Path]:
@@ -212,6 +223,10 @@ class SlotRoot:
                 raise ConfigError(
                     "root.volumes", error.message, next_step="they are not copied into it: name another place"
                 ) from error
+            if _NO_BIND in error.message:
+                raise ConfigError(
+                    "binds", error.message, next_step="name another target: the image has a link or other file there"
+                ) from error
             raise
         try:
             self._attest(running, start, network_fd)
@@ -236,6 +251,7 @@ class SlotRoot:
             outside=attest.namespaces_of("self"),
             network=attest.named_namespace(network_fd) if network_fd >= 0 else "",
             covers=attest.expected_covers(),
+            binds=self._binds,
             volumes={path: path in self._read_only for path in self._volumes},
         )
         groups = () if start.plan is None else start.plan.process_files
@@ -258,6 +274,7 @@ class SlotRoot:
             *("-e", str(start.etc)),
             *(("-a",) if self._is_fresh else ()),
             *(argument for kept, *both in volumes for argument in ("-V" if kept else "-v", *both)),
+            *(argument for bind in self._binds for argument in ("-b", f"{self._setup.tree.root}{bind}", bind)),
             *(("-n",) if whole.nested_namespaces else ()),
             *(("-f",) if "net_raw" in whole.capabilities else ()),
             *("--", str(self.place), ":".join(self._lowers)),

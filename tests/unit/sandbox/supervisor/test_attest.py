@@ -150,3 +150,17 @@ def test_covers_are_those_that_this_machine_has() -> None:
     found = attest.expected_covers()
     assert "/proc/sys" in found
     assert all(Path(path).exists() for path in found)
+
+
+def test_binds_are_where_they_were_asked_for_and_read_only() -> None:
+    want = dataclasses.replace(WANT, binds=("/opt/given",))
+    kept = frozenset({"ro", "nosuid", "nodev"})
+    bind = Mount("/opt/given", "ext4", "/data", kept, frozenset())
+    below = dataclasses.replace(bind, point="/opt/given/below")
+    assert judge(dataclasses.replace(GOOD, mounts=(*GOOD.mounts, bind, below)), want) == []
+    assert judge(GOOD, want) == ["nothing is mounted at /opt/given"]
+    for loose in (dataclasses.replace(bind, flags=kept - {"ro"}), dataclasses.replace(bind, point="/opt/other")):
+        assert judge(dataclasses.replace(GOOD, mounts=(*GOOD.mounts, loose)), want) != []
+    writable_below = dataclasses.replace(below, flags=kept - {"ro"})
+    found = judge(dataclasses.replace(GOOD, mounts=(*GOOD.mounts, bind, writable_below)), want)
+    assert found == ["/opt/given/below is not ro"]

@@ -18,8 +18,8 @@ _ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG, _NO_USER: errno
 _TEXT_OF = {
     _NOT_REGULAR: "is not a regular file",
     TOO_LARGE: f"exceeds the limit of {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries of one file operation",
-    _NO_USER: "the slot's /etc/passwd has no entry of the user that this is done as",
-    _NO_GROUP: "the slot's /etc/group has no entry of the group that this is done as",
+    _NO_USER: "the slot's /etc/passwd has no such user",
+    _NO_GROUP: "the slot's /etc/group has no such group",
 }
 
 

@@ -5,7 +5,7 @@
  * becomes UID, makes a user namespace and hands it over: see userns.h.
  *
  *   slotroot [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] -u UID -k CAPABILITIES -h HOSTNAME -s SHM_BYTES
- *            -p TERMINALS -r PROGRAMS -e ETC [-w] [-a] [-v|-V SOURCE TARGET]... [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
+ *            -p TERMINALS -r PROGRAMS -e ETC [-w] [-a] [-v|-V SOURCE TARGET]... [-b SOURCE TARGET]... [-n] [-f] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
  *
  * -j, -l, -o  as slotlaunch
  * -u          become UID and join the user namespace on descriptor 5, as its root
@@ -17,6 +17,7 @@
  * -w          after -u: join the network namespace on descriptor 6, instead of making one
  * -a          nothing has run in the slot: volumes are taken over as new, and refused where the image has files
  * -v          the directory SOURCE, which other roots of the slot may have too, is at TARGET; -V: read-only
+ * -b          the file or directory SOURCE, with what is mounted below it, is at TARGET, read-only
  * -n          programs of the slot may make user namespaces, and mounts in those
  * -f          programs of the slot may have sockets that see every frame of its network interfaces
  *
@@ -90,6 +91,10 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
     bool kept = !strcmp(option, "-V");
     if ((kept || !strcmp(option, "-v")) && left > 2 && wanted->root.volume_count < MAX_VOLUMES) {
         wanted->root.volumes[wanted->root.volume_count++] = (struct volume){arguments[1], arguments[2], kept};
+        return 3;
+    }
+    if (!strcmp(option, "-b") && left > 2 && wanted->root.bind_count < MAX_BINDS) {
+        wanted->root.binds[wanted->root.bind_count++] = (struct bind){arguments[1], arguments[2]};
         return 3;
     }
     if (option[0] != '-' || !option[1] || option[2] || left < 2)

@@ -26,10 +26,16 @@
 /* From linux/mount.h, which older headers lack. */
 enum { CONFIG_FLAG = 0, CONFIG_STRING = 1, CONFIG_CREATE = 6, ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
 enum { ATTR_NOEXEC = 8, CLONE_TREE = 1, MOVE_EMPTY_PATH = 4, SET_ATTR_SYS = 442, OPTIONS_BYTES = 4096, PATH_BYTES = 4096 };
+enum { NO_SYMLINKS = 4 };
 enum { NO_EXEC_OR_DEVICES = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC };
 
 struct attributes {
     uint64_t set, clear, propagation, userns;
+};
+
+/* struct open_how of linux/openat2.h. */
+struct opening {
+    uint64_t flags, mode, resolve;
 };
 
 /* ---- from outside, as descriptors ---- */
@@ -51,16 +57,18 @@ static int make_file_system(const char *kind, const char *const *options, unsign
     return made;
 }
 
-/* A copy of the mount at `path`, with these attributes as well. */
-static int copy_mount(const char *path, uint64_t attributes) {
-    int made = (int)syscall(SYS_open_tree, AT_FDCWD, path, (unsigned)(CLONE_TREE | O_CLOEXEC));
+/* A copy of the mount at `path`, with these attributes as well; `below`: AT_RECURSIVE, with the mounts below it, or 0. */
+static int copy_mounts(const char *path, uint64_t attributes, unsigned below) {
+    int made = (int)syscall(SYS_open_tree, AT_FDCWD, path, (unsigned)(CLONE_TREE | O_CLOEXEC) | below);
     if (made < 0)
         fail("open", path);
     struct attributes wanted = {.set = attributes};
-    if (attributes && syscall(SET_ATTR_SYS, made, "", AT_EMPTY_PATH, &wanted, sizeof wanted) < 0)
+    if (attributes && syscall(SET_ATTR_SYS, made, "", AT_EMPTY_PATH | below, &wanted, sizeof wanted) < 0)
         fail("restrict", path);
     return made;
 }
+
+static int copy_mount(const char *path, uint64_t attributes) { return copy_mounts(path, attributes, 0); }
 
 enum { DEVICES = 6, FILES = 3 };
 static const char *const DEVICE_NAMES[DEVICES] = {"null", "zero", "full", "random", "urandom", "tty"};
@@ -68,6 +76,7 @@ static const char *const FILE_NAMES[FILES] = {"hosts", "hostname", "resolv.conf"
 
 struct outside {
     int proc, sys, devices, terminals, shared, queues, programs, nodes[DEVICES], files[FILES], volumes[MAX_VOLUMES];
+    int binds[MAX_BINDS];
 };
 
 static void open_outside(const struct root *root, struct outside *from) {
@@ -91,6 +100,8 @@ static void open_outside(const struct root *root, struct outside *from) {
     }
     for (int i = 0; i < root->volume_count; i++)
         from->volumes[i] = copy_mount(root->volumes[i].source, root->volumes[i].read_only ? ATTR_RDONLY : 0);
+    for (int i = 0; i < root->bind_count; i++)
+        from->binds[i] = copy_mounts(root->binds[i].source, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, AT_RECURSIVE);
     int etc = open(root->etc, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (etc < 0)
         fail("open", root->etc);
@@ -197,6 +208,48 @@ static void make_file(const char *path) {
     close(fd);
 }
 
+/* Where a bind is to be: what is missing is made, and what the image has there is covered, as an engine does. A link of
+ * the image is not followed: the mount would not be where it is said to be. Nothing of the image is replaced. */
+static void make_bind_point(const char *path, bool is_directory) {
+    char part[PATH_BYTES];
+    struct stat found;
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
+        if (mkdir(part, 0755) < 0 && errno != EEXIST)
+            fail("make the place of a bind", part);
+    }
+    if (lstat(path, &found) < 0) {
+        int made = is_directory ? mkdir(path, 0755) : mknod(path, S_IFREG | 0644, 0);
+        if (made < 0)
+            fail("make the place of a bind", path);
+    }
+    struct opening how = {.flags = O_PATH | O_CLOEXEC, .resolve = NO_SYMLINKS};
+    int at = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (at < 0 || fstat(at, &found) < 0)
+        fail("make the place of a bind", path);
+    errno = is_directory ? ENOTDIR : EISDIR;
+    if (S_ISDIR(found.st_mode) != is_directory)
+        fail("make the place of a bind", path);
+    close(at);
+}
+
+static void mount_binds(const struct root *root, const struct outside *from) {
+    for (int i = 0; i < root->bind_count; i++) {
+        struct stat shown;
+        if (fstat(from->binds[i], &shown) < 0)
+            fail("see", root->binds[i].source);
+        make_bind_point(root->binds[i].target, S_ISDIR(shown.st_mode));
+        mount_at(from->binds[i], root->binds[i].target);
+    }
+}
+
+static bool is_bound(const struct root *root, const char *path) {
+    for (int i = 0; i < root->bind_count; i++)
+        if (!strcmp(root->binds[i].target, path))
+            return true;
+    return false;
+}
+
 static void mount_devices(const struct outside *from) {
     static const char *const links[][2] = {{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"},
                                            {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
@@ -223,7 +276,9 @@ static void mount_devices(const struct outside *from) {
  * are paths of the machine and whose counters tell what neighbours write. The list is that of supervisor/attest.py, which
  * looks at every slot. What is not there on this kernel needs no cover. */
 static void cover_machine(void) {
-    static const char *const read_only[] = {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"};
+    static const char *const read_only[] = {"/proc/bus", "/proc/driver", "/proc/dynamic_debug",
+                                            "/proc/fs", "/proc/irq", "/proc/mtrr", "/proc/pressure", "/proc/sys",
+                                            "/proc/sysrq-trigger"};
     static const char *const files[] = {"/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
                                         "/proc/timer_stats", "/proc/sched_debug", "/proc/interrupts",
                                         "/proc/diskstats", "/proc/partitions", "/proc/config.gz", "/proc/iomem",
@@ -249,14 +304,16 @@ static void cover_machine(void) {
 }
 
 /* As ordinary files, so that programs can replace and rename them. */
-static void write_files(const struct outside *from) {
+static void write_files(const struct root *root, const struct outside *from) {
     for (int i = 0; i < FILES; i++) {
         char path[32];
         struct stat found;
         if (from->files[i] < 0)
             continue;
-        make_directory("/etc", 0755);
         snprintf(path, sizeof path, "/etc/%s", FILE_NAMES[i]);
+        if (is_bound(root, path))
+            continue;
+        make_directory("/etc", 0755);
         unlink(path); /* an image often has a link there */
         int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
         if (fd < 0 || fstat(from->files[i], &found) < 0 ||
@@ -275,6 +332,7 @@ void enter_root(const struct root *root) {
     open_outside(root, &from);
     mount_root(root);
     mount_volumes(root, &from);
+    mount_binds(root, &from);
     make_mount_point("/proc");
     mount_at(from.proc, "/proc");
     make_mount_point("/sys");
@@ -286,7 +344,7 @@ void enter_root(const struct root *root) {
     make_mount_point("/run");
     make_mount_point("/run/agentenv");
     mount_at(from.programs, "/run/agentenv");
-    write_files(&from);
+    write_files(root, &from);
     umask(022);
     if (sethostname(root->hostname, strlen(root->hostname)) < 0)
         fail("set", "the host name");

@@ -3,12 +3,17 @@
 
 #include <stdbool.h>
 
-enum { MAX_VOLUMES = 16 };
+enum { MAX_VOLUMES = 16, MAX_BINDS = 64 };
 
 /* A directory of the slot's that several of its roots have: in this one at `target`, an absolute path. */
 struct volume {
     const char *source, *target;
     bool read_only;
+};
+
+/* A file or directory of the container's, with what is mounted below it; read-only at `target`, an absolute path. */
+struct bind {
+    const char *source, *target;
 };
 
 struct root {
@@ -17,6 +22,8 @@ struct root {
     bool fresh;  /* nothing has run in the slot */
     struct volume volumes[MAX_VOLUMES];
     int volume_count;
+    struct bind binds[MAX_BINDS];
+    int bind_count;
 };
 
 /* Mounts it in our mount namespace, which no other process has, makes it our root, and forgets the old one. We are root of
