@@ -362,3 +362,45 @@ async def test_a_full_disk_ends_with_a_line_and_is_resumed_when_there_is_room(tm
         assert the_run(tmp_path).state == "finished"
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+async def test_records_that_were_lost_elsewhere_are_written_when_there_is_room(tmp_path: Path) -> None:
+    """The run's own directory has room; the disk of `rollouts_path` does not."""
+    disk = tmp_path / "elsewhere"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=1777", "none", disk], check=True)
+    path = disk / "r.jsonl"
+    try:
+        async with ScriptedPolicy(SCRIPT) as policy:
+            arguments = flags(policy, env__total_steps=6, env__rollouts_path=path)
+            status, log = await ended(tmp_path, "process", *arguments)
+            assert status == 1, log
+            lost = 6 - len(path.read_bytes().splitlines())
+            assert f"lost {lost} records: No space left on device" in log.splitlines()[-1]
+            assert trained_on(tmp_path).total() == 6
+            cut = len(scored(tmp_path))
+            subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+            resume = ["process", *arguments, "--resume", str(the_run(tmp_path).path)]
+            status, log = await ended(tmp_path, *resume)
+        assert status == 0, log
+        assert len(scored(tmp_path)) == cut, "nothing is scored twice"
+        written = [GroupRecord.model_validate_json(line) for line in path.read_bytes().splitlines()]
+        assert sorted(one.position or 0 for one in written) == list(range(6))
+        assert trained_on(tmp_path).total() == 6
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+async def test_a_refused_run_has_no_results(tmp_path: Path) -> None:
+    async with ScriptedPolicy(SCRIPT) as policy:
+        arguments = flags(policy, env__total_steps=2)
+        status, log = await ended(tmp_path, "process", *arguments)
+        assert status == 0, log
+        run = the_run(tmp_path).path
+        (run / ROLLOUTS).write_bytes(b"")
+        (run / "run.json").write_text((run / "run.json").read_text().replace('"finished"', '"failed"'))
+        status, log = await ended(tmp_path, "process", *arguments, "--resume", str(run))
+    assert status == 2, log
+    assert "has 2 groups that no record knows" in log.splitlines()[-1]
+    assert not [line for line in log.splitlines() if line.startswith(("scored", "next"))]

@@ -119,6 +119,10 @@ class RunProgress:
         if self._shown is not None:
             self._shown.earlier = self.results.groups
 
+    def forget(self) -> None:
+        """There are no results: what was to be resumed is refused."""
+        self.results = Results(attempts=Attempts() if self.verb == "evaluate" else None)
+
     def add(self, item: str, transcripts: Sequence[Transcript]) -> None:
         """A group has finished, with or without scores."""
         self.results.add(transcripts)

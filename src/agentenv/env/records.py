@@ -87,6 +87,7 @@ class RunFiles:
         self._run_to_name = ""
         self._about_verb: Verb | None = None
         self._lost_groups: set[str] = set()
+        """Those that are not in all of their files: their members are kept."""
         self._full = ""
         """Why a record could not be written."""
         self._begun = False
@@ -215,7 +216,10 @@ class RunFiles:
             try:
                 self._take_up(self._directory)
             except (OSError, ValueError) as error:
-                raise ConfigError("RUN", f"{self._directory.path} cannot be resumed: {error}") from error
+                refused, self._directory = self._directory, None
+                refused.close()
+                self._progress.forget()  # what the run had is no result of this command
+                raise ConfigError("RUN", f"{refused.path} cannot be resumed: {error}") from error
         self._begun = True
         assert self._log is not None
         self._log.open(self._directory.path / LOG)
@@ -364,6 +368,7 @@ class RunFiles:
         if why := await self._rollouts.add(group, item, size, transcripts, place.position):
             self.lost("record", self._records, why)
             self._full = why
+            self._lost_groups.add(group)  # its members are all that is left of it
             return
         if self._about_verb != "process" or outcome_of(transcripts) == "retry":
             await self.group_ended(group)

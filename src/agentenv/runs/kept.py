@@ -93,7 +93,12 @@ def to_reopen(records: Path, run: str, *, evaluated: bool) -> dict[str, GroupRec
 
 def reopened(records: Path, groups: Path | None, members: Path, run: str, *, evaluated: bool) -> None:
     """Take the groups with members that infrastructure has failed out of the run's files, so that only their other
-    members are left, in ``members.jsonl``. Ended at any point, it can be done again. Raises: OSError, ValueError."""
+    members are left, in ``members.jsonl``; and groups out of ``groups`` whose record was lost, which are formed again
+    of their members. Ended at any point, it can be done again. Raises: OSError, ValueError."""
+    if groups is not None:
+        recorded = {record.group for record in records_of(records, run)}
+        if lost := (_names_in(groups) & {each.group for each in read_members(members)}) - recorded:
+            _without(groups, lambda line: line.get("group") in lost)
     again = to_reopen(records, run, evaluated=evaluated)
     if not again:
         return
@@ -180,7 +185,8 @@ def read_kept(
         each(record, dropped or (groups is None and record.outcome == "retry"))
     if unknown := written - named - {one.group for one in ended}:
         raise ValueError(
-            f"{groups} has {len(unknown)} groups that no record knows: of a collect_trajectories of one's own"
+            f"{groups} has {len(unknown)} groups that no record knows: records were lost, or a collect_trajectories of "
+            "one's own has made none"
         )
     for position, count in failures.items():
         if position not in kept.done and count <= item_retries:

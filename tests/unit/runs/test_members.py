@@ -159,6 +159,16 @@ def test_groups_that_no_record_knows_are_refused(tmp_path: Path) -> None:
         kept_of(tmp_path, size=1)
 
 
+def test_a_group_whose_record_was_lost_is_formed_again_of_its_members(tmp_path: Path) -> None:
+    append_record(tmp_path / "rollouts.jsonl", record("a-1", 0, rollout("a-1-0")))
+    (tmp_path / "groups.jsonl").write_text('{"group": "a-1"}\n{"group": "b-2"}\n')
+    MembersFile(tmp_path / "members.jsonl").add("b-2", 1, 0, rollout("b-2-0"))
+    reopened(tmp_path / "rollouts.jsonl", tmp_path / "groups.jsonl", tmp_path / "members.jsonl", "r", evaluated=False)
+    assert (tmp_path / "groups.jsonl").read_text() == '{"group": "a-1"}\n'
+    kept, _ = kept_of(tmp_path, size=1)
+    assert (kept.done, sorted(kept.open[1].members)) == ({0}, [0])
+
+
 def test_a_group_whose_members_have_all_ended_is_open(tmp_path: Path) -> None:
     members = MembersFile(tmp_path / "members.jsonl")
     for number in range(2):
