@@ -68,7 +68,9 @@ slotagent: setup ## Compile the static C programs that start slots and run insid
 image: slotagent containers ## Build the image of the farm's containers, unless it is there and current
 	@exec $(BIN)/agentenv image build
 
-nomad-dev: as-root slotagent containers ## A Nomad cluster on this machine: engine, image, agent; root (NOMAD_PORT)
+nomad-dev: as-root slotagent ## A Nomad cluster on this machine: engine, image, agent; root (NOMAD_PORT)
+	@$(BIN)/agentenv dev nomad # an engine is not installed where there is no Nomad to be had
+	@scripts/system-packages nomad
 	@exec $(BIN)/agentenv dev up --port $(NOMAD_PORT)
 
 as-root:

@@ -97,6 +97,7 @@ def made(guest: Guest) -> Disk:
     """
     place = cache_dir() / "hosts"
     place.mkdir(parents=True, exist_ok=True)
+    nomad_program(silent)  # what may not be there to be had is looked for before anything is made
     root = _debian(guest, place)
     commit = _out("git", "-C", str(CHECKOUT), "rev-parse", "HEAD")
     name = f"{root.name}-{commit[:12]}"

@@ -98,6 +98,21 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
     assert "pip-install.log" in done.stderr
 
 
+def test_no_engine_is_installed_where_there_is_no_nomad(tmp_path: Path) -> None:
+    """It took 45 s of apt before the refusal."""
+    for name, script in {
+        ".venv/bin/agentenv": 'echo "agentenv $*" >>asked; [ "$2" != nomad ] || exit 125',
+        "scripts/system-packages": 'echo "packages $*" >>asked',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    argv = ["make", "-f", str(ROOT / "Makefile"), "-o", "as-root", "-o", "slotagent", "nomad-dev"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert (tmp_path / "asked").read_text() == "agentenv dev nomad\n"
+
+
 def test_make_over_ssh_prints_nothing_else() -> None:
     """Debian's bash takes a shell that sshd has started for one that reads its start files, in which `set -u` fails."""
     over_ssh = {"PATH": os.environ["PATH"], "SSH_CLIENT": "192.0.2.1 50000 22", "SHLVL": "0"}

@@ -1,4 +1,4 @@
-"""``agentenv dev up | down | status``: a Nomad cluster on this machine (``make nomad-dev``). In a source checkout only:
+"""``agentenv dev up | nomad | down | status``: a Nomad cluster on this machine (``make nomad-dev``). In a source checkout only:
 a wheel has no ``agentenv.dev``."""
 
 from __future__ import annotations
@@ -55,6 +55,21 @@ def up(
     console.print(
         f"  Nomad   {found.address}  (NOMAD_ADDR)\n  web UI  {found.address}/ui/\n  log     {found.place.log}"
     )
+
+
+@dev.command()
+@verb
+def nomad(as_json: JsonOption = False) -> None:
+    """Print the path of the nomad program that `up` starts; it is downloaded or built (minutes) if none is installed."""
+    checkout_root(_SOURCES)
+    from agentenv.dev.program import nomad_program
+
+    with shown(quiet=as_json) as report:
+        found = nomad_program(report)
+    if as_json:
+        print_json({"nomad": str(found)})
+    else:
+        out().print(f"nomad {escape(str(found))}", soft_wrap=True)
 
 
 @dev.command()

@@ -43,6 +43,13 @@ def test_up_says_where_things_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(run("dev", "up", "--json")[1])["isolation"] == "full"
 
 
+def test_nomad_says_where_the_program_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentenv.dev.program.nomad_program", lambda report: Path("/opt/bin/nomad"))
+
+    assert run("dev", "nomad") == (0, "nomad /opt/bin/nomad\n")
+    assert json.loads(run("dev", "nomad", "--json")[1]) == {"nomad": "/opt/bin/nomad"}
+
+
 def test_failure_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def up(**given: object) -> Cluster:
         raise SandboxUnavailableError("no engine", next_step="start one")
