@@ -22,8 +22,8 @@ from typing import Any, Final
 STALL_S: Final = 0.05
 """A longer iteration is a stall."""
 _WARNED_S: Final = 1.0
-"""A stall that users notice. A loaded machine has shorter ones, which are logged as information: the metrics have
-them."""
+"""A stall that users notice. A loaded machine has shorter ones, which are logged as information, in one line: the
+metrics have them."""
 _RECENT_S: Final = 60.0
 _LOGGED_AGAIN: Final = 1.5
 """A stall is logged when it is longer than the last logged one by this factor."""
@@ -108,10 +108,11 @@ class LoopWatch:
         self._count += 1
         if took_s > _LOGGED_AGAIN * self._logged_s:
             self._logged_s = took_s
-            level = logging.WARNING if took_s >= _WARNED_S else logging.INFO
-            log.log(
-                level, "the %s's event loop was held for %.3f s\n%s", self._name, took_s, stack or "(not seen where)"
-            )
+            held = f"the {self._name}'s event loop was held for {took_s:.3f} s"
+            if took_s >= _WARNED_S:
+                log.warning("%s\n%s", held, stack or "(not seen where)")
+            else:
+                log.info("%s%s", held, _innermost(stack))
 
     @property
     def longest_of_minute_s(self) -> float:
@@ -136,6 +137,12 @@ class LoopWatch:
                 frame = frame.f_back  # it fired again during this check
             self._stack = "".join(traceback.format_stack(frame, _MAX_FRAMES))
             self.armed = False
+
+
+def _innermost(stack: str) -> str:
+    """``: File ..., line ..., in ...``; empty if it was not seen."""
+    frames = [line.strip() for line in stack.splitlines() if line.startswith("  File ")]
+    return f": {frames[-1]}" if frames else ""
 
 
 _OWN_CODE = (LoopWatch._look.__code__, LoopWatch.arm.__code__)

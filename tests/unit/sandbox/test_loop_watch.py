@@ -63,6 +63,8 @@ def test_only_what_users_notice_is_a_warning(watch: LoopWatch, caplog: pytest.Lo
     }
     assert held_s[True] >= 1.0
     assert 0.1 <= held_s.get(False, 1.0) <= 1.0
+    for record in caplog.records:  # whole stacks only with warnings
+        assert (record.getMessage().count("\n") > 1) == (record.levelno >= logging.WARNING), record.getMessage()
 
 
 def test_what_blocks_in_c_is_told_too(watch: LoopWatch) -> None:
