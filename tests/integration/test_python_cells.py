@@ -183,7 +183,7 @@ async def test_what_a_cell_does_to_its_interpreter_is_no_failure_of_ours(python:
 async def test_a_slot_without_python_says_so(box: AsyncSandbox) -> None:
     for program, why in (("nopython", "cannot start"), ("cat", "invalid option"), ("true", "true ended")):
         with pytest.raises(InvalidArgumentsError, match=why):
-            await box.python(program).run("1")
+            await box.python(program=program).run("1")
     async with box.python() as python:
         with pytest.raises(InvalidArgumentsError, match="timeout_s is 0"):
             await python.run("1", 0)

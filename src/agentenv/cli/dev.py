@@ -1,5 +1,5 @@
-"""``agentenv dev up | nomad | down | status``: a Nomad cluster on this machine (``make nomad-dev``). In a source checkout only:
-a wheel has no ``agentenv.dev``."""
+"""``agentenv dev up | nomad | down | status``: a Nomad cluster on this machine (``make nomad-dev``). In a source
+checkout only: a wheel has no ``agentenv.dev``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def up(
 @dev.command()
 @verb
 def nomad(as_json: JsonOption = False) -> None:
-    """Print the path of the nomad program that `up` starts; it is downloaded or built (minutes) if none is installed."""
+    """Print the path of the nomad program that `up` starts. If none is installed, it is fetched or built (minutes)."""
     checkout_root(_SOURCES)
     from agentenv.dev.program import nomad_program
 

@@ -419,8 +419,8 @@ class Sandbox(OpenedSandbox):
 
     def python(
         self,
-        program: str = "python3",
         *,
+        program: str = "python3",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -431,7 +431,7 @@ class Sandbox(OpenedSandbox):
         ``program``: a Python 3.7 or later of the slot, which is started by the first cell. For the rest see
         :meth:`exec`; up to 64 interpreters and streamed programs at once.
         """
-        return Python._of(self._driven.python(program, cwd=cwd, env=env, user=user), self)
+        return Python._of(self._driven.python(program=program, cwd=cwd, env=env, user=user), self)
 
     @overload
     def read_file(

@@ -353,8 +353,8 @@ class SlotTools(ABC):
 
     def python(
         self,
-        program: str = "python3",
         *,
+        program: str = "python3",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,

@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", default=NAME)
     name = parser.parse_args().name
     try:
-        with busy(f"making {name} of Debian's packages with mmdebstrap: about a minute"):
+        with busy(f"making {name} of Debian's packages with mmdebstrap: a minute or two the first time"):
             image = make_base(Store.open(store_directory()), name)
     except AgentEnvError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -67,9 +67,12 @@ class Result:
 
 @contextmanager
 def busy(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr that something takes its time; what it yields changes the words."""
+    """Show on stderr that something takes its time: on a terminal a line that goes again, whose words can be changed by
+    what is yielded; elsewhere a line."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
+        if doing:
+            console.print(escape(doing), soft_wrap=True)
         yield lambda _: None
         return
     with console.status(escape(doing)) as status:

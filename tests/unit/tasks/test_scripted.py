@@ -9,7 +9,7 @@ import pytest
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.cli.output import InterruptedBySignalError
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.tasks.scripted import Result, Table, is_played, played, report, result_of
+from agentenv.tasks.scripted import Result, Table, busy, is_played, played, report, result_of
 from agentenv.wire.calls import CallResult
 
 
@@ -156,3 +156,12 @@ def test_what_is_written_is_kept_up_to_the_last_whole_line(tmp_path: Path) -> No
 def test_what_infrastructure_has_failed_is_played_again() -> None:
     assert is_played(group(member(score=1.0), member(fault="task", error="TaskError: no")))
     assert not is_played(group(member(score=1.0), member(fault="infra", error="InfraError: no")))
+
+
+def test_what_takes_minutes_is_said_in_a_log_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Making a base image was two minutes of silence."""
+    with busy("making an image") as say:
+        assert capsys.readouterr().err == "making an image\n"
+        say("and its second part")
+    with busy(""):
+        assert capsys.readouterr().err == ""
