@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentenv.agent.settings import AgentSettings
     from agentenv.agent.tool_call import ToolCall, ToolResult
     from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+    from agentenv.containers.live_output import OutputBytes
     from agentenv.env.environment import AgentEnv, AgentEnvConfig
     from agentenv.errors import (
         AcquireTimeoutError,
@@ -87,6 +88,7 @@ _HOMES: Final = {
     "NetworkPolicy": "agentenv.wire.network",
     "NomadBackend": "agentenv.slots.backends.nomad.backend",
     "NomadSettings": "agentenv.config",
+    "OutputBytes": "agentenv.containers.live_output",
     "PolicyRefusalError": "agentenv.errors",
     "PoolClosedError": "agentenv.errors",
     "PoolSettings": "agentenv.config",
@@ -140,6 +142,7 @@ __all__ = [
     "NetworkPolicy",
     "NomadBackend",
     "NomadSettings",
+    "OutputBytes",
     "PolicyRefusalError",
     "PoolClosedError",
     "PoolSettings",

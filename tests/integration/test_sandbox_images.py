@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -473,6 +474,31 @@ async def test_a_server_in_the_slot_at_a_port_of_this_machine() -> None:
                     pass
         with pytest.raises(ConnectionRefusedError):
             await echoed()
+
+
+async def test_a_server_in_the_slot_at_a_unix_socket_of_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with AsyncSandbox() as box:
+        await box.write_file("server.py", SERVER)
+        server = await box.start(["python3", "server.py"])
+        assert await anext(server.output()) == b"up\n"
+        async with box.forward(8000, unix=path) as where:
+            assert (where, stat.S_IMODE(path.stat().st_mode)) == (str(path), 0o600)
+            reader, writer = await asyncio.open_unix_connection(where)
+            writer.write(b"hello")
+            writer.write_eof()
+            assert await reader.read() == b"helloover"
+            writer.close()
+            with pytest.raises(ConfigError, match=r"unix: cannot listen on .*Address already in use"):
+                async with box.forward(8000, unix=path):
+                    pass
+            with pytest.raises(ConfigError, match="local_port"):
+                async with box.forward(8000, unix=tmp_path / "other", local_port=1):
+                    pass
+            with pytest.raises(ConfigError, match="AF_UNIX path too long"):
+                async with box.forward(8000, unix=tmp_path / ("x" * 200)):
+                    pass
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_http_server_in_the_slot_is_asked_by_its_url() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connection import ContainerConnection
@@ -19,8 +21,29 @@ from agentenv.sessions.head_tail import joined, seam, whole_start
 from agentenv.wire.calls import LIVE_WAIT_S, CallResult, LiveOutput
 from agentenv.wire.tools import BashReply
 
-OnOutput = Callable[[Literal["stdout", "stderr"], str], None]
-"""Called with the name of the stream and the next piece of its text, never an empty one."""
+Stream = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True)
+class OutputBytes:
+    """An ``on_output`` that gets bytes in place of text: ``OutputBytes(callback)``. ``callback(stream, data)`` may be a
+    coroutine function. Bytes that were dropped are just missing; the result counts them."""
+
+    callback: Callable[[Stream, bytes], Awaitable[None] | None]
+
+
+OnOutput = Callable[[Stream, str], Awaitable[None] | None] | OutputBytes
+"""Called with the name of the stream and the next piece of its text, never an empty one; a coroutine function is
+awaited before the next one."""
+
+
+async def tell(on_output: OnOutput, stream: Stream, piece: Any) -> None:
+    """Call it with a piece, bytes if it wants bytes. Raises what it raises."""
+    callback: Callable[[Stream, Any], Awaitable[None] | None]
+    callback = on_output.callback if isinstance(on_output, OutputBytes) else on_output
+    if inspect.isawaitable(told := callback(stream, piece)):
+        await told
+
 
 _PAUSE_S: Final = 0.2
 _LATE_S: Final = scaled(5.0)
@@ -67,6 +90,9 @@ class Shown:
             tail_begin = len(kept.head) + kept.dropped_bytes
             begin = max(self.bytes, tail_begin)
             self.add(kept.tail[begin - tail_begin :], begin)
+        self._end()
+
+    def _end(self) -> None:
         self._put(self._decoder.decode(b"", final=True))
         self._mark()
 
@@ -79,6 +105,23 @@ class Shown:
             self._show(text)
 
 
+class ShownBytes(Shown):
+    """Passes on the bytes themselves, and nothing in the place of those that are missing."""
+
+    def __init__(self, show: Callable[[bytes], None]) -> None:
+        super().__init__(lambda _: None)
+        self._show_bytes = show
+
+    def add(self, data: bytes, begin: int) -> None:
+        """See Shown."""
+        self.bytes = begin + len(data)
+        if data:
+            self._show_bytes(data)
+
+    def _end(self) -> None:
+        """Nothing is pending."""
+
+
 class LiveView:
     """The view of one call, whose ``on_output`` it calls."""
 
@@ -86,8 +129,13 @@ class LiveView:
         self._connection = connection
         self._lease = lease.decode()
         self._path = f"/v1/calls/{call_id}/output"
-        self._stdout = Shown(lambda text: on_output("stdout", text))
-        self._stderr = Shown(lambda text: on_output("stderr", text))
+        self._on_output = on_output
+        self._pieces: list[tuple[Stream, str | bytes]] = []
+        kind = ShownBytes if isinstance(on_output, OutputBytes) else Shown
+        self._stdout = kind(lambda piece: self._pieces.append(("stdout", piece)))
+        self._stderr = kind(lambda piece: self._pieces.append(("stderr", piece)))
+        self.telling = asyncio.Lock()
+        """Held while the callback gets pieces: whoever cancels :meth:`follow` then loses some of them."""
 
     async def follow(self) -> None:
         """Pass on output as it is printed, until cancelled or the call has ended. Raises what the callback raises."""
@@ -103,8 +151,10 @@ class LiveView:
                 # the call itself raises the error.
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            self._stdout.add(output.stdout, output.stdout_from)
-            self._stderr.add(output.stderr, output.stderr_from)
+            async with self.telling:
+                self._stdout.add(output.stdout, output.stdout_from)
+                self._stderr.add(output.stderr, output.stderr_from)
+                await self._tell()
             if output.ended:
                 return
 
@@ -113,6 +163,12 @@ class LiveView:
         stdout, stderr = await kept_of(result)
         self._stdout.finish(stdout)
         self._stderr.finish(stderr)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        for stream, piece in pieces:
+            await tell(self._on_output, stream, piece)
 
 
 async def kept_of(result: CallResult) -> tuple[Kept, Kept]:

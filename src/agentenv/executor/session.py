@@ -298,8 +298,8 @@ class ToolSession:
         does not count. A call the model got wrong, or that the rules forbid, is a result with ``fault`` "model" or
         "policy" and a message for the model. Cancelling the awaiting task cancels the call in the slot.
 
-        ``on_output`` (of ``bash``) is called with "stdout" or "stderr" and text, as the command prints it. What it
-        raises cancels the command and is raised here.
+        ``on_output`` (of ``bash``) is called with "stdout" or "stderr" and text, as the command prints it; it may be a
+        coroutine function, or :class:`agentenv.OutputBytes`. What it raises cancels the command and is raised here.
 
         ``call_id`` names the call, uniquely within the lease: called again with it, also by another process, this
         returns the result of the first time, and the call never runs twice (CallLostError when the result was
@@ -527,6 +527,10 @@ class ToolSession:
             if output.done():
                 output.result()
             result = await ending
+            async with view.telling:  # a callback that runs gets to its end
+                if output.done():
+                    output.result()
+                output.cancel()
         finally:
             output.cancel()
             ending.cancel()  # of a command that still runs: cancels it

@@ -35,6 +35,7 @@ from agentenv.farm_client.pool import FarmPool
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, OnIdle, listed, marks_of, paused_of
+from agentenv.sdk.processes import sendable
 from agentenv.sdk.roots import (
     ImageFields,
     ImageRoot,
@@ -491,9 +492,10 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         and waits for the slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`,
         which runs a program without a shell.
 
-        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
-        raises cancels the command and is raised here.
+        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr"
+        (:meth:`exec`). What it raises cancels the command and is raised here.
         """
+        _, env = sendable((), env)
         arguments: dict[str, Any] = {"command": command, "cwd": cwd, "env": dict(env) if env else None, "user": user}
         arguments |= {"output_bytes": output_bytes, "stdin_data" if isinstance(stdin, bytes) else "stdin": stdin}
         return await self._typed_call("bash", arguments, timeout_s, on_output)

@@ -1,18 +1,21 @@
-"""Connections to servers in a slot for those who have no asyncio streams: a blocking socket, and a listening port of
-this machine."""
+"""Connections to servers in a slot for those who have no asyncio streams: a blocking socket, and a listening port or
+Unix socket of this machine."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import stat
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from agentenv.config import cannot_listen
 from agentenv.containers.connect import Streams
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.wire.connections import LINGER_S
 
 _HERE: Final = "127.0.0.1"
@@ -42,12 +45,44 @@ async def as_socket(connection: AbstractAsyncContextManager[Streams]) -> AsyncIt
             await asyncio.gather(joined, return_exceptions=True)
 
 
+@contextmanager
+def listening(local_port: int, unix: Path | None) -> Iterator[tuple[socket.socket, str]]:
+    """A bound socket and how to reach it: of this machine's loopback (port 0: any free one), or at the path ``unix``,
+    which only this user may connect to and which is removed at the end. Raises ConfigError when it cannot be."""
+    if unix is None:
+        with socket.socket(socket.AF_INET) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((_HERE, local_port))
+            except (OSError, OverflowError) as error:
+                raise cannot_listen(OSError(str(error)), _HERE, local_port, prefix="local_") from error
+            yield sock, f"http://{_HERE}:{sock.getsockname()[1]}"
+        return
+    if local_port:
+        raise ConfigError("local_port", "is for forwarding without unix", next_step="leave one of them out")
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.bind(str(unix))
+        except OSError as error:
+            taken = "remove it if nobody listens there, or choose another path"
+            step = taken if unix.exists() else "name a path of at most 107 bytes in a directory of yours"
+            raise ConfigError("unix", f"cannot listen on {unix}: {error.strerror or error}", next_step=step) from error
+        made = unix.lstat()
+        try:
+            unix.chmod(stat.S_IRUSR | stat.S_IWUSR)  # before it listens: nobody can have connected
+            yield sock, str(unix)
+        finally:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(unix.lstat(), made):
+                    unix.unlink()
+
+
 @asynccontextmanager
 async def forwarded(
-    connect: Callable[[], AbstractAsyncContextManager[Streams]], local_port: int
-) -> AsyncIterator[tuple[str, int]]:
-    """Listen on this machine's loopback (port 0: any free one), each connection leading to one of ``connect``'s; yields
-    the address. A connection that cannot be made, or is lost, is reset. Raises ConfigError when it cannot listen."""
+    connect: Callable[[], AbstractAsyncContextManager[Streams]], local_port: int, unix: Path | None
+) -> AsyncIterator[str]:
+    """Listen as :func:`listening` says, each connection leading to one of ``connect``'s; yields how to reach it. A
+    connection that cannot be made, or is lost, is reset. Raises ConfigError when it cannot listen."""
     serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,19 +103,18 @@ async def forwarded(
             _reset(writer)
         writer.close()
 
-    try:
-        server = await asyncio.start_server(accepted, _HERE, local_port)
-    except (OSError, OverflowError) as error:
-        raise cannot_listen(OSError(str(error)), _HERE, local_port, prefix="local_") from error
-    try:
-        yield server.sockets[0].getsockname()[:2]
-    finally:
-        server.close()
-        while tasks := [*serving]:  # a connection may have been accepted in the meantime
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(0)
+    with listening(local_port, unix) as (sock, where):
+        start = asyncio.start_server if unix is None else asyncio.start_unix_server
+        server = await start(accepted, sock=sock)
+        try:
+            yield where
+        finally:
+            server.close()
+            while tasks := [*serving]:  # a connection may have been accepted in the meantime
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

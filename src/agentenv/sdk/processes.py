@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -11,6 +13,7 @@ from typing import Any, Final, Protocol
 from agentenv.containers.live_output import kept_of
 from agentenv.deadlines import CALL_TIMEOUT_S
 from agentenv.errors import SessionBusyError
+from agentenv.wire.base import MAX_MESSAGE_BYTES
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply, ProcessState, Signal
 
@@ -18,6 +21,29 @@ _READ_BYTES: Final = 200_000
 _WAIT_S: Final = 240.0
 """The longest wait of one call; a longer one is made of several."""
 _POLL_S: Final = 0.05
+_SHOWN_CHARS: Final = 1000
+_MAX_SENT_BYTES: Final = MAX_MESSAGE_BYTES - 512 * 1024
+"""Of arguments and variables as JSON; the rest of a message is for what goes with them."""
+_MOST_UNASKED_CHARS: Final = _MAX_SENT_BYTES // 8
+"""So many are below that limit whatever JSON makes of them, with the quotes around each."""
+_TOO_LONG: Final = {"_": " " * (128 * 1024)}
+"""A variable that Linux gives no program (MAX_ARG_STRLEN of its binfmts.h)."""
+
+
+def sendable(argv: Sequence[str], env: Mapping[str, str] | None) -> tuple[Sequence[str], Mapping[str, str] | None]:
+    """The arguments and variables to be sent for these. What is more than a message holds is more than Linux takes, so
+    that less of it fails alike in the slot: with 126, or 127 when there is no such program."""
+    words = [*argv, *(f"{name}={text}" for name, text in (env or {}).items())]
+    if sum(map(len, words)) + 6 * len(words) <= _MOST_UNASKED_CHARS:
+        return argv, env
+    sent = json.dumps(words, ensure_ascii=False)  # whatever it is: what is no text is refused where it is sent
+    return (argv, env) if len(sent.encode("utf-8", "surrogatepass")) <= _MAX_SENT_BYTES else (argv[:1], _TOO_LONG)
+
+
+def shown(argv: Sequence[str]) -> str:
+    """What is shown of a program and its arguments where a command is: bash text, cut where it is long."""
+    text = shlex.join(argv[:_SHOWN_CHARS])
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 @dataclass(frozen=True)

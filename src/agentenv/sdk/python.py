@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from agentenv.containers.live_output import OnOutput
+from agentenv.containers.live_output import OnOutput, OutputBytes, Stream, tell
 from agentenv.containers.programs import StreamedProgram
 from agentenv.deadlines import CALL_TIMEOUT_S, scaled
 from agentenv.errors import InvalidArgumentsError, PoolClosedError
@@ -138,8 +138,8 @@ class SlotPython:
 
         The value of the last expression is an output, unless the cell ends with ``;``. ``display(value)`` shows more of
         them, matplotlib's open figures become PNG images, coroutines may be awaited at the top level.
-        ``on_output(stream, text)`` is called with what is printed, as it comes; what it raises interrupts the cell and
-        is raised here. Cells have no standard input.
+        ``on_output(stream, text)`` is called with what is printed, as it comes (:meth:`exec` of the sandbox says how);
+        what it raises interrupts the cell and is raised here. Cells have no standard input.
 
         Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
         """
@@ -222,7 +222,7 @@ class SlotPython:
         while not cell.over:
             if (frame := await _frame(program)) is None:
                 break
-            cell.take(frame)
+            await cell.take(frame)
         if not cell.over:
             await program.kill()
             cell.ended = await _how_it_ended(program)
@@ -262,7 +262,8 @@ class _Cell:
     def __init__(self, number: int, on_output: OnOutput | None) -> None:
         self._number = number
         self._on_output = on_output
-        self._kept = {name: HeadTail(_OUTPUT_BYTES) for name in ("stdout", "stderr")}
+        names: tuple[Stream, Stream] = ("stdout", "stderr")
+        self._kept = {name: HeadTail(_OUTPUT_BYTES) for name in names}
         self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self._kept}
         self._outputs: list[PythonOutput] = []
         self._outputs_bytes = 0
@@ -275,12 +276,12 @@ class _Cell:
         self.ended = ""
         """How the interpreter ended, if it did."""
 
-    def take(self, frame: Mapping[str, Any]) -> None:
+    async def take(self, frame: Mapping[str, Any]) -> None:
         """The next frame; one of another cell, or without a meaning, is passed over. What was printed since that cell's
         end (by a thread, or a child) is this one's."""
         match frame:
             case {"stream": "stdout" | "stderr" as name, "data": str(data)}:
-                self._printed(name, data.encode("latin-1", "replace"))
+                await self._printed(name, data.encode("latin-1", "replace"))
             case {"n": number} if number != self._number:
                 return
             case {"output": dict(data), "result": result}:
@@ -295,11 +296,14 @@ class _Cell:
             case {"over": True}:
                 self.over = True
 
-    def _printed(self, name: str, data: bytes) -> None:
+    async def _printed(self, name: Stream, data: bytes) -> None:
         self._kept[name].feed(data)
-        if self._on_output is not None and not self.unheard and (text := self._decoders[name].decode(data)):
+        if self._on_output is None or self.unheard:
+            return
+        piece = data if isinstance(self._on_output, OutputBytes) else self._decoders[name].decode(data)
+        if piece:
             try:
-                self._on_output(name, text)  # type: ignore[arg-type]
+                await tell(self._on_output, name, piece)
             except BaseException:
                 self.unheard = True
                 raise

@@ -189,8 +189,8 @@ class Sandbox(OpenedSandbox):
         and waits for the slot's earlier calls: they run one at a time. ``user`` and ``output_bytes``: see :meth:`exec`,
         which runs a program without a shell.
 
-        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
-        raises cancels the command and is raised here.
+        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr"
+        (:meth:`exec`). What it raises cancels the command and is raised here.
         """
         return self._loop.run(
             self._driven.run(
@@ -318,7 +318,11 @@ class Sandbox(OpenedSandbox):
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
         kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``truncated`` of the
         result says that there was more. ``on_output(stream, text)`` is called with the output as it comes, as text;
-        stream is "stdout" or "stderr". What it raises cancels the program and is raised here.
+        stream is "stdout" or "stderr". It may be a coroutine function, which is awaited before the next piece;
+        ``on_output=OutputBytes(callback)``: it gets bytes. What it raises cancels the program and is raised here.
+
+        Arguments and variables may be as long as Linux takes them: 128 KiB each, mostly 2 MiB together. Longer ones
+        end with exit code 126 and ``Argument list too long``, as in a shell.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
@@ -336,14 +340,16 @@ class Sandbox(OpenedSandbox):
         )
 
     @contextmanager
-    def forward(self, port: int, *, local_port: int = 0) -> Iterator[str]:
+    def forward(self, port: int, *, local_port: int = 0, unix: Path | str | None = None) -> Iterator[str]:
         """Listen on this machine's loopback while the block runs, and lead every connection to the server at this port
         of the slot; the URL to use here: ``with box.forward(8000) as url:`` gives ``http://127.0.0.1:40123``.
 
-        ``local_port`` 0: any free one. Whoever is on this machine can connect. A connection is reset when it cannot be
-        made (nothing listens there, or 64 are open) or is lost. Raises ConfigError when it cannot listen.
+        ``local_port`` 0: any free one. Whoever is on this machine can connect. ``unix``: a Unix socket at this path
+        instead, which is yielded; only this user can connect (0600), and it is removed at the end. A connection is
+        reset when it cannot be made (nothing listens there, or 64 are open) or is lost. Raises ConfigError when it
+        cannot listen.
         """
-        with self._loop.held(self._driven.forward(port, local_port=local_port)) as held:
+        with self._loop.held(self._driven.forward(port, local_port=local_port, unix=unix)) as held:
             yield held
 
     @overload
@@ -676,8 +682,8 @@ class Python(BlockingHandle[SlotPython]):
 
         The value of the last expression is an output, unless the cell ends with ``;``. ``display(value)`` shows more of
         them, matplotlib's open figures become PNG images, coroutines may be awaited at the top level.
-        ``on_output(stream, text)`` is called with what is printed, as it comes; what it raises interrupts the cell and
-        is raised here. Cells have no standard input.
+        ``on_output(stream, text)`` is called with what is printed, as it comes (:meth:`exec` of the sandbox says how);
+        what it raises interrupts the cell and is raised here. Cells have no standard input.
 
         Raises: InvalidArgumentsError when there is no Python, PoolClosedError, InfraError when the slot failed.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,7 +37,7 @@ from agentenv.errors import (
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.farm_client.images import FarmImages
 from agentenv.sdk.forwards import forwarded
-from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result
+from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result, sendable, shown
 from agentenv.sdk.python import SlotPython
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
 from agentenv.store.addition import Runtime
@@ -232,11 +231,16 @@ class SlotTools(ABC):
         ``stdin``: at most 64 MiB; without it there is nothing to read. ``output_bytes``: how much of each output is
         kept, its beginning and its end, up to 64 MiB; by default the slot's own limit (1 MiB). ``truncated`` of the
         result says that there was more. ``on_output(stream, text)`` is called with the output as it comes, as text;
-        stream is "stdout" or "stderr". What it raises cancels the program and is raised here.
+        stream is "stdout" or "stderr". It may be a coroutine function, which is awaited before the next piece;
+        ``on_output=OutputBytes(callback)``: it gets bytes. What it raises cancels the program and is raised here.
+
+        Arguments and variables may be as long as Linux takes them: 128 KiB each, mostly 2 MiB together. Longer ones
+        end with exit code 126 and ``Argument list too long``, as in a shell.
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
-        arguments: dict[str, Any] = {"command": shlex.join(argv), "argv": list(argv), "binary": True, "user": user}
+        argv, env = sendable(argv, env)
+        arguments: dict[str, Any] = {"command": shown(argv), "argv": list(argv), "binary": True, "user": user}
         arguments |= {"cwd": cwd, "env": dict(env) if env else None, "output_bytes": output_bytes}
         arguments["stdin_data"] = stdin.encode() if isinstance(stdin, str) else stdin
         done = await self._typed_call("bash", arguments, timeout_s, on_output)
@@ -256,15 +260,18 @@ class SlotTools(ABC):
             yield streams
 
     @asynccontextmanager
-    async def forward(self, port: int, *, local_port: int = 0) -> AsyncIterator[str]:
+    async def forward(self, port: int, *, local_port: int = 0, unix: Path | str | None = None) -> AsyncIterator[str]:
         """Listen on this machine's loopback while the block runs, and lead every connection to the server at this port
         of the slot; the URL to use here: ``async with box.forward(8000) as url:`` gives ``http://127.0.0.1:40123``.
 
-        ``local_port`` 0: any free one. Whoever is on this machine can connect. A connection is reset when it cannot be
-        made (nothing listens there, or 64 are open) or is lost. Raises ConfigError when it cannot listen.
+        ``local_port`` 0: any free one. Whoever is on this machine can connect. ``unix``: a Unix socket at this path
+        instead, which is yielded; only this user can connect (0600), and it is removed at the end. A connection is
+        reset when it cannot be made (nothing listens there, or 64 are open) or is lost. Raises ConfigError when it
+        cannot listen.
         """
-        async with forwarded(lambda: self.connect(port), local_port) as (host, chosen):
-            yield f"http://{host}:{chosen}"
+        path = None if unix is None else Path(unix)
+        async with forwarded(lambda: self.connect(port), local_port, path) as where:
+            yield where
 
     @overload
     async def start(
@@ -309,17 +316,23 @@ class SlotTools(ABC):
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
-        argv = None if isinstance(command, str) else list(command)
-        text = command if isinstance(command, str) else shlex.join(command)
+        argv, env = sendable(() if isinstance(command, str) else command, env)
+        text = command if isinstance(command, str) else shown(argv)
         if output == "stream":
             if pty:
                 raise InvalidArgumentsError("start: a terminal has one output", next_step="leave pty or output out")
-            order = checked_order(command=text, argv=argv, workdir=cwd, env=env, user=user, timeout_s=timeout_s)
+            order = checked_order(command=text, argv=argv or None, workdir=cwd, env=env, user=user, timeout_s=timeout_s)
             async with self.lease_for_transfer() as lease:
                 return await start_program(lease, order, self.slot_session)
         if timeout_s is not None:
             raise InvalidArgumentsError("start: timeout_s is of output='stream'", next_step="wait(timeout_s) and kill")
-        arguments: dict[str, Any] = {"action": "start", "command": text, "argv": argv, "workdir": cwd, "user": user}
+        arguments: dict[str, Any] = {
+            "action": "start",
+            "command": text,
+            "argv": argv or None,
+            "workdir": cwd,
+            "user": user,
+        }
         arguments |= {"pty": pty or None, "env": dict(env) if env else None}
         reply = ProcessReply.model_validate((await self._typed_call("process", arguments)).content)
         assert reply.process is not None  # it was started, or the call had raised

@@ -24,6 +24,7 @@ from agentenv.agent.tool_call import ToolCall, ToolResult, one_shot
 from agentenv.containers.live_output import OnOutput
 from agentenv.errors import InfraError, InvalidArgumentsError, PoolClosedError, SlotDestroyedError
 from agentenv.executor.session import ToolSession
+from agentenv.sdk.processes import sendable
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.wire.calls import CallResult
 
@@ -100,9 +101,10 @@ class ToolContext(SlotTools):
         it runs in the persistent bash session of that name: directory, variables and functions are kept, and a command
         that exceeds ``timeout_s`` keeps running (an empty command returns more of it). ``stdin``, ``output_bytes``
         and ``on_output`` are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called
-        with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; it and
-        ``output_bytes``: see :meth:`exec`.
+        with the output as it comes; stream is "stdout" or "stderr". ``user``: whose the new shell is; these three: see
+        :meth:`exec`.
         """
+        _, env = sendable((), env)
         arguments: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         if session is None:
             arguments |= {"cwd": cwd, "output_bytes": output_bytes}

@@ -21,7 +21,7 @@ from typing import Self
 
 import pytest
 
-from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
+from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, OutputBytes, Sandbox
 from agentenv.config import ContainerFields
 from agentenv.containers.connect import Streams
 from agentenv.containers.programs import StreamedProgram
@@ -410,6 +410,67 @@ def test_output_of_a_program_is_shown_before_it_ends() -> None:
             ("stdout", "one\n"),
             "two \ufffd",
         )
+
+
+async def test_a_callback_may_be_a_coroutine_function_and_get_bytes() -> None:
+    heard: list[tuple[str, bytes]] = []
+
+    async def slowly(stream: str, data: bytes) -> None:
+        await asyncio.sleep(0.3)  # longer than the command takes: its end must not cut this off
+        heard.append((stream, data))
+
+    async def broken(stream: str, text: str) -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError(f"{stream}: {text}")
+
+    async with AsyncSandbox("fake") as box:
+        done = await box.exec(["printf", "a\\377b"], on_output=OutputBytes(slowly))
+        assert heard == [("stdout", b"a\xffb")] == [("stdout", done.stdout_bytes)]
+        heard.clear()
+        script = "head -c 3000000 /dev/zero; sleep 0.3; echo end"
+        done = await box.exec(["bash", "-c", script], output_bytes=1000, on_output=OutputBytes(slowly))
+        last = b"".join(data for _, data in heard)
+        assert done.truncated
+        assert len(done.stdout_bytes) <= len(last) <= 3_000_004
+        assert last.endswith(b"\0end\n")
+        with pytest.raises(ZeroDivisionError, match="stdout: x"):
+            await box.run("echo x; sleep 60", on_output=broken)
+        async with box.python() as python:
+            heard.clear()
+            await python.run("print('x')", on_output=OutputBytes(slowly))
+            with pytest.raises(ZeroDivisionError, match="stdout: 1"):
+                await python.run("print(1)", on_output=broken)
+        assert heard == [("stdout", b"x\n")]
+
+
+@pytest.mark.parametrize(("kib", "count"), [(129, 1), (100, 25), (100, 130)])
+async def test_arguments_that_linux_does_not_take_end_as_in_a_shell(kib: int, count: int) -> None:
+    """The last are more than any message holds."""
+    words = ["x" * kib * 1024] * count
+    env = {f"V{number}": each for number, each in enumerate(words)}
+    async with AsyncSandbox("fake") as box:
+        ended = await box.exec(["true", *words])
+        assert (ended.exit_code, ended.stderr) == (126, "true: Argument list too long\n")
+        ended = await box.exec(["true"], env=env)
+        assert (ended.exit_code, ended.stderr) == (126, "true: Argument list too long\n")
+        assert (await box.exec(["no-such-program", *words])).exit_code == 127
+        called = await box.run("true", env=env)
+        assert (called.exit_code, called.stderr) == (126, "bash: cannot start: Argument list too long\n")
+        assert await (await box.start(["true", *words])).wait() == 126
+        async with await box.start(["true", *words], output="stream") as program:
+            assert await program.wait() == 126
+            assert await program.stderr.read() == b"true: cannot start: Argument list too long\n"
+        with pytest.raises(InvalidArgumentsError, match="surrogate"):
+            await box.exec(["\ud800", *words])
+
+
+async def test_what_linux_takes_arrives_whole() -> None:
+    words = ["\x01é𝄞" * 13_000] * 18
+    async with AsyncSandbox("fake") as box:
+        done = await box.exec(["printf", "%s", *words], output_bytes=4_000_000)
+        assert done.stdout == "".join(words)
+        async with await box.start(["printf", "%s", *words], output="stream") as program:
+            assert (await program.stdout.read()).decode() == "".join(words)
 
 
 def test_a_callback_cannot_deadlock_it(tmp_path: Path) -> None:
