@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-EXTRAS := sandbox,env,farm,otel,dev
+EXTRAS := sandbox,env,farm,otel,mcp,dev
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 6

@@ -140,7 +140,8 @@ _OF_ENV: Final = frozenset(
     {"atroposlib", "datasets", "greenlet", "openai", "tokenizers", "transformers", "wandb", "yaml"}
 )
 """Packages of agentenv[env]. The others that may be missing belong to agentenv[farm], OpenTelemetry's to
-agentenv[otel]."""
+agentenv[otel], MCP's to agentenv[mcp]."""
+_OF_MCP: Final = frozenset({"mcp", "mcp_types", "sse_starlette"})
 
 
 def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | None:
@@ -148,7 +149,9 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | 
     package = (error.name or "").partition(".")[0]
     if package in ("", "agentenv"):
         return None
-    extra = "otel" if package == "opentelemetry" else "env" if package in _OF_ENV else "farm"
+    extra = "env" if package in _OF_ENV else "mcp" if package in _OF_MCP else "farm"
+    if package == "opentelemetry":
+        extra = "otel"
     return MissingExtraError(
         what, f"needs agentenv[{extra}] ({package} is not installed)", next_step=f"pip install 'agentenv[{extra}]'"
     )

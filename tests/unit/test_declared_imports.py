@@ -24,6 +24,8 @@ SHARED = {"opentelemetry": ["opentelemetry-api", "opentelemetry-sdk"]}
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+IMPORTED = ("env", "farm", "otel", "mcp")
+"""Extras of what is imported; of what several have, the first is named where it is missing."""
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -49,7 +51,7 @@ def imported() -> dict[str, str]:
 def test_all_that_is_imported_is_declared_and_all_that_is_declared_is_imported() -> None:
     homes = {**metadata.packages_distributions(), **SHARED}
     used = {canonicalize_name(home): path for name, path in imported().items() for home in homes[name]}
-    declared = names([*PROJECT["dependencies"], *EXTRAS["env"], *EXTRAS["farm"], *EXTRAS["otel"]])
+    declared = names([*PROJECT["dependencies"], *(text for extra in IMPORTED for text in EXTRAS[extra])])
     assert {home: path for home, path in used.items() if home not in declared} == {}
     assert declared - used.keys() == PROGRAMS | BY_ENTRY_POINT
 
@@ -62,7 +64,7 @@ def test_the_extra_of_a_missing_package_is_known_by_its_import_name() -> None:
             continue
         missing = errors.missing_extra("x", ModuleNotFoundError(name=f"{name}.part"))
         assert missing is not None
-        (extra,) = (extra for extra in ("env", "farm", "otel") if declared & names(EXTRAS[extra]))
+        extra = next(extra for extra in IMPORTED if declared & names(EXTRAS[extra]))
         assert missing.next_step == f"pip install 'agentenv[{extra}]'"
 
 

@@ -26,6 +26,7 @@ VERBS: Final = {
     "slots": "List every slot: its state and age, its lease and expiry, and the running command.",
     "logs": "Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.",
     "metrics": "Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.",
+    "mcp": "Give clients of the Model Context Protocol a slot each: its shell, its files, its terminals.",
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
     "tasks": "Task directories of Harbor and Terminal-Bench: list, check and play them.",
     "report": "Write the HTML page of a run's rollouts: scores, errors, every turn and call.",
@@ -39,7 +40,7 @@ VERBS: Final = {
 }
 """The verbs and the first paragraph of their help, so that listing them imports none."""
 VERBS_WITH_BACKEND: Final = (
-    "up", "down", "status", "slots", "logs", "metrics", "exec", "shell", "gc", "demo", "bench",
+    "up", "down", "status", "slots", "logs", "metrics", "exec", "shell", "mcp", "gc", "demo", "bench",
 )  # fmt: skip
 _FUNCTIONS: Final = {"exec": "execute", "tool-server": "tool_server"}
 """Names of verbs that are not names of Python. A verb's module has the name of its function."""

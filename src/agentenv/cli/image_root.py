@@ -169,12 +169,14 @@ class RootOptions:
         service: bool,
         guest: bool,
         wait_s: float | None,
+        slots: int = 1,
     ) -> AbstractAsyncContextManager[ToolExecutor]:
         """Where the slot is leased, once it is entered: see :func:`agentenv.farm.open.open_farm`. A container that has
-        to be started has ``wait_s`` for it, where that is longer than usual. Raises ConfigError."""
+        to be started has ``wait_s`` for it, where that is longer than usual, and so many ``slots``. Raises
+        ConfigError."""
         from agentenv.farm import open
 
-        settings = self.container(isolation=isolation.value)
+        settings = self.container(isolation=isolation.value, slots_per_container=slots)
         alone = own or isolation is not Isolation.auto or self.takes_container(farm=service)
         start_timeout_s = max(START_TIMEOUT_S, wait_s or 0.0)
         return open.open_farm(
