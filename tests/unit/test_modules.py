@@ -20,6 +20,7 @@ APART: Final[Mapping[str, str]] = {
     "agentenv.env.blocking": "greenlets, which are no subject of what uses them",
     "agentenv.env.images": "environment.py, which uses it, has 600 lines",
     "agentenv.farm.gc_leases": "a farm's leases, not a command's options; imported when it is used",
+    "agentenv.mcp.server": "its imports are in [mcp]: imported when it is used",
     "agentenv.sandbox.supervisor.layer_export": "supervisor.py, which uses it, has 500 lines",
     "agentenv.slots.backends.attached": "each backend is a module",
     "agentenv.slots.eta": "pure, and simulated by benchmarks/farmsim",

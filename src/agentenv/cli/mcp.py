@@ -100,6 +100,7 @@ def mcp(
     farm: FarmOption = False,
     guest: GuestOption = False,
     wait_s: WaitOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --http: say where it listens as JSON.")] = False,
 ) -> None:
     """Give clients of the Model Context Protocol a slot each: its shell, its files, its terminals.
 
@@ -112,7 +113,7 @@ def mcp(
     Examples:
       agentenv mcp
       agentenv mcp --image python:3.13 --network
-      agentenv mcp --dockerfile tasks/hello --user app --tools bash,read_file,write_file
+      agentenv mcp --dockerfile tasks/hello --tools bash,read_file
       agentenv mcp --http 127.0.0.1:8791 --slots 20
       agentenv mcp --http 0.0.0.0:8791 --token-file mcp.token
     """
@@ -141,7 +142,7 @@ def mcp(
 
     serve: Callable[[Server[SessionSlot]], Awaitable[None]] = serve_stdio
     if where is not None:
-        serve = functools.partial(_http, where, token, token_file, idle_timeout_s)
+        serve = functools.partial(_http, where, token, token_file, idle_timeout_s, as_json)
     run_to_end(_run(opened, rooted, catalog, timeout_s, wait_s, serve))
 
 
@@ -168,6 +169,7 @@ async def _http(
     token: str | None,
     token_file: Path | None,
     idle_timeout_s: float,
+    as_json: bool,
     server: Server[SessionSlot],
 ) -> None:
     from agentenv.mcp.http import serving
@@ -175,5 +177,5 @@ async def _http(
     host, port = where
     async with serving(server, host, port, token=token, idle_timeout_s=idle_timeout_s) as url:
         needed = "" if token is None else f" · token in {escape(str(token_file))}"
-        announce({"url": url}, f"[green]listening[/] on {url}{needed} · Ctrl-C stops it", as_json=False)
+        announce({"url": url}, f"[green]listening[/] on {url}{needed} · Ctrl-C stops it", as_json=as_json)
         await asyncio.Event().wait()
