@@ -11,7 +11,9 @@ from typing import Any, Final, Self
 
 from agentenv.containers.byte_stream import ByteStream
 from agentenv.containers.connect import Streams
+from agentenv.containers.live_output import OnOutput, OutputBytes, Stream, tell
 from agentenv.containers.programs import StreamedProgram
+from agentenv.containers.transfer import Progress
 from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.sdk.forwards import as_socket
 from agentenv.sdk.loop_thread import LoopThread
@@ -20,7 +22,6 @@ from agentenv.sdk.python import SlotPython
 from agentenv.wire.connections import LINGER_S
 
 _KINDS: Final = (SlotProcess, StreamedProgram, SlotPython, ByteStream)
-_CALLBACKS: Final = ("on_output", "progress")
 
 
 class Elsewhere:
@@ -49,13 +50,10 @@ class Elsewhere:
 
         @functools.wraps(found)
         def called(*args: Any, **given: Any) -> Any:
-            failed: asyncio.Future[None] | None = None
-            for one in _CALLBACKS:
-                if given.get(one) is not None:
-                    failed = asyncio.get_running_loop().create_future()
-                    given[one] = _called_here(given[one], failed)
-            result = found(*args, **given)
-            return self._here(result) if failed is None else self._with_callback(result, failed)
+            for name, function in _CALLBACKS.items():
+                if given.get(name) is not None:
+                    given[name] = function(given[name])
+            return self._here(found(*args, **given))
 
         return called
 
@@ -92,18 +90,6 @@ class Elsewhere:
 
     async def _awaited(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._here(await self._loop.awaited(work))
-
-    async def _with_callback(self, work: Coroutine[Any, Any, Any], failed: asyncio.Future[None]) -> Any:
-        """What a callback raises cancels the call, and is raised."""
-        call = asyncio.ensure_future(self._awaited(work))
-        try:
-            await asyncio.wait({call, failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            call.cancel()
-            await asyncio.wait({call})
-        if failed.done():
-            failed.result()
-        return call.result()
 
     async def _items(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
         while True:
@@ -156,19 +142,25 @@ async def _next(items: AsyncIterator[Any]) -> Any:
         raise _OverError from None
 
 
-def _called_here(function: Callable[..., None], failed: asyncio.Future[None]) -> Callable[..., None]:
-    """``function`` as it is called by another thread; what it raises is the error of ``failed``."""
+def _output_here(on_output: OnOutput) -> OnOutput:
+    """``on_output``, called in the loop that this is called in, wherever the output is read. The reader waits for it,
+    and what it raises is raised there, which cancels the command."""
     here = asyncio.get_running_loop()
 
-    def call(*args: Any) -> None:
-        if failed.done():
-            return
-        try:
-            function(*args)
-        except Exception as error:
-            failed.set_exception(error)
+    async def there(stream: Stream, piece: Any) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(tell(on_output, stream, piece), here))
 
-    def there(*args: Any) -> None:
-        here.call_soon_threadsafe(call, *args)
+    return OutputBytes(there) if isinstance(on_output, OutputBytes) else there
+
+
+def _progress_here(progress: Progress) -> Progress:
+    """``progress``, called in the loop that this is called in."""
+    here = asyncio.get_running_loop()
+
+    def there(*figures: Any) -> None:
+        here.call_soon_threadsafe(progress, *figures)
 
     return there
+
+
+_CALLBACKS: Final[dict[str, Callable[[Any], Any]]] = {"on_output": _output_here, "progress": _progress_here}

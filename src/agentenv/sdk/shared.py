@@ -26,7 +26,7 @@ from agentenv.farm_client.access import FarmAccess, farm_access
 from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
 from agentenv.sdk.elsewhere import SandboxElsewhere
 from agentenv.sdk.loop_thread import LoopThread
-from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox
+from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox, OnIdle
 from agentenv.sdk.roots import ImageFields, ImageRoot
 from agentenv.sdk.sandbox import Farm
 from agentenv.slots.backends.base import ContainerBackend
@@ -139,11 +139,13 @@ class SharedFarm:
         *,
         name: str | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        on_idle: OnIdle = "kill",
         **fields: Unpack[ImageFields],
     ) -> AsyncSandbox:
         """See :meth:`agentenv.AsyncFarm.sandbox`. It may be used from any event loop. Callbacks (``on_output``,
-        ``progress``) are called in the caller's."""
-        return self._elsewhere(self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s, **fields))
+        ``progress``) are called in the caller's. What ``progress`` raises goes to that loop's exception handler."""
+        box = self._driven.sandbox(root, name=name, idle_timeout_s=idle_timeout_s, on_idle=on_idle, **fields)
+        return self._elsewhere(box)
 
     def connect(self, name: str) -> AsyncSandbox:
         """See :meth:`agentenv.AsyncFarm.connect`."""
@@ -152,6 +154,16 @@ class SharedFarm:
     async def sandboxes(self) -> list[NamedSandbox]:
         """See :meth:`agentenv.AsyncFarm.sandboxes`."""
         return await self._loop.awaited(self._driven.sandboxes())
+
+    async def pause(self, name: str) -> None:
+        """See :meth:`agentenv.AsyncFarm.pause`."""
+        await self.open()
+        await self._loop.awaited(self._driven.pause(name))
+
+    async def kill(self, name: str) -> None:
+        """See :meth:`agentenv.AsyncFarm.kill`."""
+        await self.open()
+        await self._loop.awaited(self._driven.kill(name))
 
     def _elsewhere(self, box: AsyncSandbox) -> AsyncSandbox:
         return cast("AsyncSandbox", SandboxElsewhere(box, self._loop))

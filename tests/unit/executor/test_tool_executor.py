@@ -158,7 +158,7 @@ async def test_impossible_timeouts_are_refused(executor: ToolExecutor, server: W
 
 
 async def test_timeouts_default_to_the_tools_and_then_to_the_executors(server: WireServer, pool: StubPool) -> None:
-    limits: list[float] = []
+    limits: list[float | None] = []
 
     async def run(call: Call) -> CallResult:
         limits.append(call.timeout_s)
