@@ -172,9 +172,11 @@ async def test_ten_kills_change_no_result(tmp_path: Path, verb: str) -> None:
 
 
 async def interrupted(directory: Path, policy: ScriptedPolicy, verb: str, after: int, **changed: Any) -> str:
-    """Ctrl-C after so many rollouts have been scored. Returns the whole output."""
+    """Ctrl-C after so many rollouts have been written down. Returns the whole output."""
     async with started(directory, verb, *flags(policy, **changed)) as process, asyncio.timeout(2 * START_S):
-        await until(lambda: len(scored(directory)) >= after, START_S, lambda: said(directory))
+        await until(
+            lambda: bool(scored(directory)) and len(recorded(directory)) >= after, START_S, lambda: said(directory)
+        )
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 128 + signal.SIGINT, said(directory)
     return said(directory)
@@ -209,7 +211,7 @@ async def test_ctrl_c_and_resume_by_the_command(tmp_path: Path) -> None:
         assert "nothing to do: every rollout of this run has ended" in out
         assert "scored   36 of 36 rollouts" in out
     assert by_item(tmp_path).keys() == set(range(12))
-    assert len(kept) > 4
+    assert len(kept) >= 8
     assert not kept & set(scored(tmp_path)[before:]), "what was written down is not played again"
     written = b"".join(path.read_bytes() for path in run.path.iterdir())
     assert b"sk-secret-key" not in written
@@ -313,11 +315,11 @@ async def test_a_run_that_runs_is_neither_resumed_nor_removed(tmp_path: Path) ->
 
 async def test_a_resumed_run_that_cannot_go_on_has_the_figures_that_it_had(tmp_path: Path) -> None:
     async with ScriptedPolicy(SCRIPT, latency_s=0.1) as policy:
-        await interrupted(tmp_path, policy, "process", 8, env__total_steps=12)
+        await interrupted(tmp_path, policy, "process", 45, env__total_steps=20)
     run = the_run(tmp_path)
     had = [each for group in records(tmp_path) for each in group.trajectories]
     status, log = await ended(  # its model server is gone
-        tmp_path, "process", *flags(policy, env__total_steps=12), "--resume", str(run.path)
+        tmp_path, "process", *flags(policy, env__total_steps=20), "--resume", str(run.path)
     )
     assert status == 1, log
     assert f"scored   {len(had)} of {len(had)} rollouts" in log
