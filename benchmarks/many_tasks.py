@@ -63,12 +63,20 @@ class Peaks:
     all_mib: float = 0.0
     processes: int = 0
 
-    def sample(self, group: int) -> None:
-        """Look at the processes of this session."""
-        found = subprocess.run(["ps", "-eo", "pid=,sess=,rss="], capture_output=True, text=True, check=True).stdout
+    def sample(self, check: int) -> None:
+        """Look at the process and its descendants: containers and slots have sessions of their own."""
+        found = subprocess.run(["ps", "-eo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True).stdout
         rows = [tuple(map(int, line.split())) for line in found.splitlines()]
-        sizes = {pid: kib / 1024 for pid, session, kib in rows if session == group}
-        own_mib = sizes.get(group, 0.0)
+        children: dict[int, list[int]] = {}
+        for pid, parent, _ in rows:
+            children.setdefault(parent, []).append(pid)
+        below, waiting = {check}, [check]
+        while waiting:
+            new = children.get(waiting.pop(), [])
+            below.update(new)
+            waiting += new
+        sizes = {pid: kib / 1024 for pid, _, kib in rows if pid in below}
+        own_mib = sizes.get(check, 0.0)
         self.first_mib = self.first_mib or own_mib
         self.own_mib = max(self.own_mib, own_mib)
         self.all_mib = max(self.all_mib, sum(sizes.values()))
@@ -101,11 +109,12 @@ def run(directory: Path, more: list[str], out: Path, limit_s: float) -> dict[str
     with out.open("w") as rows:
         env = {**os.environ, "A_KEY": "secret"}
         check = subprocess.Popen(command, stdout=rows, start_new_session=True, env=env)
+        interrupted = False
         while check.poll() is None:
             peaks.sample(check.pid)
-            if 0 < limit_s < time.monotonic() - began_s:
-                check.send_signal(signal.SIGINT)
-                check.wait()
+            if not interrupted and 0 < limit_s < time.monotonic() - began_s:
+                check.send_signal(signal.SIGINT)  # once: a second one ends it before it has cleared up
+                interrupted = True
             time.sleep(SAMPLE_S)
     elapsed_s = time.monotonic() - began_s
     lines = out.read_text().splitlines()
