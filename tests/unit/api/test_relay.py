@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from agentenv.api.farm_server.relay import FarmContainers, Known, close_code, container_and_path, passed_on, serve_relay
+from agentenv.api.farm_server.relay import FarmContainers, Known, container_and_path, serve_relay
+from agentenv.api.passing import close_code, passed_on
 from agentenv.containers.attachments import Attachments
 from agentenv.containers.connection import ContainerConnection
 from agentenv.containers.handle import ContainerHandle

@@ -8,25 +8,23 @@ nothing: a client whose relay has died reconnects through another one, and asks 
 from __future__ import annotations
 
 import asyncio
-import asyncio.trsock
 import contextlib
 import logging
 import re
-import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Self
 from urllib.parse import unquote
 
 import aiohttp
-from aiohttp import WSCloseCode, WSMsgType, hdrs, web
+from aiohttp import hdrs, web
 from yarl import URL
 
 from agentenv._version import __version__
 from agentenv.api.door import IDLE_S, Door
 from agentenv.api.listening import listen, url_of
-from agentenv.deadlines import scaled
+from agentenv.api.passing import LOST, NoHandshakeError, client_session, pass_request, pass_socket, passed_on
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
@@ -36,36 +34,13 @@ from agentenv.errors import (
     UnauthorizedError,
 )
 from agentenv.farm_client.client import FarmClient
-from agentenv.wire.base import MAX_MESSAGE_BYTES
 from agentenv.wire.farm import ContainerList
 from agentenv.wire.server import ErrorReply, Health
 
 Lookup = Callable[[str], Awaitable[str | None]]
 """Base URL of a container by its id; None if there is none. Called for each request, so it should remember."""
 
-_CONNECT_S: Final = scaled(10.0)
-_HEARTBEAT_S: Final = 60.0
-"""After so much silence a stream is pinged, both ways, to notice peers that vanished. Pings of others are passed on."""
-_CLOSE_S: Final = scaled(1.0)
-_SEND_BUFFER_BYTES: Final = 256 * 1024
-"""Bytes the kernel buffers towards a container: cancellations and pings wait behind at most this much."""
 _PATH: Final = re.compile(r"/c/([A-Za-z0-9._-]{1,200})(/[\x21-\x7e]*)")
-_HOP_BY_HOP: Final = frozenset(
-    {
-        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-        "transfer-encoding", "upgrade", "host", "expect",
-    }
-)  # fmt: skip
-"""Headers between two neighbours; ``expect`` is answered by the server at once."""
-_OF_HANDSHAKE: Final = frozenset(
-    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
-)
-_FROM_AIOHTTP: Final = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
-_FRAMES: Final = frozenset({WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG})
-_LOST: Final = (aiohttp.ClientError, OSError, TimeoutError)
-
-ServerSocket = web.WebSocketResponse[bool]
-ClientSocket = aiohttp.ClientWebSocketResponse[bool]
 
 
 # -- pure ------------------------------------------------------------------------------------------------
@@ -77,22 +52,6 @@ def container_and_path(raw_path: str) -> tuple[str, str] | None:
     if found is None or any(unquote(step) in (".", "..") for step in found[2].partition("?")[0].split("/")):
         return None
     return found[1], found[2]
-
-
-def passed_on(headers: Mapping[str, str], besides: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """The headers that go end to end: neither hop-by-hop ones, nor those that ``Connection`` names, nor
-    ``besides``."""
-    dropped = {*_HOP_BY_HOP, *besides}
-    for name, value in headers.items():
-        if name.lower() == "connection":
-            dropped.update(each.strip() for each in value.lower().split(","))
-    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
-
-
-def close_code(code: int | None) -> int:
-    """The code to close one side of a stream with, after the other side was closed with ``code``."""
-    reserved = code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000
-    return WSCloseCode.BAD_GATEWAY if code is None or reserved else code
 
 
 # -- the relay -------------------------------------------------------------------------------------------
@@ -140,105 +99,17 @@ class Relay:
         url = URL(base_url + path, encoded=True)
         try:
             if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
-                return await self._stream(request, url)
-            return await self._request(request, url)
+                return await pass_socket(request, self._http, url, passed_on(request.headers), self._leaving)
+            return await pass_request(request, self._http, url, passed_on(request.headers))
+        except NoHandshakeError:
+            return _refusal(400, "this is not the handshake of a WebSocket", code=ProtocolError.code)
         except aiohttp.WSServerHandshakeError as error:
             said = f"container {container} answered the handshake with HTTP {error.status}"
             if 400 <= error.status < 500:
                 return _refusal(error.status, said, code=PolicyRefusalError.code)
             return _refusal(502, said)
-        except _LOST as error:
+        except LOST as error:
             return _refusal(502, f"container {container} cannot be reached: {error or type(error).__name__}")
-
-    # -- requests --------------------------------------------------------------------------------------
-
-    async def _request(self, request: web.Request, url: URL) -> web.StreamResponse:
-        """Raises an error of ``_LOST`` before anything was answered; afterwards it cuts the connection."""
-        asked = self._http.request(
-            request.method,
-            url,
-            headers=passed_on(request.headers),
-            data=request.content if request.body_exists else None,
-            skip_auto_headers=_FROM_AIOHTTP,
-            allow_redirects=False,
-        )
-        async with asked as answer:
-            response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=passed_on(answer.headers))
-            try:
-                await response.prepare(request)
-                async for piece in answer.content.iter_any():
-                    await response.write(piece)
-                await response.write_eof()
-            except _LOST:
-                _abort(request.transport)
-        return response
-
-    # -- streams ---------------------------------------------------------------------------------------
-
-    async def _stream(self, request: web.Request, url: URL) -> web.StreamResponse:
-        """Raises an error of ``_LOST`` before the client's stream is open: it is opened last, so that the client
-        sees the container's refusal."""
-        client: ServerSocket = web.WebSocketResponse(
-            max_msg_size=MAX_MESSAGE_BYTES,
-            compress=False,
-            autoping=False,
-            heartbeat=_HEARTBEAT_S,
-            timeout=_CLOSE_S,
-            decode_text=False,
-        )
-        if not client.can_prepare(request):
-            return _refusal(400, "this is not the handshake of a WebSocket", code=ProtocolError.code)
-        container: ClientSocket = await self._http.ws_connect(
-            url,
-            headers=passed_on(request.headers, _OF_HANDSHAKE),
-            max_msg_size=MAX_MESSAGE_BYTES,
-            compress=0,
-            autoping=False,
-            heartbeat=_HEARTBEAT_S,
-            timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
-            decode_text=False,
-        )
-        if isinstance(raw := container.get_extra_info("socket"), asyncio.trsock.TransportSocket):
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        try:
-            await client.prepare(request)
-            await _copy_both(client, container, self._leaving)
-        finally:
-            left = WSCloseCode.GOING_AWAY if self._leaving.is_set() else None
-            to_client, to_container = left or close_code(container.close_code), left or close_code(client.close_code)
-            await asyncio.gather(_close(client, to_client), _close(container, to_container))
-            _abort(request.transport)  # unsent bytes would keep it open for as long as the client does not read
-        return client
-
-
-async def _copy_both(client: ServerSocket, container: ClientSocket, leaving: asyncio.Event) -> None:
-    """Copy messages both ways until one side is closed, or ``leaving``. Each way reads no further while the other
-    side does not."""
-    ends = (_copy(client, container), _copy(container, client), leaving.wait())
-    tasks = [asyncio.ensure_future(end) for end in ends]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _copy(source: ServerSocket | ClientSocket, sink: ServerSocket | ClientSocket) -> None:
-    while (message := await source.receive()).type in _FRAMES:
-        await sink.send_frame(message.data, message.type)
-
-
-async def _close(stream: ServerSocket | ClientSocket, code: int) -> None:
-    """Close it politely, within moments."""
-    with contextlib.suppress(*_LOST):
-        async with asyncio.timeout(2 * _CLOSE_S):
-            await stream.close(code=code)
-
-
-def _abort(transport: asyncio.BaseTransport | None) -> None:
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
 
 
 def _refusal(status: int, message: str, next_step: str = "", code: str = ConnectionLostError.code) -> web.Response:
@@ -266,7 +137,7 @@ async def serve_relay(
     Raises ConfigError when it cannot listen there.
     """
     listening = listen(host, port)
-    async with _client_session() as http:
+    async with client_session() as http:
         relay = Relay(lookup, http, problem)
         runner = web.AppRunner(
             relay.application(),
@@ -286,27 +157,6 @@ async def serve_relay(
             relay.leave()
             await runner.cleanup()
             listening.close()
-
-
-def _client_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        # Shorter than a container's own, so that a connection it has just closed is hardly ever used again.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),  # one client's must not be sent for another
-        auto_decompress=False,
-        trust_env=False,
-        middlewares=(_no_redirects,),
-    )
-
-
-async def _no_redirects(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """A container must not lead the relay elsewhere; aiohttp would follow when it opens a WebSocket."""
-    response = await handler(request)
-    if hdrs.UPGRADE in request.headers and 300 <= response.status < 400:
-        response.close()
-        raise aiohttp.ClientConnectionError("it redirects")
-    return response
 
 
 logger = logging.getLogger(__name__)
