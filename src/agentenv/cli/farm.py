@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,12 @@ def serve(
     url: Annotated[str, typer.Option(help="Public URL, if it differs from the listen address.")] = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): speak TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).")] = None,
+    e2b: Annotated[bool, typer.Option("--e2b", help="Serve E2B's API, too (docs/e2b.md).")] = False,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=IMAGE", help="With --e2b: an image that sandboxes begin from. Repeatable."),
+    ] = None,
+    envd: Annotated[Path | None, typer.Option(help="With --e2b: E2B's envd, if e2b-build did not build it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the farm until Ctrl-C.
@@ -63,6 +70,7 @@ def serve(
     Examples:
       agentenv farm serve
       agentenv farm serve --config farm.toml --host 0.0.0.0
+      agentenv farm serve --e2b --template base=debian:bookworm
       agentenv farm token --run exp7 > exp7.token
     """
     from agentenv.api.farm_server.service import Listening
@@ -71,11 +79,43 @@ def serve(
         raise ConfigError("--tls-cert, --tls-key", "only one is given", next_step="give both, or neither")
     if not debugging():
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    if not e2b and (template or envd):
+        raise ConfigError("--template, --envd", "are for E2B's API", next_step="add --e2b")
+    served = _E2B({}, envd).with_templates(template or ()) if e2b else None
     try:
-        run_to_end(_serve(config, Listening(host, port, tls_cert, tls_key), url, as_json))
+        run_to_end(_serve(config, Listening(host, port, tls_cert, tls_key), url, as_json, served))
     except InterruptedBySignalError as ended:
         stay = "unless `agentenv down` ends them, containers and leases stay for the next service"
         err().print(f"interrupted by {ended}; {stay}", soft_wrap=True)
+
+
+@farm.command()
+@verb
+def e2b_build(
+    source: Annotated[
+        str | None, typer.Option(metavar="REPOSITORY", help="Where git fetches E2B's sources: a URL or a directory.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build E2B's envd for `agentenv farm serve --e2b`, from E2B's own sources, with git and Go 1.26.
+
+    It is not part of agentenv; its licence (Apache-2.0) lies beside it. It takes some minutes, once.
+
+    \b
+    Examples:
+      agentenv farm e2b-build
+      agentenv farm e2b-build --source /srv/mirrors/e2b-infra
+    """
+    from agentenv.e2b.build import SOURCE, build_envd
+
+    def report(line: str) -> None:
+        err().print(line, highlight=False, markup=False, soft_wrap=True)
+
+    program = build_envd(report, source or SOURCE)
+    if as_json:
+        print_json({"envd": str(program)})
+    else:
+        out().print(str(program), soft_wrap=True, markup=False, highlight=False)
 
 
 @farm.command()
@@ -168,12 +208,38 @@ def _settings(config: Path | None) -> FarmSettings:
     return FarmSettings.from_file(config) if config is not None else FarmSettings().below(state_dir())
 
 
-async def _serve(config: Path | None, listening: Listening, url: str, as_json: bool) -> None:
+@dataclass(frozen=True)
+class _E2B:
+    """What the command line says of E2B's API."""
+
+    templates: dict[str, str]
+    envd: Path | None
+
+    def with_templates(self, given: Iterable[str]) -> _E2B:
+        """Raises ConfigError."""
+        named = dict(self.templates)
+        for text in given:
+            name, equals, image = text.partition("=")
+            if not (name and equals and image):
+                raise ConfigError("--template", f"got {text!r}", next_step="allowed: NAME=IMAGE")
+            named[name] = image
+        return replace(self, templates=named)
+
+    def for_this_machine(self, settings: FarmSettings) -> FarmSettings:
+        """The settings of a farm without a file: E2B's sandboxes have the internet unless they ask for none."""
+        return settings.model_copy(
+            update={"containers": settings.containers.model_copy(update={"allow_network": True})}
+        )
+
+
+async def _serve(config: Path | None, listening: Listening, url: str, as_json: bool, e2b: _E2B | None = None) -> None:
     from agentenv.api.farm_server.service import farm_service
     from agentenv.api.farm_server.settings import SettingsFile
     from agentenv.farm.local import Watched
 
     source = _file(config)
+    if e2b is not None and not isinstance(source, SettingsFile):
+        source = e2b.for_this_machine(source)
     settings = source.settings if isinstance(source, SettingsFile) else source
     with _noticed(settings) as notice:
         around = (lambda backend: Watched(backend, notice)) if notice is not None else (lambda backend: backend)
@@ -181,8 +247,25 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
             await service.opening
             if notice is not None:
                 service.user.tell(lambda token: notice.publish(url=service.url, token=token))
-            _announce(service, config, as_json)
-            await service.run()
+            async with AsyncExitStack() as stack:
+                if e2b is not None:
+                    address = await stack.enter_async_context(_e2b_served(service, listening, settings, e2b))
+                    announce({"e2b": address}, f"[green]E2B's API[/] on {address}", as_json=as_json)
+                _announce(service, config, as_json)
+                await service.run()
+
+
+def _e2b_served(
+    service: Service, listening: Listening, settings: FarmSettings, given: _E2B
+) -> AbstractAsyncContextManager[str]:
+    from agentenv.config import cache_dir
+    from agentenv.e2b.build import built
+    from agentenv.e2b.service import Where, serve_e2b
+
+    where = Where(listening.host, settings.e2b.port, service.url, cache_dir() / "e2b" / settings.name)
+    templates = {**settings.e2b.templates, **given.templates}
+    program = given.envd or settings.e2b.envd or built()
+    return serve_e2b(where, program, templates, service.right_of, settings.containers.limits)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.settings import FarmSettings, ImageSettings, Reloaded, SettingsFile
-from agentenv.api.farm_server.tokens import DeniedFile, TokenKeys
+from agentenv.api.farm_server.tokens import DeniedFile, Right, TokenKeys
 from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import read_token
 from agentenv.background import report_failure
@@ -87,6 +87,7 @@ class Service:
 
     farm: Farm
     keys: TokenKeys
+    access: Access
     url: str
     user: UserToken
     opening: asyncio.Task[Farm]
@@ -95,6 +96,10 @@ class Service:
     def token(self) -> str:
         """For this user, for now: every run, and every right."""
         return self.user.token
+
+    def right_of(self, token: str) -> Right:
+        """What a token allows now. Raises UnauthorizedError."""
+        return self.keys.verify(token, denied=self.access.denied)
 
     def page_token(self) -> str:
         """A token for the page: to look at every run, and at the output of their slots."""
@@ -189,7 +194,7 @@ async def farm_service(
             with announced(settings.name, address) as announce:
                 user.tell(announce)
                 async with _following(file, farm, access, revocations):
-                    yield Service(farm, keys, address, user, opening)
+                    yield Service(farm, keys, access, address, user, opening)
     finally:
         if renewing is not None:
             renewing.cancel()

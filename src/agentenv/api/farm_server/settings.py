@@ -114,6 +114,19 @@ class ImageSettings(Settings):
     have it are full."""
 
 
+class E2BSettings(Settings):
+    """E2B's API beside the farm's own (``agentenv farm serve --e2b``, docs/e2b.md)."""
+
+    port: Annotated[int, Field(ge=0, le=65_535)] = 3000
+    """Where it listens, at the address of the farm."""
+    envd: Path | None = None
+    """E2B's envd, which runs in its sandboxes. None: the one that ``agentenv farm e2b-build`` built."""
+    templates: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")], str] = Field(
+        default_factory=lambda: {"base": "debian:bookworm"}
+    )
+    """Images by the names that clients give (``base`` is what E2B's SDKs use without one)."""
+
+
 def _naming(section: str) -> WrapValidator:
     """Its own checks name a field without its section, and ``limits`` is another section as well."""
 
@@ -169,6 +182,8 @@ class FarmSettings(Settings):
     """Tools called over plain HTTP."""
     images: ImageSettings = ImageSettings()
     """Images of slots, and the nodes' keepers of them."""
+    e2b: E2BSettings = E2BSettings()
+    """E2B's API, where it is served."""
     audit_log: Path | None = None
     """A file that gets a JSON line for each decision (granted, refused, ended, minted, share changed)."""
     public: OpenPages = OpenPages()
@@ -212,6 +227,7 @@ class FarmSettings(Settings):
             "tokens": self.tokens.model_copy(update={"key_files": keys}),
             "nomad": self.nomad.model_copy(update=nomad),
             "images": self.images.model_copy(update=moved(self.images, "keeper_token_file")),
+            "e2b": self.e2b.model_copy(update=moved(self.e2b, "envd")),
             **moved(self, "audit_log"),
         }
         return self.model_copy(update=changed)
