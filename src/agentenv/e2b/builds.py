@@ -17,6 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from agentenv.background import TaskSet
+from agentenv.e2b.envd import environment_of
 from agentenv.e2b.replies import RefusalError
 from agentenv.e2b.sandboxes import Sandboxes, Tenant
 from agentenv.e2b.templates import DEFAULT_TAG, TemplateBook, Version
@@ -150,12 +151,12 @@ class Builds:
             made = dockerfile(base, steps, files)
             await asyncio.to_thread((directory / "Dockerfile").write_text, made.text)
             async with tenant.farm.sandbox(ImageRoot(f"dockerfile:{directory}", user="0")) as box:
-                name = f"e2b-template:{build.id}"
-                image = await box.commit(name)
+                env = await environment_of(box)
+                image = await box.commit(f"e2b-template:{build.id}")
             version = base.model_copy(
                 update={
                     "build": build.id, "image": image, "user": made.user, "workdir": made.workdir,
-                    "env": {**base.env, **made.env}, "cpus": build.cpus, "memory_mib": build.memory_mib,
+                    "env": env, "cpus": build.cpus, "memory_mib": build.memory_mib,
                     "start_command": asked.get("startCmd") or base.start_command,
                     "ready_command": asked.get("readyCmd") or base.ready_command,
                 }
@@ -197,12 +198,11 @@ class Builds:
 
 @dataclass(frozen=True)
 class Made:
-    """A Dockerfile, what its image's sandboxes begin with, and the line of each step."""
+    """A Dockerfile, whose its image's sandboxes are and where they begin, and the line of each step."""
 
     text: str
     user: str
     workdir: str
-    env: dict[str, str]
     lines: tuple[int, ...]
 
 
@@ -211,7 +211,7 @@ def dockerfile(base: Version, steps: Sequence[Mapping[str, Any]], files: Mapping
     stages of their own, so no file of a client is unpacked outside a slot. Raises RefusalError. Pure."""
     lines = [f"FROM scratch AS files{number}\nADD {name} /" for number, name in enumerate(files.values())]
     stages = {wanted: f"files{number}" for number, wanted in enumerate(files)}
-    user, workdir, env = base.user, base.workdir, dict[str, str]()
+    user, workdir = base.user, base.workdir
     lines += [f"FROM {base.image}", f"USER {user}", f"WORKDIR {workdir}"]
     at: list[int] = []
     for step in steps:
@@ -227,9 +227,7 @@ def dockerfile(base: Version, steps: Sequence[Mapping[str, Any]], files: Mapping
                 paths = json.dumps([f"/{source.removeprefix('./')}", target])
                 lines.append(f"COPY --from={stages[step['filesHash']]} --chown={owner} {mode}{paths}")
             case "ENV", _ if len(args) % 2 == 0:
-                pairs = dict(zip(args[::2], args[1::2], strict=True))
-                env |= pairs
-                lines += [f"ENV {name}={_quoted(value)}" for name, value in pairs.items()]
+                lines += [f"ENV {name}={_quoted(value)}" for name, value in zip(args[::2], args[1::2], strict=True)]
             case "WORKDIR", [workdir]:
                 lines.append(f"WORKDIR {workdir}")
             case "USER", [user]:
@@ -237,11 +235,13 @@ def dockerfile(base: Version, steps: Sequence[Mapping[str, Any]], files: Mapping
             case _:
                 raise RefusalError(400, f"a step {kind!r} with {len(args)} arguments is not known")
         at.append("\n".join(lines).count("\n") + 1)
-    return Made("\n".join(lines) + "\n", user, workdir, env, tuple(at))
+    return Made("\n".join(lines) + "\n", user, workdir, tuple(at))
 
 
 def _quoted(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\\n") + '"'
+    if "\n" in value:
+        raise RefusalError(400, f"ENV: {value[:80]!r} has a line break, which no Dockerfile can have")
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _step_of(error: Exception, made: Made | None) -> str:

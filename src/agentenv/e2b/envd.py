@@ -79,14 +79,11 @@ class Envd:
             raise ConfigError("e2b.envd", f"{path} is not E2B's envd: it said {version[:80]!r}", next_step=MAKE)
         return cls(path, version, digest)
 
-    async def install(self, box: AsyncSandbox) -> dict[str, str]:
-        """Put it into a slot, with the user that E2B's sandboxes have; returns the image's environment. Raises
-        TaskError when the image lacks what E2B's own templates have: bash and the programs of coreutils."""
+    async def install(self, box: AsyncSandbox) -> None:
+        """Put it into a slot, with the user that E2B's sandboxes have. Raises TaskError when the image lacks what E2B's
+        own templates have: bash and the programs of coreutils."""
         await box.upload(self.path, _AT)
         await _checked(box, _PREPARE)
-        asked = await _checked(box, "env -0")
-        pairs = (entry.partition("=") for entry in asked.split("\0") if "=" in entry)
-        return {name: value for name, _, value in pairs if name not in _OWN and not name.startswith("AGENTENV_")}
 
     async def start(self, box: AsyncSandbox, http: aiohttp.ClientSession, url: str, told: dict[str, Any]) -> None:
         """Start it in a slot whose image has it, and tell it whose it is (``POST /init``). ``url``: where it answers.
@@ -109,6 +106,13 @@ class Envd:
                 why = str(error) or type(error).__name__
         said = (await started.read()).decode(errors="replace")[-500:]
         raise SandboxUnavailableError(f"envd does not answer in the slot: {why} {said}".strip(), next_step=MAKE)
+
+
+async def environment_of(box: AsyncSandbox) -> dict[str, str]:
+    """The environment that a slot's image gives its programs: envd does not pass its own on. Raises TaskError."""
+    asked = await _checked(box, "env -0")
+    pairs = (entry.partition("=") for entry in asked.split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs if name not in _OWN and not name.startswith("AGENTENV_")}
 
 
 MAKE: Final = "build it: `agentenv farm e2b-build`, or give the path of one (docs/e2b.md)"

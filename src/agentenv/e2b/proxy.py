@@ -35,9 +35,9 @@ class Proxy:
         """Answer with what the sandbox answers."""
         name, port = self._wanted(request)
         held = self._sandboxes.any(name)
-        if held is not None and held.box is None and held.auto_resume:
+        if held is not None and held.state == "paused" and held.auto_resume:
             await self._sandboxes.resume(held)
-        if held is None or held.box is None:
+        if held is None or held.state == "paused":
             return _nothing(name, "The sandbox was not found")
         if port == PORT and request.path.rstrip("/") in _OURS:
             return refused(403, "this path of envd is the farm's own")

@@ -183,7 +183,7 @@ class Routes:
     async def _connect(self, request: web.Request, tenant: Tenant) -> web.Response:
         held, asked = self._held(request, tenant), await body_of(request)
         timeout_s = seconds(asked.get("timeout", 300))
-        began = held.box is None
+        began = held.state == "paused"
         held.ends_in(timeout_s, at_least=not began)
         await self._sandboxes.resume(held)
         if began:

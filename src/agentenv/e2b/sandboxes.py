@@ -15,8 +15,8 @@ import aiohttp
 
 from agentenv.background import TaskSet
 from agentenv.deadlines import scaled
-from agentenv.e2b.envd import PORT, Envd
-from agentenv.e2b.replies import RefusalError, moment, network_of
+from agentenv.e2b.envd import PORT, Envd, environment_of
+from agentenv.e2b.replies import RefusalError, check_supported, moment, network_of
 from agentenv.e2b.templates import DEFAULT_TAG, TemplateBook, Version
 from agentenv.errors import AgentEnvError, LeaseLostError
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
@@ -60,6 +60,7 @@ class Held:
     started_unix_s: float = field(default_factory=time.time)
     ends_unix_s: float = 0.0
     box: AsyncSandbox | None = None
+    pausing: bool = False
     urls: dict[int, str] = field(default_factory=dict)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -67,8 +68,8 @@ class Held:
 
     @property
     def state(self) -> str:
-        """``running`` or ``paused``."""
-        return "paused" if self.box is None else "running"
+        """``running``, or ``paused``: also while its files are still being kept."""
+        return "paused" if self.box is None or self.pausing else "running"
 
     def ends_in(self, timeout_s: float, *, at_least: bool = False) -> None:
         """It ends after so long from now; ``at_least``: or later, if that was said before."""
@@ -106,7 +107,7 @@ class Held:
                 "autoResume": self.auto_resume, "onTimeout": "pause" if self.auto_pause else "kill"
             },
         }  # fmt: skip
-        if self.box is None:
+        if self.state == "paused":
             told["pauseMode"] = "filesystem"  # its processes are gone
         if self.token is not None:
             told["envdAccessToken"] = self.token
@@ -160,8 +161,9 @@ class Sandboxes:
 
     async def create(self, tenant: Tenant, asked: Mapping[str, Any]) -> Held:
         """A new one, of a request to create it. Raises RefusalError, AgentEnvError."""
-        name = str(asked.get("templateID", ""))
-        template, version = self._templates.version(tenant.run, name)
+        check_supported(asked)
+        reachable, timeout_s = network_of(asked), seconds(asked.get("timeout", _DEFAULT_S))
+        template, version = self._templates.version(tenant.run, str(asked.get("templateID", "")))
         version = await self.prepared(tenant, version)
         network = asked.get("network") or {}
         resume = asked.get("autoResume") or {}
@@ -174,13 +176,12 @@ class Sandboxes:
             traffic_token=secrets.token_hex(20) if network.get("allowPublicTraffic") is False else None,
             metadata=dict(asked.get("metadata") or {}),
             env=dict(asked.get("envVars") or {}),
-            network=network_of(asked),
+            network=reachable,
             asked=asked,
             tenant=tenant,
             auto_pause=bool(asked.get("autoPause")),
             auto_resume=bool(resume.get("enabled")),
         )
-        timeout_s = seconds(asked.get("timeout", _DEFAULT_S))
         await self._start(held)
         held.ends_in(timeout_s)
         self._held[held.id] = held
@@ -198,9 +199,13 @@ class Sandboxes:
         async with held.changing:
             if (box := held.box) is None:
                 raise RefusalError(409, f"sandbox {held.id} is already paused")
-            image = await box.commit(f"e2b-paused:{held.id}")
-            held.version = held.version.model_copy(update={"image": image})
-            await self._close(held)
+            held.pausing = True
+            try:
+                image = await box.commit(f"e2b-paused:{held.id}")
+                held.version = held.version.model_copy(update={"image": image})
+                await self._close(held)
+            finally:
+                held.pausing = False
 
     async def resume(self, held: Held) -> None:
         """Continue it with the files that it was paused with; nothing, if it runs."""
@@ -243,6 +248,7 @@ class Sandboxes:
             started_unix_s=time.time(),
             ends_unix_s=time.time() + timeout_s,
             box=None,
+            pausing=False,
             urls={},
             stack=AsyncExitStack(),
             changing=asyncio.Lock(),
@@ -273,9 +279,9 @@ class Sandboxes:
         async with self._preparing.setdefault(version.image, asyncio.Lock()):
             if (made := self._prepared.get(version.image)) is None:
                 async with tenant.farm.sandbox(ImageRoot(version.image, user="0")) as box:
-                    env = await self._envd.install(box)
-                    key = secrets.token_hex(8)
-                    image = await box.commit(f"e2b-base:{key}")
+                    await self._envd.install(box)
+                    env = await environment_of(box)
+                    image = await box.commit(f"e2b-base:{secrets.token_hex(8)}")
                 made = Version(image=image, env=env, prepared=True)
                 self._prepared[version.image] = made
         return version.model_copy(update={"image": made.image, "env": {**made.env, **version.env}, "prepared": True})
