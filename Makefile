@@ -23,13 +23,14 @@ SEED ?=
 HARBOR ?=
 GUEST ?=
 PYTHONS ?=
+HARNESSES ?=
 HOSTS_ARGS ?=
 BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test test-quick sweep hosts check check-bare check-pythons format bench doctor clean
+.PHONY: demo test test-quick sweep harnesses hosts check check-bare check-pythons format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
@@ -102,6 +103,9 @@ sweep: slotagent testing ## Compare with independent programs: random cases of S
 	@if [ -n "$(HARBOR)" ]; then "$(HARBOR)/bin/python" tests/golden/atif_check.py; fi
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
+
+harnesses: slotagent ## Run other people's harnesses on agentenv, each in an environment of its own (HARNESSES)
+	@HARNESSES="$(HARNESSES)" exec scripts/harnesses
 
 hosts: as-root slotagent containers ## Boot whole Debian machines in QEMU and try agentenv on each; root (GUEST, HOSTS_ARGS)
 	@scripts/system-packages hosts
