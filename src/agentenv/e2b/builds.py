@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _HASH: Final = re.compile(r"[A-Za-z0-9]{1,128}")
 _BUILDS_KEPT: Final = 1000
-_UNPACKED: Final = "/.e2b-files"
+_UNPACKED: Final = "/e2b-files"
 """Of the stages with a client's files."""
 
 
