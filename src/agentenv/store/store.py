@@ -20,7 +20,7 @@ from agentenv.store.intake import Intake, StoreLimits
 from agentenv.store.layout import Layout, digest_of, downloading, sweep
 from agentenv.store.manifest import StoredImage, read_manifest
 from agentenv.store.names import Name
-from agentenv.store.reference import Reference, is_digest, located, parse
+from agentenv.store.reference import Reference, committed, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
 from agentenv.store.route import Route
 from agentenv.store.sources import (
@@ -262,9 +262,15 @@ class Store:
             case "docker":
                 stored = intake.stored_blobs()
                 limit_bytes = self._limits.image_bytes  # compressed it is no larger
-                layout = registry.download(
-                    wanted, self._registries, directory, stored, lock, progress, limit_bytes=limit_bytes
-                )
+                try:
+                    layout = registry.download(
+                        wanted, self._registries, directory, stored, lock, progress, limit_bytes=limit_bytes
+                    )
+                except ImageUnavailableError as error:
+                    here = None if wanted.digest else committed(str(wanted))
+                    if here is not None and self.named(here) is not None:
+                        error.next_step = f"write {here.as_written}, which is the image that was named here"
+                    raise
                 return intake.take(image_of_layout(DirectoryFiles(layout), registry.TAG), absent=stored)
             case "docker-daemon":
                 with engine_image(wanted.name) as image:

@@ -15,7 +15,7 @@ import pytest
 
 from agentenv.errors import BadImageError, ConfigError, ImageUnavailableError
 from agentenv.image.progress import BuildStep
-from agentenv.store import Store, StoreLimits, TreeLimits
+from agentenv.store import Store, StoreLimits, TreeLimits, registry
 from tests.image_sources import Compression, OciLayout, docker_archive, member, oci_layout, sha256, tar_of
 
 BASE = tar_of(member("etc", type=tarfile.DIRTYPE), member("etc/a", b"base" * 300), member("b", b"b"))
@@ -275,3 +275,17 @@ def test_what_was_committed_has_a_name_and_is_kept_for_its_sake(tmp_path: Path, 
     gone = store.gc(budget_bytes=0, keep_s=0, keep_committed_s=0)
     assert (gone.images, gone.committed) == ((image.digest,), ("committed:prepared:1",))
     assert store.references() == {}
+
+
+def test_an_image_named_here_is_named_to_who_asks_a_registry_for_it(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> Path:
+        raise ImageUnavailableError("no such host", next_step="check the name")
+
+    monkeypatch.setattr(registry, "download", unreachable)
+    store.name("localhost/base:1", store.ensure(f"oci:{oci_layout(tmp_path / 'oci', BASE).directory}"))
+    for asked, next_step in (("base:1", "write localhost/base:1,"), ("base:2", "check the name")):
+        with pytest.raises(ImageUnavailableError) as caught:
+            store.ensure(asked)
+        assert caught.value.next_step.startswith(next_step)
