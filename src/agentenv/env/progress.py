@@ -287,6 +287,7 @@ class RunLog(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self)
         self._counted = logging.getLogger(failure_log.__name__)
+        self._level_before = self._counted.level
         self._counted.setLevel(min(logging.INFO, self._counted.getEffectiveLevel()))
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -327,7 +328,9 @@ class RunLog(logging.Handler):
 
     def close(self) -> None:
         """Stop. Repeatable."""
-        logging.getLogger().removeHandler(self)
+        if self in logging.getLogger().handlers:
+            logging.getLogger().removeHandler(self)
+            self._counted.setLevel(self._level_before)
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):

@@ -155,6 +155,7 @@ def test_the_log_of_a_run_has_what_the_screen_counts_and_no_secret(tmp_path: Pat
         log.add("the command ended: %s", "sk-secret-key")
     finally:
         log.close()
+    assert logging.getLogger("agentenv.agent.failure_log").level == logging.NOTSET, "as it was"
     logging.getLogger("openai").error("after its end")
     lines = [line.split(maxsplit=2)[2] for line in path.read_text().splitlines()]
     assert lines == [
