@@ -24,6 +24,10 @@ def test_a_folder_of_unit_tests_mirrors_a_package(folder: str) -> None:
 
 
 def test_every_package_with_logic_of_its_own_has_a_folder_or_is_named() -> None:
-    elsewhere = {"shipped", "testing"}  # by the tests of the image and the jobs; by those of env and agent
+    elsewhere = {
+        "mcp",  # by its protocol's own client, in tests/integration
+        "shipped",  # by the tests of the image and the jobs
+        "testing",  # by those of env and agent
+    }
     packages = {path.parent.name for path in SOURCES.glob("*/__init__.py")}
     assert packages - {folder.split("/")[0] for folder in folders()} == elsewhere

@@ -20,7 +20,7 @@ from agentenv.background import TaskSet
 from agentenv.e2b.envd import environment_of
 from agentenv.e2b.replies import RefusalError
 from agentenv.e2b.sandboxes import Sandboxes, Tenant
-from agentenv.e2b.templates import DEFAULT_TAG, TemplateBook, Version
+from agentenv.e2b.templates import DEFAULT_TAG, TemplateBook, Version, check_tags
 from agentenv.errors import AgentEnvError, BuildStepError, DockerfileError
 from agentenv.sdk.roots import ImageRoot
 from agentenv.store.reference import is_digest, parse
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _HASH: Final = re.compile(r"[A-Za-z0-9]{1,128}")
 _BUILDS_KEPT: Final = 1000
+_UNPACKED: Final = "/e2b-files"
+"""Of the stages with a client's files."""
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Builds:
         if known is not None and not known.run:
             raise RefusalError(403, f"template '{name}' is of the farm's settings; build another name")
         tags = [*(asked.get("tags") or ()), *([tag] if tag else ())] or [DEFAULT_TAG]
+        check_tags(tags)
         build = Build(run, name, tags, asked.get("cpuCount"), asked.get("memoryMB"))
         self._all[build.id] = build
         while len(self._all) > _BUILDS_KEPT:
@@ -209,7 +212,10 @@ class Made:
 def dockerfile(base: Version, steps: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Made:
     """The Dockerfile of a template's steps. ``files``: names of the uploaded tars by hash. The tars are unpacked in
     stages of their own, so no file of a client is unpacked outside a slot. Raises RefusalError. Pure."""
-    lines = [f"FROM scratch AS files{number}\nADD {name} /" for number, name in enumerate(files.values())]
+    lines = [
+        f"FROM {base.image} AS files{number}\nUSER root\nADD {name} {_UNPACKED}/"
+        for number, name in enumerate(files.values())
+    ]
     stages = {wanted: f"files{number}" for number, wanted in enumerate(files)}
     user, workdir = base.user, base.workdir
     lines += [f"FROM {base.image}", f"USER {user}", f"WORKDIR {workdir}"]
@@ -224,7 +230,9 @@ def dockerfile(base: Version, steps: Sequence[Mapping[str, Any]], files: Mapping
             case "COPY", [source, target, *rest]:
                 owner = rest[0] if rest and rest[0] else user
                 mode = f"--chmod={rest[1]} " if len(rest) > 1 and rest[1] else ""
-                paths = json.dumps([f"/{source.removeprefix('./')}", target])
+                if any(character in source for character in "*?["):  # perhaps several files, which want a directory
+                    target = f"{target.rstrip('/')}/"
+                paths = json.dumps([f"{_UNPACKED}/{source.removeprefix('./')}", target])
                 lines.append(f"COPY --from={stages[step['filesHash']]} --chown={owner} {mode}{paths}")
             case "ENV", _ if len(args) % 2 == 0:
                 lines += [f"ENV {name}={_quoted(value)}" for name, value in zip(args[::2], args[1::2], strict=True)]

@@ -6,6 +6,7 @@ What clients built is written to a file, so that it outlives the service, as its
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 import uuid
@@ -19,6 +20,7 @@ from agentenv.e2b.replies import RefusalError
 from agentenv.errors import ConfigError
 
 DEFAULT_TAG: Final = "default"
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class Version(BaseModel):
@@ -107,6 +109,7 @@ class TemplateBook:
 
     async def add(self, run: str, name: str, tags: list[str], version: Version, *, snapshot_of: str = "") -> None:
         """Give a version these tags of a run's template, which is made if it is missing."""
+        check_tags(tags)
         template = self._all.setdefault((run, name), Template(name=name, run=run, snapshot_of=snapshot_of))
         template.tags.update(dict.fromkeys(tags, version))
         await self._write()
@@ -126,6 +129,13 @@ class TemplateBook:
     async def _write(self) -> None:
         content = _FILE.dump_json([each for (run, _), each in self._all.items() if run])
         await asyncio.to_thread(_replace, self._file, content)
+
+
+def check_tags(tags: list[str]) -> None:
+    """Raises RefusalError."""
+    for tag in tags:
+        if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+            raise RefusalError(400, f"tag: got {tag!r}; allowed are letters, digits and . _ -")
 
 
 def _created(template: Template) -> float:

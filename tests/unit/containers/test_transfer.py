@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from agentenv.containers.transfer import download, download_layers, get_tar, put
 from agentenv.errors import AgentEnvError, CheckpointError, ConnectionLostError, InfraError, LeaseLostError
 from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
-from agentenv.sandbox.slot_paths import USUAL_PATHS
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
 
@@ -70,6 +70,13 @@ class Run:
     close = kill
 
 
+@dataclass
+class Io:
+    """As much of a slot's as a transfer looks at."""
+
+    paths: SlotPaths
+
+
 class Lease:
     """Is never lost."""
 
@@ -102,7 +109,7 @@ async def served(
     monkeypatch.setattr(bodies, "IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application(middlewares=[_by_control_token])
-    slot = SimpleNamespace(io=lambda _: SimpleNamespace(paths=replace(USUAL_PATHS, own_root=image)))
+    slot = SimpleNamespace(io=lambda _: Io(replace(USUAL_PATHS, own_root=image)))
     container: Any = SimpleNamespace(slot=lambda _: slot, find=lambda _: slot, context=SimpleNamespace(env={}))
     transfer_routes.TransferRoutes(container).add_to(app.router)
     async with TestServer(app) as server:

@@ -36,6 +36,8 @@ async def test_a_runs_templates_are_its_own(tmp_path: Path) -> None:
             book.version("b", name)
     with pytest.raises(RefusalError, match="of the farm's settings"):
         await book.remove("a", "base")
+    with pytest.raises(RefusalError, match="tag: got ':v2'"):
+        await book.add("a", "mine", [":v2"], Version(image=IMAGE))
     await book.untag("a", "mine", ["default"])
     with pytest.raises(RefusalError, match="not found"):
         book.version("a", "mine")
@@ -54,17 +56,19 @@ def test_steps_become_a_dockerfile_that_the_builder_reads(tmp_path: Path) -> Non
         {"type": "RUN", "args": ['echo "$HOME" > a']},
         {"type": "RUN", "args": ["id", "root"]},
         {"type": "COPY", "args": ["app/", "/srv", "", "755"], "filesHash": "h1"},
-        {"type": "COPY", "args": ["b.txt", "/srv/b", "root"], "filesHash": "h2"},
+        {"type": "COPY", "args": ["b*.txt", "/srv/b", "root"], "filesHash": "h2"},
         {"type": "ENV", "args": ["A", 'x "y" z', "B", "2"]},
         {"type": "WORKDIR", "args": ["/srv"]},
         {"type": "USER", "args": ["root"]},
     ]
     made = dockerfile(Version(image=IMAGE), steps, {"h1": "0.tar", "h2": "1.tar"})
     assert made.text.splitlines() == [
-        "FROM scratch AS files0",
-        "ADD 0.tar /",
-        "FROM scratch AS files1",
-        "ADD 1.tar /",
+        f"FROM {IMAGE} AS files0",
+        "USER root",
+        "ADD 0.tar /e2b-files/",
+        f"FROM {IMAGE} AS files1",
+        "USER root",
+        "ADD 1.tar /e2b-files/",
         f"FROM {IMAGE}",
         "USER user",
         "WORKDIR /home/user",
@@ -72,15 +76,15 @@ def test_steps_become_a_dockerfile_that_the_builder_reads(tmp_path: Path) -> Non
         "USER root",
         'RUN ["/bin/bash", "-l", "-c", "id"]',
         "USER user",
-        'COPY --from=files0 --chown=user --chmod=755 ["/app/", "/srv"]',
-        'COPY --from=files1 --chown=root ["/b.txt", "/srv/b"]',
+        'COPY --from=files0 --chown=user --chmod=755 ["/e2b-files/app/", "/srv"]',
+        'COPY --from=files1 --chown=root ["/e2b-files/b*.txt", "/srv/b/"]',
         'ENV A="x \\"y\\" z"',
         'ENV B="2"',
         "WORKDIR /srv",
         "USER root",
     ]
     assert (made.user, made.workdir) == ("root", "/srv")
-    assert made.lines == (8, 11, 12, 13, 15, 16, 17)
+    assert made.lines == (10, 13, 14, 15, 17, 18, 19)
     (tmp_path / "Dockerfile").write_text(made.text)
     load(tmp_path, None)
 

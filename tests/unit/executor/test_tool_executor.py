@@ -149,7 +149,7 @@ async def test_our_faults_are_raised_by_their_class(
     assert executor.statistics().infra_faults == 1
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e9, True, "5"])
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), -float("inf"), 1e9, True, "5"])
 async def test_impossible_timeouts_are_refused(executor: ToolExecutor, server: WireServer, timeout_s: Any) -> None:
     async with executor.open("t") as session:
         with pytest.raises(InvalidArgumentsError, match="timeout_s is"):

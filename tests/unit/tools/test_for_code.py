@@ -23,6 +23,7 @@ def test_which_they_are() -> None:
         "bash": {"argv", "binary", "output_bytes", "stdin_data", "user"},
         "terminal": {"user"},
         "process": {"argv", "binary", "input_data", "user"},
+        **{tool: {"user"} for tool in ("read_file", "write_file", "list_files", "search", "patch", "artifacts")},
     }
 
 

@@ -146,7 +146,7 @@ REASONS: Final[dict[str, str]] = {
 """Fields of what is received by a server of ours that have no bound of their own."""
 _ANSWERS: Final = re.compile(
     r".*(Reply|List|State|Sight|Seen|View|Status|Info|Load|Map)|Accepted|Artifact(Archive|Entry|File|Read)|Call(Result|Times)"
-    r"|Draining|EndedLeases|Failure|FileEntry|Grant|Health|InputTaken|Lease(Grant|Loss)|LiveOutput|LostLease|MintedToken"
+    r"|Draining|DroppedPaused|EndedLeases|Failure|FileEntry|Grant|Health|ImageConfig|InputTaken|Lease(Grant|Loss)|LiveOutput|LostLease|MintedToken"
     r"|News\w+|NodeImages|PatchedFile|Place|Program(Ended|Lost|Refused|Started)|Proof|ReleasedLeases|Revoked|SearchMatch"
     r"|SightChanges|SlotReport|Tail\w+|ToolDescription|Watch\w+|PlainTrajectory"
 )
