@@ -1,5 +1,6 @@
-"""Slots as the sandboxes of inspect_ai, which finds them by the entry point of this package: ``sandbox="agentenv"``,
-``("agentenv", "compose.yaml")``, ``("agentenv", "Dockerfile")``, and :class:`AgentEnvSandboxConfig` (docs/harnesses.md).
+"""Slots as the sandboxes of inspect_ai, which finds them by an entry point of agentenv: ``sandbox="agentenv"``,
+``("agentenv", "compose.yaml")``, ``("agentenv", "Dockerfile")``, and :class:`AgentEnvSandboxConfig`
+(docs/harnesses.md).
 
 The samples of a process share its farm. A sample has one slot; the other services of its compose file are further roots
 of that slot, and sandboxes by their names.
@@ -77,8 +78,8 @@ class AgentEnvSandbox(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: BaseModel | str | None) -> None:
-        """Start the farm, and have the images fetched or built once, before many samples ask for them. Raises ConfigError
-        naming what slots do not have."""
+        """Start the farm, and have the images fetched or built once, before many samples ask for them. Raises
+        ConfigError naming what slots do not have."""
         plan = planned(config, {})
         if plan.unused:
             logger.warning("%s: unused fields of its compose file: %s", task_name, ", ".join(plan.unused))
@@ -188,8 +189,8 @@ class AgentEnvSandbox(SandboxEnvironment):
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Raises NotImplementedError: no other process reaches a slot that this one leases."""
+        """Raises NotImplementedError: no other process opens a shell in a slot that this one leases."""
         raise NotImplementedError(
-            "sandboxes of agentenv that other processes may connect to are those of a farm service: "
-            "AgentEnvSandboxConfig(backend='farm'), or x-agentenv: {backend: farm} in a compose file"
+            "no other process opens a shell in a slot that an evaluation leases; `agentenv shell --image IMAGE` opens "
+            "one in a slot of its own"
         )

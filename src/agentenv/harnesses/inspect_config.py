@@ -1,5 +1,5 @@
-"""What an evaluation of inspect_ai says about its sandboxes, as slots: a configuration object, a Dockerfile, or a compose
-file."""
+"""What an evaluation of inspect_ai says about its sandboxes, as slots: a configuration object, a Dockerfile, or a
+compose file."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class AgentEnvSandboxConfig(BaseModel):
     image: str | None = None
     """As docs/images.md has it; None: a slot with the programs of this machine, read-only, and one user."""
     user: str = ""
+    """Empty, as ``workdir``: the image's own."""
     workdir: str = ""
     env: dict[str, str] = Field(default_factory=dict)
-    """The first three of an image, if they are empty: the image's own."""
     cpus: float | None = None
     memory_mib: int | None = None
     storage_mib: int | None = None
     network: Literal["none", "public"] | tuple[str, ...] = "none"
     """A tuple: only these hosts."""
     backend: Literal["local", "nomad", "farm"] = "local"
-    """``farm``: the slots of a farm service, which people can look into while samples run."""
+    """``farm``: a farm service."""
     slots: int = SLOTS
     """How many samples the farm of this process can have at once; ``farm``: the service says that."""
     start_timeout_s: float = 600.0
@@ -64,7 +64,7 @@ class Plan:
     services: Mapping[str, Service] = field(default_factory=dict)
     volumes: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    group: Group = Group()
+    group: Group = field(default_factory=Group)
     unused: tuple[str, ...] = ()
     """Fields of a compose file that mean nothing here."""
 

@@ -42,9 +42,9 @@ class _Started:
 
 
 class AgentEnvProvider:
-    """``backend``: ``local``, ``nomad``, or ``farm``, a farm service. All providers of a process with equal settings share
-    its farm, which ends with it. ``network``: of sandboxes with an image. Without an image, a sandbox has this machine's
-    programs, and one user."""
+    """``backend``: ``local``, ``nomad``, or ``farm``, a farm service. All providers of a process with equal settings
+    share its farm, which ends with it. ``network``: of sandboxes with an image. Without an image, a sandbox has this
+    machine's programs, and one user."""
 
     name = "agentenv"
 
@@ -128,8 +128,8 @@ class AgentEnvProvider:
         timeout_s: float | None = None,
         user: str | int | None = None,
     ) -> SandboxExecResult:
-        """Run bash text beside what else runs in the sandbox. ``error_type`` is ``timeout`` (124), or ``sandbox`` (125) when
-        what ran in the slot has destroyed it. A failure of the farm is raised: it is no answer to a model, and no
+        """Run bash text beside what else runs in the sandbox. ``error_type`` is ``timeout`` (124), or ``sandbox`` (125)
+        when what ran in the slot has destroyed it. A failure of the farm is raised: it is no answer to a model, and no
         reward. Raises InfraError, InvalidArgumentsError (UserUnsupportedError without an image)."""
         started: _Started = handle.raw
         try:

@@ -1,5 +1,5 @@
-"""A program of a harness: it runs beside the others of its slot, since calls of a slot wait for each other, and harnesses
-run agents in sandboxes that they work in meanwhile."""
+"""A program of a harness: it runs beside the others of its slot, since calls of a slot wait for each other, and
+harnesses run agents in sandboxes that they work in meanwhile."""
 
 from __future__ import annotations
 
