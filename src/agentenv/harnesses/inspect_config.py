@@ -139,7 +139,7 @@ def sample_variables(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _checked(plan: Plan) -> Plan:
     """Raises ConfigError for what only an image can have."""
     asked = plan.config
-    given = {"user": asked.user, "cpus": asked.cpus, "storage_mib": asked.storage_mib}
+    given: dict[str, object] = {"user": asked.user, "cpus": asked.cpus, "storage_mib": asked.storage_mib}
     given["network"] = asked.network if isinstance(asked.network, tuple) else None
     if asked.image is None and (named := [name for name, value in given.items() if value]):
         raise ConfigError(named[0], "is for sandboxes with an image", next_step="name an image, or leave it out")

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from agentenv import AsyncSandbox
 from agentenv.containers.byte_stream import ByteStream
@@ -70,15 +70,16 @@ async def run(
     except TimeoutError as error:  # not the program's
         raise ConnectionLostError("a program was not started in time") from error
     async with program:
-        work = [_feed(program, stdin), stdout.take(program.stdout), stderr.take(program.stderr), program.wait()]
-        tasks = [asyncio.ensure_future(each) for each in work]
+        work = [_feed(program, stdin), stdout.take(program.stdout), stderr.take(program.stderr)]
+        ending = asyncio.ensure_future(program.wait())
+        tasks: list[asyncio.Future[Any]] = [ending, *(asyncio.ensure_future(each) for each in work)]
         try:
-            *_, code = await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return Ended(code, stdout, stderr, program.timed_out)
+        return Ended(ending.result(), stdout, stderr, program.timed_out)
 
 
 async def _feed(program: StreamedProgram, data: str | bytes | None) -> None:
