@@ -55,8 +55,12 @@ async def test_many_sandboxes(tmp_path: Path) -> None:
     assert await output_of(many, tmp_path) == f"{sum(n * n for n in range(100))}\n"
 
 
+async def test_one_farm_for_all_of_a_process(tmp_path: Path) -> None:
+    assert await output_of(examples("docs/sandbox.md")[3], tmp_path) == "3 3\nfrom any thread\n\n"
+
+
 async def test_the_pool_and_the_executor(tmp_path: Path) -> None:
-    assert await output_of(examples("docs/sandbox.md")[3], tmp_path) == "0 42\n\n"
+    assert await output_of(examples("docs/sandbox.md")[4], tmp_path) == "0 42\n\n"
 
 
 async def test_the_one_of_the_readme(tmp_path: Path) -> None:
@@ -66,21 +70,21 @@ async def test_the_one_of_the_readme(tmp_path: Path) -> None:
 
 async def test_programs_and_servers(tmp_path: Path) -> None:
     expected = f"0 {b'ONE * IS ONE *' + bytes([255])!r}\nHTTP/1.0 200 OK\n137\n"
-    assert await output_of(examples("docs/sandbox.md")[4], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == expected
 
 
 async def test_servers_without_asyncio(tmp_path: Path) -> None:
-    assert await output_of(examples("docs/sandbox.md")[5], tmp_path) == "from the sandbox\nHTTP/1.0 200 OK\n"
+    assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == "from the sandbox\nHTTP/1.0 200 OK\n"
 
 
 async def test_streams(tmp_path: Path) -> None:
     expected = '3000015\nasked: {"size": 3000000} 0\n'
-    assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected
 
 
 async def test_python_cells(tmp_path: Path) -> None:
     expected = "3 of [3, 1, 4, 1, 5]\nIndexError list index out of range\nTrue 5\n"
-    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[8], tmp_path) == expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
@@ -88,4 +92,4 @@ async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
     small_image(tmp_path / "layout")
     expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
-    assert await output_of(examples("docs/sandbox.md")[8], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[9], tmp_path) == expected

@@ -84,7 +84,12 @@ WRONG: Final[dict[str, tuple[str, str, str, str]]] = {
         "/sys is not ro",
     ),
     "sees the machine's keys": ("root/tree.c", '"/proc/keys", ', "", "nothing is mounted at /proc/keys"),
-    "may set something of the machine": ("root/tree.c", '"/proc/sys", ', "", "nothing is mounted at /proc/sys"),
+    "may set something of the machine": (
+        "root/tree.c",
+        '"/proc/pressure", "/proc/sys",',
+        '"/proc/pressure",',
+        "nothing is mounted at /proc/sys",
+    ),
     "keeps the machine's root": ("root/tree.c", 'umount2(".", MNT_DETACH) < 0 || ', "", "is mounted"),
     "has more shared memory": ("root/tree.c", '"size", root->shm_bytes', '"size", "1g"', "/dev/shm is not size="),
     "has more terminals": ("root/tree.c", '"max", root->terminals', '"max", "4096"', "/dev/pts is not max="),
