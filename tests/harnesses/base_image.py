@@ -1,5 +1,5 @@
-"""python -m tests.harnesses.base_image DIRECTORY: a cache of agentenv's with Debian's base as ``debian:bookworm-slim``, for
-harnesses' checks, whose own environments cannot make it."""
+"""python -m tests.harnesses.base_image DIRECTORY: a cache of agentenv's with Debian's base as ``debian:bookworm-slim``,
+for the checks of harnesses, whose own environments cannot make it."""
 
 from __future__ import annotations
 
