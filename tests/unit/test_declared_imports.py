@@ -37,10 +37,7 @@ def imported() -> dict[str, str]:
     found = {}
     users = set((ROOT / "src/agentenv/cli/project").rglob("*.py"))
     of_slots = {ROOT / "src/agentenv/tasks/judge.py"}  # it runs there, with the pytest that is unpacked there
-    of_harnesses = set(
-        (ROOT / "src/agentenv/harnesses").glob("*.py")
-    )  # each is imported by the harness that it imports
-    for path in set((ROOT / "src").rglob("*.py")) - users - of_slots - of_harnesses:
+    for path in set((ROOT / "src").rglob("*.py")) - users - of_slots:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -25,7 +25,6 @@ def test_a_folder_of_unit_tests_mirrors_a_package(folder: str) -> None:
 
 def test_every_package_with_logic_of_its_own_has_a_folder_or_is_named() -> None:
     elsewhere = {
-        "harnesses",  # by the harnesses, in tests/harnesses
         "mcp",  # by its protocol's own client, in tests/integration
         "shipped",  # by the tests of the image and the jobs
         "testing",  # by those of env and agent
