@@ -1,7 +1,6 @@
 """``harbor run`` over tasks of our own, one for each feature of real ones (tests/integration/task_corpus.py).
 
-The oracle scores 1, and who does nothing 0. What slots cannot have is refused by its name before a trial begins, as it is
-where Harbor itself refuses a task.
+The oracle scores 1, and who does nothing 0. What slots cannot have is refused by its name before a trial begins.
 """
 
 from __future__ import annotations
