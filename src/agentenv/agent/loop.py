@@ -266,11 +266,10 @@ class AgentLoop:
         self.result.messages.append({"role": "user", "content": f"error: {problem}"})
 
     async def _turn(self, index: int) -> tuple[Step, Completion]:
-        started_s = self._timeline.now()
         params = self._settings.sampling()
         if self._turn_headers is not None:
             params["extra_headers"] = self._turn_headers(index)
-        with self._timeline.phase("model", f"step {index + 1}"):
+        with self._timeline.phase("model", f"step {index + 1}") as started_s:
             completion: Completion = await self._within_idle_limit(
                 self._model.complete(self.result.messages, self._tools, **params)
             )

@@ -25,11 +25,11 @@ class Timeline:
         return self._clock() - self._zero
 
     @contextmanager
-    def phase(self, name: PhaseName, label: str = "") -> Iterator[None]:
-        """Record the block as one phase, however it ends."""
+    def phase(self, name: PhaseName, label: str = "") -> Iterator[float]:
+        """Record the block as one phase, however it ends. ``as``: when it started."""
         started_s = self.now()
         try:
-            yield
+            yield started_s
         finally:
             self.record(name, started_s, label)
 

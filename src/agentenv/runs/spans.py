@@ -220,7 +220,7 @@ class GroupSpans:
         context."""
         answered = {step.model_started_s for step in member.steps}
         phases = [phase for phase in member.phases if phase.name == "model"]
-        failed = [phase for phase in phases if not _is_answered(phase, answered)]
+        failed = [phase for phase in phases if phase.started_s not in answered]
         for number, phase in enumerate(failed):
             ended_it = phase is phases[-1] and member.fault == "infra"
             error = member.error if ended_it else "the conversation does not fit the model's context"
@@ -271,11 +271,6 @@ def _phase(member: Transcript, phase: Phase, key: str) -> SpanRecord:
 def _duration_s(member: Transcript) -> float:
     ends = [phase.ended_s for phase in member.phases]
     return max([0.0, member.totals.get("total_s", 0.0), *ends])
-
-
-def _is_answered(phase: Phase, started_s: set[float]) -> bool:
-    """A turn reads the clock just before its phase does."""
-    return any(phase.started_s - 0.001 <= at <= phase.started_s for at in started_s)
 
 
 def _error_type(error: str, otherwise: str = "_OTHER") -> str:
