@@ -132,11 +132,11 @@ unknown:
 /* ---- the parent ---- */
 
 /* In the namespaces that only children enter or that do not matter to us. Ends when the child has ended, as it did. */
-static _Noreturn void wait_for(pid_t child) {
+static _Noreturn void wait_for(pid_t child, int network) {
     int status;
     char report[64];
     snprintf(report, sizeof report, "{\"child-pid\": %d}\n", child);
-    hand_over(REPORT, report, open_namespace("net"));
+    hand_over(REPORT, report, network);
     syscall(SYS_close_range, 3U, ~0U, 0U);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
@@ -201,11 +201,14 @@ int main(int argc, char **argv) {
      * would keep a copy of every mount of the container. */
     if (chdir("/") < 0)
         fail("enter", "/");
+    /* Before there is a child, which takes /proc from us when it pivots: we are no process of its /proc. */
+    int network = open_namespace("net");
     pid_t child = fork();
     if (child < 0)
         fail("fork", "process 1");
     if (child > 0)
-        wait_for(child);
+        wait_for(child, network);
+    close(network);
     become_init(&wanted);
     char *nothing[] = {NULL};
     execve(argv[at + 3], argv + at + 3, nothing);
