@@ -47,6 +47,8 @@ async def test_a_name_is_one_sandboxs_within_its_run(farm: Served) -> None:
         assert sum(isinstance(one, AsyncSandbox) for one in opened) == 1
         for one in opened:
             assert isinstance(one, AsyncSandbox) or (isinstance(one, ConfigError) and one.field == "name"), one
+        (lease,) = await mine._farm_pool().leases_of("named")
+        assert 0 < (lease.age_s or 0) < 600, "which one is kept is decided by it"
         with pytest.raises(ConfigError, match=r"already \(use it: farm.connect\('one'\)\)"):
             await mine.sandbox(name="one").open()
         with pytest.raises(ConfigError, match="no sandbox"):

@@ -23,6 +23,7 @@ _LEAST_S: Final = 5.0
 """Twice the time between two heartbeats."""
 _MOST_S: Final = 86_400.0
 _ROOTED: Final = "root"
+_RESUMED: Final = "-"
 
 
 OnIdle = Literal["kill", "pause"]
@@ -64,9 +65,13 @@ class Mark:
         return cls(secrets.token_hex(8), float(idle_timeout_s), root is not None, on_idle)
 
     def resumed(self) -> Self:
-        """Of the lease that goes on with this one's files. It comes before the marks of new ones: one that is opened
-        at the same moment must not take its name."""
-        return replace(self, nonce=f"-{secrets.token_hex(8)}")
+        """Of the lease that goes on with this one's files."""
+        return replace(self, nonce=f"{_RESUMED}{secrets.token_hex(8)}")
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether its lease goes on with the files of an earlier one."""
+        return self.nonce.startswith(_RESUMED)
 
     @classmethod
     def parse(cls, item: str) -> Self | None:
@@ -96,9 +101,15 @@ class Mark:
 
 
 def marks_of(leases: tuple[LeaseView, ...], name: str) -> list[Mark]:
-    """Of the leases of that name, the first to be kept first: one, unless two processes have opened it at once."""
-    found = [mark for lease in leases if lease.trajectory == name and (mark := Mark.parse(lease.tags.item)) is not None]
-    return sorted(found, key=lambda mark: mark.nonce)
+    """Of the leases of that name, the one to be kept first: one, unless two processes have opened it at once. Then that
+    is the one that was granted first: whoever has it may have found no other. One that goes on with earlier files comes
+    before those that are new."""
+    found = [
+        (not mark.is_resumed, -(lease.age_s or 0.0), mark.nonce, mark)
+        for lease in leases
+        if lease.trajectory == name and (mark := Mark.parse(lease.tags.item)) is not None
+    ]
+    return [mark for *_, mark in sorted(found, key=lambda one: one[:-1])]
 
 
 def paused_of(paused: tuple[PausedView, ...], name: str) -> tuple[PausedView, Mark] | None:

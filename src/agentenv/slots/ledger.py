@@ -97,7 +97,7 @@ class Ledger:
         lease.move(LeaseState.granted)
         waiter = self._waiter_of(lease)
         waiter.confirmed += 1
-        return commands + self._hand_over(waiter) + self._settle(now) if waiter.complete else commands
+        return commands + self._hand_over(waiter, now) + self._settle(now) if waiter.complete else commands
 
     def refuse(self, lease_id: int, now: float) -> list[Command]:
         """The container did not grant the lease, or did not answer: the waiter gets its old place back."""
@@ -470,12 +470,12 @@ class Ledger:
                 commands += self._give_back(lease, LeaseState.released, now)
         return commands
 
-    def _hand_over(self, waiter: Waiter) -> list[Command]:
+    def _hand_over(self, waiter: Waiter, now: float) -> list[Command]:
         self._waiters.remove(waiter.ticket)
         self._images.left(waiter)
         commands: list[Command] = []
         for lease in self._leases_of(waiter):
-            lease.ticket = None
+            lease.ticket, lease.held_since_s = None, now
             commands.append(HandOver(waiter.ticket, lease.id, lease.container, lease.trajectory))
         return commands
 
@@ -511,7 +511,7 @@ class Ledger:
 
     def _adopt(self, container: ContainerRecord, slot: SlotRecord, holder: Holder, now: float) -> None:
         lease = LeaseRecord(self._number(), None, holder.trajectory, slot, tags=holder.tags, state=LeaseState.granted)
-        lease.epoch = holder.epoch
+        lease.epoch, lease.held_since_s = holder.epoch, now - holder.held_s
         self._reset_is_over(slot)
         self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.since = now - holder.held_s

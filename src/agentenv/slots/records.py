@@ -82,9 +82,10 @@ def holder_of(report: SlotReport) -> Holder | None:
 
 class LeaseRecord(_Stateful[LeaseState]):
     """One grant of a slot. ``ticket`` is the waiter it is meant for, whose trajectory at ``position`` it serves; None
-    once nobody waits for it. ``epoch`` is the slot's, once a container has told it."""
+    once nobody waits for it. ``epoch`` is the slot's, once a container has told it. ``held_since_s`` is the pool's
+    time at which it was handed over."""
 
-    __slots__ = ("container", "epoch", "id", "position", "slot", "tags", "ticket", "trajectory")
+    __slots__ = ("container", "epoch", "held_since_s", "id", "position", "slot", "tags", "ticket", "trajectory")
     _moves = LEASE_MOVES
 
     def __init__(
@@ -107,6 +108,7 @@ class LeaseRecord(_Stateful[LeaseState]):
         self.container = slot.container
         self.slot = slot.index
         self.epoch: int | None = None
+        self.held_since_s = 0.0
 
     @property
     def name(self) -> str:

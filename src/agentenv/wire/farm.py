@@ -224,6 +224,7 @@ class LeaseView(WireModel):
     trajectory: str
     tags: Tags
     age_s: float | None = None
+    """Since it was granted. Of two leases in one list the older one was granted first."""
 
 
 class LeaseList(WireModel):

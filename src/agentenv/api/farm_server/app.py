@@ -94,7 +94,8 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
     @app.get("/v1/leases")
     async def leases(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.LeaseList:  # noqa: B006
         """Leases of the runs that the token covers."""
-        return wire.LeaseList(leases=tuple(map(_view, farm.queue.leases(_chosen(right, run, tag)))))
+        chosen, now_s = _chosen(right, run, tag), farm.queue.now_s()
+        return wire.LeaseList(leases=tuple(_view(lease, now_s) for lease in farm.queue.leases(chosen)))
 
     @app.post("/v1/leases/release")
     async def release(request: wire.ReleaseLeases, right: MyRight) -> wire.ReleasedLeases:
@@ -204,13 +205,14 @@ def _token_routes(app: FastAPI, farm: Farm, access: Access, revocations: Revocat
         return revocations.revoke(jti, right.jti, end_leases=end_leases)
 
 
-def _view(lease: LeaseRecord) -> wire.LeaseView:
+def _view(lease: LeaseRecord, now_s: float) -> wire.LeaseView:
     return wire.LeaseView(
         lease=lease.name,
         container=lease.container,
         slot=lease.slot,
         trajectory=lease.trajectory,
         tags=lease.tags,
+        age_s=now_s - lease.held_since_s,
     )
 
 

@@ -544,6 +544,10 @@ class RequestQueue:
         """Leases that are held."""
         return (lease for lease in list(self.manager.ledger.leases()) if lease.held and chosen(lease))
 
+    def now_s(self) -> float:
+        """The time that leases are held since, by the pool's clock."""
+        return self._clock()
+
     def _withdraw(self, opened: OpenAsk) -> None:
         if opened.ticket is not None:
             self._by_ticket.pop(opened.ticket, None)
