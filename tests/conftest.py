@@ -6,6 +6,7 @@ What is slow and kept between runs is made before any test's clock runs: the nom
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -89,6 +90,15 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log() -> Iterator[None]:
+    """Commands with ``AGENTENV_DEBUG`` set it for their process, which is that of later tests as well."""
+    ours = logging.getLogger("agentenv")
+    before = ours.level
+    yield
+    ours.setLevel(before)
 
 
 NO_CLUSTER = pytest.StashKey[Exception]()

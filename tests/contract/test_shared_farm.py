@@ -229,6 +229,13 @@ async def test_over_a_farm_service(of_service: SharedFarm) -> None:
     assert await asyncio.to_thread(work) == "here\n"
 
 
+@pytest.mark.parametrize("verb", ["pause", "kill"])
+async def test_what_is_done_by_name_opens_it(of_service: SharedFarm, verb: str) -> None:
+    """Without an event loop too: nobody has used the farm before."""
+    with pytest.raises(ConfigError, match="no sandbox 'none'"):
+        await asyncio.to_thread(getattr(of_service.blocking, verb), "none")
+
+
 PROGRAM = """
     import asyncio, os, sys
     from agentenv import shared_farm

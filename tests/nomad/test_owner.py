@@ -58,7 +58,7 @@ async def test_the_second_trainer_is_refused_and_told_whose_the_job_is(cluster: 
     one = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=120)
     async with SlotPool(_farm(cluster, job_id, run_name="exp7"), one) as pool:
         lease = await pool.lease("working")
-        await until(lambda: len(cluster.allocations(job_id)) == 2)
+        await until(lambda: len(cluster.allocations(job_id)) == 2, START_S)
         before, allocations = _registered(cluster, job_id), {one["ID"] for one in cluster.allocations(job_id)}
         began = time.monotonic()
         for slots in (2, 16):
