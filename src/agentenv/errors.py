@@ -136,12 +136,14 @@ class ForbiddenError(ConfigError):
     code = "forbidden"
 
 
-_OF_ENV: Final = frozenset(
-    {"atroposlib", "datasets", "greenlet", "openai", "tokenizers", "transformers", "wandb", "yaml"}
-)
-"""Packages of agentenv[env]. The others that may be missing belong to agentenv[farm], OpenTelemetry's to
-agentenv[otel], MCP's to agentenv[mcp]."""
-_OF_MCP: Final = frozenset({"mcp", "mcp_types", "sse_starlette"})
+_EXTRAS: Final = {
+    **dict.fromkeys(
+        ("atroposlib", "datasets", "greenlet", "openai", "tokenizers", "transformers", "wandb", "yaml"), "env"
+    ),
+    **dict.fromkeys(("mcp", "mcp_types", "sse_starlette"), "mcp"),
+    "opentelemetry": "otel",
+}
+"""The extra of a package that may be missing; all others belong to agentenv[farm]."""
 
 
 def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | None:
@@ -149,9 +151,7 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | 
     package = (error.name or "").partition(".")[0]
     if package in ("", "agentenv"):
         return None
-    extra = "env" if package in _OF_ENV else "mcp" if package in _OF_MCP else "farm"
-    if package == "opentelemetry":
-        extra = "otel"
+    extra = _EXTRAS.get(package, "farm")
     return MissingExtraError(
         what, f"needs agentenv[{extra}] ({package} is not installed)", next_step=f"pip install 'agentenv[{extra}]'"
     )

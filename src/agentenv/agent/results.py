@@ -149,6 +149,11 @@ class Results:
     """Of the scores; exact, so that it does not depend on the order in which groups end."""
     _squares: Fraction = Fraction(0)
 
+    @classmethod
+    def of(cls, verb: str) -> Results:
+        """Of a command, before its first group: an evaluation has attempts at its items."""
+        return cls(attempts=Attempts() if verb == "evaluate" else None)
+
     def add(self, transcripts: Iterable[Transcript]) -> None:
         """Add a finished group."""
         scored_before, rollouts_before = self.scored, self.rollouts

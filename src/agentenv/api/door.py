@@ -8,10 +8,13 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
+
+from aiohttp import web
 
 from agentenv.deadlines import scaled
 
@@ -190,6 +193,36 @@ class Door:
         if now - self._logged_at_s >= _LOG_EVERY_S:
             self._logged_at_s = now
             logger.warning(message, *about)
+
+
+@asynccontextmanager
+async def behind_door(
+    application: web.Application,
+    listening: socket.socket,
+    *,
+    drain_s: float,
+    tls: ssl.SSLContext | None = None,
+    auto_decompress: bool = True,
+) -> AsyncIterator[None]:
+    """Serve an application on a listening socket, which is closed at the end; requests then have ``drain_s`` to end. A
+    client that goes away ends its request."""
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        handler_cancellation=True,
+        auto_decompress=auto_decompress,
+        keepalive_timeout=IDLE_S,
+        shutdown_timeout=drain_s,
+    )
+    try:
+        await runner.setup()
+        assert runner.server is not None
+        with Door(listening, runner.server, tls=tls):
+            yield
+    finally:
+        await runner.cleanup()
+        listening.close()
 
 
 def peer_of(address: str) -> str:

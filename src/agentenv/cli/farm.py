@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +81,7 @@ def serve(
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     if not e2b and (template or envd):
         raise ConfigError("--template, --envd", "are for E2B's API", next_step="add --e2b")
-    served = _E2B({}, envd).with_templates(template or ()) if e2b else None
+    served = _E2B(_templates(template or ()), envd) if e2b else None
     try:
         run_to_end(_serve(config, Listening(host, port, tls_cert, tls_key), url, as_json, served))
     except InterruptedBySignalError as ended:
@@ -212,24 +212,17 @@ def _settings(config: Path | None) -> FarmSettings:
 class _E2B:
     """What the command line says of E2B's API."""
 
-    templates: dict[str, str]
+    templates: Mapping[str, str]
     envd: Path | None
 
-    def with_templates(self, given: Iterable[str]) -> _E2B:
-        """Raises ConfigError."""
-        named = dict(self.templates)
-        for text in given:
-            name, equals, image = text.partition("=")
-            if not (name and equals and image):
-                raise ConfigError("--template", f"got {text!r}", next_step="allowed: NAME=IMAGE")
-            named[name] = image
-        return replace(self, templates=named)
 
-    def for_this_machine(self, settings: FarmSettings) -> FarmSettings:
-        """The settings of a farm without a file: E2B's sandboxes have the internet unless they ask for none."""
-        return settings.model_copy(
-            update={"containers": settings.containers.model_copy(update={"allow_network": True})}
-        )
+def _templates(given: Iterable[str]) -> dict[str, str]:
+    """Images by name. Raises ConfigError."""
+    pairs = [text.partition("=") for text in given]
+    for name, equals, image in pairs:
+        if not (name and image):
+            raise ConfigError("--template", f"got {name + equals + image!r}", next_step="allowed: NAME=IMAGE")
+    return {name: image for name, _, image in pairs}
 
 
 async def _serve(config: Path | None, listening: Listening, url: str, as_json: bool, e2b: _E2B | None = None) -> None:
@@ -239,7 +232,8 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
 
     source = _file(config)
     if e2b is not None and not isinstance(source, SettingsFile):
-        source = e2b.for_this_machine(source)
+        # E2B's sandboxes have the internet unless they ask for none.
+        source = source.model_copy(update={"containers": source.containers.model_copy(update={"allow_network": True})})
     settings = source.settings if isinstance(source, SettingsFile) else source
     with _noticed(settings) as notice:
         around = (lambda backend: Watched(backend, notice)) if notice is not None else (lambda backend: backend)

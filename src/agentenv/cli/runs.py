@@ -108,26 +108,31 @@ def show(name: RunArgument, runs_dir: RootOption = Path(ROOT), as_json: JsonOpti
       agentenv runs show hello-2026 --json
     """
     from agentenv.runs.directory import run_named
-    from agentenv.runs.recorded import recorded
+    from agentenv.runs.recorded import open_rollouts, recorded
 
     run = run_named(runs_dir, name)
-    found = recorded(run)
+    found, waiting = recorded(run), open_rollouts(run)
     if as_json:
-        here = {"state": run.state, "run_directory": str(run.path.resolve()), "open_rollouts": found.open_rollouts}
+        here = {"state": run.state, "run_directory": str(run.path.resolve()), "open_rollouts": waiting}
         print_json(run.manifest.model_dump(mode="json") | {"results": found.results} | here)
         return
     own = run.manifest.verb == "evaluate" and not run.manifest.resumable
     notes = [("note", found.note)] if found.note else []
-    for heading, text in [*_facts(run, found), *_results(found.results, own=own), *notes, *_files_and_next(run)]:
+    for heading, text in [
+        *_facts(run, found, waiting),
+        *_results(found.results, own=own),
+        *notes,
+        *_files_and_next(run),
+    ]:
         out().print(f"{heading:<9}{escape(text)}", soft_wrap=True, highlight=False)
 
 
-def _facts(run: FoundRun, found: Recorded) -> list[tuple[str, str]]:
+def _facts(run: FoundRun, found: Recorded, waiting: int) -> list[tuple[str, str]]:
     from agentenv.agent.results import counted
 
     manifest = run.manifest
     goal = "" if manifest.goal_groups is None else f" of {manifest.goal_groups}"
-    more = f"; {counted(found.open_rollouts, 'rollout')} of others" if found.open_rollouts else ""
+    more = f"; {counted(waiting, 'rollout')} of others" if waiting else ""
     resumed = f", resumed {len(manifest.resumed_unix_s)} ×" if manifest.resumed_unix_s else ""
     took = duration(manifest.ended_unix_s - manifest.began_unix_s) if manifest.ended_unix_s else ""
     ended = f", ended after {took}" if took and not manifest.resumed_unix_s else ""

@@ -36,8 +36,9 @@ _REFUSED_NETWORK: Final = {
     "maskRequestHost": "another Host header",
     "rules": "changes of what its requests say",
 }
+VOLUMES: Final = "volumes: a slot's files are its own. Put shared files into a template, or upload them"
 _REFUSED: Final = {
-    "volumeMounts": "volumes: a slot's files are its own. Put shared files into a template, or upload them",
+    "volumeMounts": VOLUMES,
     "iam": "tokens of an identity provider",
 }
 _STATUS: Final[Sequence[tuple[type[AgentEnvError], int]]] = (

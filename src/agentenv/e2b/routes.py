@@ -12,6 +12,7 @@ from agentenv.e2b.builds import Builds
 from agentenv.e2b.envd import PORT
 from agentenv.e2b.proxy import SANDBOX_HEADER, Proxy
 from agentenv.e2b.replies import (
+    VOLUMES,
     RefusalError,
     body_of,
     moment,
@@ -30,11 +31,12 @@ Handler = Callable[[web.Request, Tenant], Awaitable[web.StreamResponse]]
 Tenants = Callable[[str], Awaitable[Tenant]]
 """Who sends a request, by the token in it. Raises UnauthorizedError."""
 
+_LOGS: Final = "logs of sandboxes: read a command's output where it is run"
 _REFUSED: Final = {
-    "/volumes": "volumes: a slot's files are its own. Put shared files into a template, or upload them",
+    "/volumes": VOLUMES,
     "/secrets": "secrets of E2B: give a sandbox what it needs as envs",
-    "/sandboxes/{id}/logs": "logs of sandboxes: read a command's output where it is run",
-    "/v2/sandboxes/{id}/logs": "logs of sandboxes: read a command's output where it is run",
+    "/sandboxes/{id}/logs": _LOGS,
+    "/v2/sandboxes/{id}/logs": _LOGS,
 }
 
 

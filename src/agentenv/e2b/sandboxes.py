@@ -29,7 +29,7 @@ _DEFAULT_S: Final = 300.0
 _EXPIRY_S: Final = 0.2
 _READY_S: Final = scaled(60.0)
 _READY_POLL_S: Final = 0.1
-_MIB: Final = 2**20
+_SHELL: Final = ("/bin/bash", "-l", "-c")
 
 
 @dataclass(frozen=True)
@@ -308,12 +308,11 @@ class Sandboxes:
             told["accessToken"] = held.token
         await self._envd.start(box, self.http, await held.url(PORT), told)
         if version.start_command:
-            shell = ["/bin/bash", "-l", "-c"]
-            await box.start([*shell, version.start_command], user=version.user, cwd=version.workdir, env=env)
+            await box.start([*_SHELL, version.start_command], user=version.user, cwd=version.workdir, env=env)
             await self._ready(box, version, env)
 
     async def _ready(self, box: AsyncSandbox, version: Version, env: dict[str, str]) -> None:
-        argv = ["/bin/bash", "-l", "-c", version.ready_command]
+        argv = [*_SHELL, version.ready_command]
         ends_s = time.monotonic() + _READY_S
         while version.ready_command:
             done = await box.exec(argv, user=version.user, cwd=version.workdir, env=env)

@@ -9,9 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
-from agentenv.api.door import IDLE_S, Door
+from agentenv.api.door import behind_door
 from agentenv.api.farm_server.tokens import Right
 from agentenv.api.listening import listen, url_of
 from agentenv.api.passing import client_session
@@ -90,9 +88,7 @@ async def serve_e2b(
         "cpus": os.cpu_count() or 1,
     }
     envd = await Envd.at(program)
-    listening = listen(where.host, where.port)
     async with AsyncExitStack() as stack:
-        stack.callback(listening.close)
         http = await stack.enter_async_context(client_session())
         book = TemplateBook(dict(templates), where.directory / "templates.json")
         tenants = await stack.enter_async_context(Tenants(where.farm_url, right_of))
@@ -100,17 +96,8 @@ async def serve_e2b(
         uploads = Uploads(where.directory / "files")
         builds = await stack.enter_async_context(Builds(sandboxes, book, uploads, where.directory / "builds"))
         routes = Routes(tenants.of, sandboxes, book, builds, envd.version, of_slots)
-        runner = web.AppRunner(
-            routes.application(),
-            access_log=None,
-            handle_signals=False,
-            handler_cancellation=True,  # a client that goes away ends its request in the sandbox
-            auto_decompress=False,
-            keepalive_timeout=IDLE_S,
-            shutdown_timeout=_DRAIN_S,
+        listening = listen(where.host, where.port)
+        await stack.enter_async_context(
+            behind_door(routes.application(), listening, drain_s=_DRAIN_S, auto_decompress=False)
         )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        assert runner.server is not None
-        with Door(listening, runner.server):
-            yield url_of(listening, where.host)
+        yield url_of(listening, where.host)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from agentenv.e2b.envd import HOME, USER
 from agentenv.e2b.replies import RefusalError
 from agentenv.errors import ConfigError
+from agentenv.store.layout import replace
 
 DEFAULT_TAG: Final = "default"
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -144,6 +144,4 @@ def _created(template: Template) -> float:
 
 def _replace(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    made = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    made.write_bytes(content)
-    made.replace(file)
+    replace(file, content)

@@ -33,7 +33,6 @@ from rich.progress import (
 from rich.table import Table
 
 from agentenv.agent import failure_log
-from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
 from agentenv.agent.results import Results, counted, faults_text, one_line, scored_text, scores_text
 from agentenv.agent.transcript import Transcript
@@ -82,7 +81,7 @@ class RunProgress:
         ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``ending`` is called at
         the end, with whether something is missing.
         """
-        self.results = Results(attempts=Attempts() if verb == "evaluate" else None)
+        self.results = Results.of(verb)
         self._shown = _Shown(Console(stderr=True, highlight=False, emoji=False), verb, goal)
         self._shown.say(f"{verb}: {about}")
         incomplete = True
@@ -121,7 +120,7 @@ class RunProgress:
 
     def forget(self) -> None:
         """There are no results: what was to be resumed is refused."""
-        self.results = Results(attempts=Attempts() if self.verb == "evaluate" else None)
+        self.results = Results.of(self.verb)
 
     def add(self, item: str, transcripts: Sequence[Transcript]) -> None:
         """A group has finished, with or without scores."""

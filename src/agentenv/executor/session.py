@@ -357,17 +357,17 @@ class ToolSession:
 
         Raises: CheckpointError: there is no room to keep them. InfraError.
         """
-        self._check_root()
-        await self._end_external()
-        name = (await self.lease.act(CheckpointSlot())).checkpoint
-        return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
+        return await self._kept_by(CheckpointSlot())
 
     async def pause(self) -> Checkpoint:
         """Keep the slot's files, and no process, under the trajectory's name, and end the lease. Raises as
         :meth:`checkpoint`, and then nothing has ended."""
+        return await self._kept_by(PauseSlot())
+
+    async def _kept_by(self, action: CheckpointSlot | PauseSlot) -> Checkpoint:
         self._check_root()
         await self._end_external()
-        name = (await self.lease.act(PauseSlot())).checkpoint
+        name = (await self.lease.act(action)).checkpoint
         return Checkpoint(self.lease.container.id, replace(self.root or RootSpec("", name), checkpoint=name))
 
     async def pause_when_idle(self) -> None:

@@ -187,7 +187,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
     async def _ready(self) -> None:
-        """Awaited before a sandbox is opened: a farm that its sandboxes open does it here."""
+        """Awaited before the farm is used: one that whoever uses it opens does it here."""
 
     def sandbox(
         self,
@@ -235,6 +235,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         """The sandboxes with names that this run has at the farm service, running and paused, by name. Raises
         InfraError."""
         self._check_named()
+        await self._ready()
         leases = await self._named_leases()
         return listed(leases, await self._farm_pool().paused_of(NAMED))
 
@@ -242,6 +243,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         """Pause the sandbox of that name, whoever is connected to it: :meth:`AsyncSandbox.pause`. No effect on one that
         is paused. Raises as that; ConfigError when there is none."""
         self._check_named()
+        await self._ready()
         running, paused = await self._known(name)
         if paused is None and not running:
             raise _no_sandbox(name)
@@ -253,7 +255,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         """End the sandbox of that name, running or paused, with its files. Raises ConfigError when there is none,
         InfraError."""
         self._check_named()
-        self._usable()
+        await self._ready()
         if not await self._farm_pool().end_by_name(name, NAMED):
             raise _no_sandbox(name)
 

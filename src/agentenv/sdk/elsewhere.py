@@ -85,18 +85,11 @@ class Elsewhere:
         if isinstance(found, AbstractAsyncContextManager):
             return self._loop.held_for(found)
         if isinstance(found, AsyncIterator):
-            return self._items(found)
+            return self._loop.iterated(found)
         return found
 
     async def _awaited(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._here(await self._loop.awaited(work))
-
-    async def _items(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        while True:
-            try:
-                yield await self._loop.awaited(_next(items))
-            except _OverError:
-                return
 
 
 class SandboxElsewhere(Elsewhere):
@@ -129,17 +122,6 @@ class SandboxElsewhere(Elsewhere):
                         await writer.wait_closed()
                 except (TimeoutError, OSError):
                     writer.transport.abort()
-
-
-class _OverError(Exception):
-    """The end of an iteration: StopAsyncIteration cannot be the result of a task."""
-
-
-async def _next(items: AsyncIterator[Any]) -> Any:
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        raise _OverError from None
 
 
 def _output_here(on_output: OnOutput) -> OnOutput:

@@ -113,6 +113,11 @@ class LoopThread:
         while found := self.run(_next(items)):
             yield from found
 
+    async def iterated(self, items: AsyncIterator[T]) -> AsyncIterator[T]:
+        """As :meth:`iterate`, for a coroutine of any loop."""
+        while found := await self.awaited(_next(items)):
+            yield found[0]
+
     def close(self) -> None:
         """Stop the loop and end the thread. Repeatable."""
         if self.inherited:

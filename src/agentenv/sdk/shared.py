@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack, cast
 
@@ -31,23 +31,7 @@ from agentenv.sdk.roots import ImageFields, ImageRoot
 from agentenv.sdk.sandbox import Farm
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
-from agentenv.wire.farm import LeaseView
 from agentenv.wire.roots import RootSpec
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments of a farm, as they are compared."""
-
-    backend: BackendName | Literal["farm"] | ContainerBackend
-    slots: int
-    settings: ContainerSettings | None
-    timeout_s: float
-    start_timeout_s: float
-    farm: FarmAccess | None
-    fields: ContainerSettings
-    """The fields by name, in their one form."""
-    named: frozenset[str]
 
 
 def shared_farm(
@@ -68,21 +52,18 @@ def shared_farm(
     """
     if backend == "farm" and farm is None:
         farm = farm_access()
-    made = ContainerSettings.made(None, fields)
-    asked = _Asked(backend, slots, settings, timeout_s, start_timeout_s, farm, made, frozenset(fields))
-
-    def new() -> _OpenedByFirst:
-        return _OpenedByFirst(
-            backend,
-            slots=slots,
-            settings=settings,
-            timeout_s=timeout_s,
-            start_timeout_s=start_timeout_s,
-            farm=farm,
-            **fields,
-        )
-
-    return _FARMS.of(asked, new)
+    new = functools.partial(
+        _OpenedByFirst,
+        backend,
+        slots=slots,
+        settings=settings,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+        farm=farm,
+        **fields,
+    )
+    one_form = ContainerSettings.made(None, fields)  # in which fields are compared
+    return _FARMS.of((backend, slots, settings, timeout_s, start_timeout_s, farm, one_form, fields.keys()), new)
 
 
 class SharedFarm:
@@ -157,12 +138,10 @@ class SharedFarm:
 
     async def pause(self, name: str) -> None:
         """See :meth:`agentenv.AsyncFarm.pause`."""
-        await self.open()
         await self._loop.awaited(self._driven.pause(name))
 
     async def kill(self, name: str) -> None:
         """See :meth:`agentenv.AsyncFarm.kill`."""
-        await self.open()
         await self._loop.awaited(self._driven.kill(name))
 
     def _elsewhere(self, box: AsyncSandbox) -> AsyncSandbox:
@@ -196,10 +175,6 @@ class _OpenedByFirst(AsyncFarm):
 
     async def _ready(self) -> None:
         await self.open()
-
-    async def _named_leases(self) -> tuple[LeaseView, ...]:
-        await self.open()
-        return await super()._named_leases()
 
 
 class _Blocking(Farm):
@@ -235,10 +210,10 @@ class _Farms:
         """In a process that was forked: the farms are its parent's, whose threads may have held the lock."""
         self._lock = threading.Lock()
         self._loop = LoopThread()
-        self._found: list[tuple[_Asked, SharedFarm]] = []
+        self._found: list[tuple[object, SharedFarm]] = []
 
-    def of(self, asked: _Asked, new: Callable[[], _OpenedByFirst]) -> SharedFarm:
-        """The farm that was asked for; ``new`` makes it, if there is none."""
+    def of(self, asked: object, new: Callable[[], _OpenedByFirst]) -> SharedFarm:
+        """The farm of arguments that equal ``asked``; ``new`` makes it, if there is none."""
         with self._lock:
             self._found = [one for one in self._found if not one[1]._driven.over]
             for known, farm in self._found:

@@ -316,23 +316,18 @@ class SlotTools(ABC):
 
         Raises: InvalidArgumentsError when the call is wrong, InfraError when the slot failed.
         """
-        argv, env = sendable(() if isinstance(command, str) else command, env)
-        text = command if isinstance(command, str) else shown(argv)
+        words, env = sendable(() if isinstance(command, str) else command, env)
+        argv = None if isinstance(command, str) else list(words)
+        text = command if isinstance(command, str) else shown(words)
         if output == "stream":
             if pty:
                 raise InvalidArgumentsError("start: a terminal has one output", next_step="leave pty or output out")
-            order = checked_order(command=text, argv=argv or None, workdir=cwd, env=env, user=user, timeout_s=timeout_s)
+            order = checked_order(command=text, argv=argv, workdir=cwd, env=env, user=user, timeout_s=timeout_s)
             async with self.lease_for_transfer() as lease:
                 return await start_program(lease, order, self.slot_session)
         if timeout_s is not None:
             raise InvalidArgumentsError("start: timeout_s is of output='stream'", next_step="wait(timeout_s) and kill")
-        arguments: dict[str, Any] = {
-            "action": "start",
-            "command": text,
-            "argv": argv or None,
-            "workdir": cwd,
-            "user": user,
-        }
+        arguments: dict[str, Any] = {"action": "start", "command": text, "argv": argv, "workdir": cwd, "user": user}
         arguments |= {"pty": pty or None, "env": dict(env) if env else None}
         reply = ProcessReply.model_validate((await self._typed_call("process", arguments)).content)
         assert reply.process is not None  # it was started, or the call had raised

@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from agentenv._version import __version__
-from agentenv.api.door import IDLE_S, Door
+from agentenv.api.door import behind_door
 from agentenv.api.listening import listen, url_of
 from agentenv.api.passing import LOST, NoHandshakeError, client_session, pass_request, pass_socket, passed_on
 from agentenv.errors import (
@@ -139,24 +139,11 @@ async def serve_relay(
     listening = listen(host, port)
     async with client_session() as http:
         relay = Relay(lookup, http, problem)
-        runner = web.AppRunner(
-            relay.application(),
-            access_log=None,
-            handle_signals=False,
-            handler_cancellation=True,  # a client that goes away ends its request at the container
-            auto_decompress=False,
-            keepalive_timeout=IDLE_S,
-            shutdown_timeout=drain_s,
-        )
-        await runner.setup()
-        try:
-            assert runner.server is not None
-            with Door(listening, runner.server, tls=tls):
+        async with behind_door(relay.application(), listening, drain_s=drain_s, tls=tls, auto_decompress=False):
+            try:
                 yield url_of(listening, host, "https" if tls else "http")
-        finally:
-            relay.leave()
-            await runner.cleanup()
-            listening.close()
+            finally:
+                relay.leave()
 
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar
 
@@ -27,7 +26,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
 from agentenv._version import __version__
-from agentenv.api.door import IDLE_S, Door
+from agentenv.api.door import behind_door
 from agentenv.api.image_keeper.keeper import Keeper
 from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import authorized
@@ -93,22 +92,9 @@ def keeper_app(keeper: Keeper, token: str) -> web.Application:
 @contextlib.asynccontextmanager
 async def served(keeper: Keeper, token: str, *, host: str, port: int) -> AsyncIterator[str]:
     """Serve an open keeper; yields its URL. Port 0: any free one. Raises ConfigError when it cannot listen there."""
-    listening: socket.socket = listen(host, port)
-    runner = web.AppRunner(
-        keeper_app(keeper, token),
-        access_log=None,
-        keepalive_timeout=IDLE_S,
-        shutdown_timeout=_END_S,
-        handler_cancellation=True,
-    )
-    try:
-        await runner.setup()
-        assert runner.server is not None
-        with Door(listening, runner.server):
-            yield url_of(listening, host)
-    finally:
-        await runner.cleanup()
-        listening.close()
+    listening = listen(host, port)
+    async with behind_door(keeper_app(keeper, token), listening, drain_s=_END_S):
+        yield url_of(listening, host)
 
 
 def _guard(token: str) -> Middleware:
