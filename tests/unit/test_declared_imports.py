@@ -37,7 +37,10 @@ def imported() -> dict[str, str]:
     found = {}
     users = set((ROOT / "src/agentenv/cli/project").rglob("*.py"))
     of_slots = {ROOT / "src/agentenv/tasks/judge.py"}  # it runs there, with the pytest that is unpacked there
-    for path in set((ROOT / "src").rglob("*.py")) - users - of_slots:
+    of_harnesses = set(
+        (ROOT / "src/agentenv/harnesses").glob("*.py")
+    )  # each is imported by the harness that it imports
+    for path in set((ROOT / "src").rglob("*.py")) - users - of_slots - of_harnesses:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

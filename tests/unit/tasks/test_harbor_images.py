@@ -19,8 +19,8 @@ from agentenv.sdk.image_builds import BuildLimits, SlotMachines
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.tasks.harbor import machine
 from agentenv.tasks.harbor.directories import read_tasks
-from agentenv.tasks.harbor.env import HarborConfig, HarborEnv, writes
-from agentenv.tasks.harbor.machine import TaskImages
+from agentenv.tasks.harbor.env import HarborConfig, HarborEnv
+from agentenv.tasks.harbor.machine import TaskImages, writes
 from agentenv.tasks.swe.image_env import SweImageConfig, SweImageEnv
 from tests.unit.env.env_stubs import settings
 

@@ -17,8 +17,9 @@ class Machine:
         self.codes = list(codes)
         self.asked: list[tuple[str, float, str | None]] = []
 
-    async def terminal(self, command: str, timeout_s: float, *, user: str | None) -> CallResult:
-        self.asked.append((command, timeout_s, user))
+    async def call_tool(self, tool: str, arguments: dict[str, str], *, timeout_s: float) -> CallResult:
+        assert tool == "bash"
+        self.asked.append((arguments["command"], timeout_s, arguments.get("user")))
         code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
         return CallResult.model_validate(
             {"id": "c" * 32, "exit_code": code, "timed_out": code is None, "stderr": "not yet"}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.store.addition import Runtime
 from agentenv.tasks.harbor.directories import read_task
 from agentenv.tasks.harbor.env import HarborConfig, as_configured
 from agentenv.tasks.harbor.starting import argv_of
 from agentenv.tasks.harbor.task import HarborTask, Healthcheck, SideService
+from agentenv.wire.image_config import ImageConfig
 
 IMAGE = "sha256:" + 64 * "0"
 GROUP = """\
@@ -135,7 +135,7 @@ def test_a_program_is_the_images_unless_the_file_names_one(
     entrypoint: tuple[str, ...] | None, command: tuple[str, ...] | None, argv: tuple[str, ...]
 ) -> None:
     side = SideService(name="web", image=IMAGE, entrypoint=entrypoint, command=command)
-    assert argv_of(side, Runtime(entrypoint=("enter",), cmd=("run",))) == argv
+    assert argv_of(side, ImageConfig(entrypoint=("enter",), cmd=("run",))) == argv
 
 
 @pytest.mark.parametrize(

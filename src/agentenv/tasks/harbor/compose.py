@@ -109,7 +109,13 @@ def read_compose(directory: Path, name: str, offered: Mapping[str, str], main: s
     """A task's compose file ``name``. ``offered``: what its templates may name. ``main``: what the agent's service is
     called, where there are several, or (``always``) in any case: the file may leave it out then. Raises ConfigError
     naming the task, the file and the field."""
-    compose = loaded(directory, name)
+    return parsed_compose(directory, name, loaded(directory, name), offered, main, always=always)
+
+
+def parsed_compose(
+    directory: Path, name: str, compose: Any, offered: Mapping[str, str], main: str, *, always: bool = False
+) -> Compose:
+    """The same of what the file ``name`` has in it."""
     services = compose.get("services") if isinstance(compose, dict) else None
     if not isinstance(services, dict) or not services or not all(isinstance(one, dict) for one in services.values()):
         raise wrong(directory, name, "has no services")

@@ -8,7 +8,6 @@ See ``docs/harbor.md``.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -24,18 +23,15 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, Async
 from agentenv.env.farm_fields import Names
 from agentenv.errors import ConfigError, PolicyRefusalError, TaskError, ToolCallError
 from agentenv.sandbox.supervisor.cgroups import this_machine
-from agentenv.sdk.roots import Service, store_directory
-from agentenv.store import Store
-from agentenv.store.addition import Runtime
+from agentenv.sdk.roots import Service
 from agentenv.tasks.harbor import steps
 from agentenv.tasks.harbor.directories import Found, read_tasks
-from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy
+from agentenv.tasks.harbor.machine import Caps, TaskImages, check_fits, until_healthy, writes
 from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.starting import start_services
 from agentenv.tasks.harbor.task import HarborTask, Machine, Phase, Separate, SideService, from_dockerfiles
 from agentenv.tasks.harbor.verifier import Judged, handed_over, judged, lay_mount
 from agentenv.wire.network import NO_NETWORK
-from agentenv.wire.roots import Writable
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +64,6 @@ class HarborConfig(AgentEnvConfig):
     host_env: Names = Field(
         default_factory=list, description="Variables of this machine that tasks may name in their templates"
     )
-
-
-def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple[Writable, int | None]:
-    """Where a slot writes, and how much. What is in memory counts as memory, so it has at most half of that. Pure."""
-    half_mib = None if memory_mib is None else memory_mib // 2
-    if storage == "disk" or (storage == "auto" and half_mib is not None and (asked_mib or 0) > half_mib):
-        return "disk", asked_mib
-    return "memory", asked_mib if half_mib is None else min(asked_mib or half_mib, half_mib)
 
 
 def found_tasks(config: HarborConfig, prepare: Callable[[HarborTask], HarborTask] = lambda task: task) -> Found:
@@ -246,7 +234,7 @@ class HarborEnv(AgentEnv):
         except NoRewardError as error:
             raise TaskError(f"what {task.name} mounts cannot be copied: {error}") from error
         if task.group.services:
-            await start_services(exec_tool, task, await _runtimes(exec_tool))
+            await start_services(exec_tool, task.name, task.group)
         if task.healthcheck is not None:
             await until_healthy(exec_tool, task.healthcheck, user=task.other_user)
         workspace = {"workdir": done.stdout.strip(), "image": item["image"]}
@@ -346,15 +334,6 @@ class EveryTask(HarborEnv):
         """Raises: ConfigError naming the task and the field."""
         super().__init__(*args, **kwargs)
         self.config.eval_items = self.config.eval_items or len(self.tasks)
-
-
-async def _runtimes(exec_tool: ToolContext) -> Callable[[str], Runtime]:
-    """How the programs of the slot's services are started, by their names."""
-    async with exec_tool.slot_session() as session:
-        services = session.root.services if session.root is not None else ()
-    store = await asyncio.to_thread(Store.open, store_directory())
-    images = {each.name: store.find(each.image) for each in services}
-    return lambda name: Runtime() if (image := images[name]) is None else Runtime.of(image)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentenv import ToolContext
 from agentenv.errors import DockerfileError, TaskError
 from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.sandbox.supervisor.limits import Machine as ThisMachine
 from agentenv.sdk.image_builds import BuildLimits, SlotMachines, build_image
 from agentenv.sdk.roots import store_directory
+from agentenv.sdk.slot_tools import SlotTools
 from agentenv.store import Store
 from agentenv.store.reference import parse
 from agentenv.tasks.harbor.task import HarborTask, Healthcheck, Machine, wrong
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
+from agentenv.wire.roots import Writable
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ def _too_much(requested: str, has: str, cap: str) -> tuple[str, str]:
         f"requests {requested}, but this machine has {has}",
         f"cap what tasks get ({cap}), leave it out (only_tasks), or use a larger machine",
     )
+
+
+def writes(storage: str, asked_mib: int | None, memory_mib: int | None) -> tuple[Writable, int | None]:
+    """Where a slot writes, and how much. What is in memory counts as memory, so it has at most half of that. Pure."""
+    half_mib = None if memory_mib is None else memory_mib // 2
+    if storage == "disk" or (storage == "auto" and half_mib is not None and (asked_mib or 0) > half_mib):
+        return "disk", asked_mib
+    return "memory", asked_mib if half_mib is None else min(asked_mib or half_mib, half_mib)
 
 
 class TaskImages:
@@ -130,15 +139,16 @@ class TaskImages:
 
 
 async def until_healthy(
-    exec_tool: ToolContext, check: Healthcheck, *, user: str | None, name: str = "environment.healthcheck"
+    slot: SlotTools, check: Healthcheck, *, user: str | None, name: str = "environment.healthcheck"
 ) -> None:
     """Run the check, the field ``name`` of the task, until it succeeds. Failures count after the start period, and
     ``retries`` of them in a row are too many. Raises TaskError then; InfraError."""
+    arguments = {"command": check.command, **({} if user is None else {"user": user})}
     counted_from_s = time.monotonic() + check.start_period_s
     failures = 0
     while True:
         counts = time.monotonic() >= counted_from_s
-        done = await exec_tool.terminal(check.command, check.timeout_s, user=user)
+        done = await slot.call_tool("bash", arguments, timeout_s=check.timeout_s)
         if done.exit_code == 0 and not done.timed_out:
             return
         failures += counts

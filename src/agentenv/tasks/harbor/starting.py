@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv import ToolContext
 from agentenv.errors import TaskError
 from agentenv.sdk.processes import SlotProcess
-from agentenv.store.addition import Runtime
+from agentenv.sdk.slot_tools import SlotTools
 from agentenv.tasks.harbor.machine import until_healthy
 from agentenv.tasks.harbor.rewards import NoRewardError
-from agentenv.tasks.harbor.task import HarborTask, SideService
+from agentenv.tasks.harbor.task import Group, SideService
 from agentenv.tasks.harbor.verifier import lay_mount
+from agentenv.wire.image_config import ImageConfig
 
 TIMEOUT_S: Final = 600.0
 """For all services of a task together: Harbor's for the start of an environment."""
@@ -26,7 +25,7 @@ _LATELY_CHARS: Final = 600
 @dataclass(frozen=True)
 class _Running:
     service: SideService
-    slot: ToolContext
+    slot: SlotTools
     process: SlotProcess
 
     async def check(self) -> None:
@@ -40,35 +39,35 @@ class _Running:
         return TaskError(f"the service {self.service.name} {how}: {printed or 'it printed nothing'}")
 
 
-async def start_services(machine: ToolContext, task: HarborTask, runtime_of: Callable[[str], Runtime]) -> None:
-    """Start the task's services, which run until the slot ends. Returns when each with a healthcheck is healthy, and
-    what the machine waits for is completed. ``runtime_of`` a service by its name: of its image. Raises TaskError when
-    one fails, with what it printed, or when not all are ready in TIMEOUT_S; InfraError."""
+async def start_services(machine: SlotTools, name: str, group: Group) -> None:
+    """Start the services of the task ``name``, which run until the slot ends. Returns when each with a healthcheck is
+    healthy, and what the machine waits for is completed. Raises TaskError when one fails, with what it printed, or when
+    not all are ready in TIMEOUT_S; InfraError."""
     started: dict[str, _Running] = {}
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            for service in task.group.services:
-                for name, condition in service.after.items():
-                    await _until(started[name], condition)
-                started[service.name] = await _start(machine, service, runtime_of(service.name))
-            for name, condition in task.group.after.items():
-                await _until(started[name], condition)
+            for service in group.services:
+                for other, condition in service.after.items():
+                    await _until(started[other], condition)
+                started[service.name] = await _start(machine, service)
+            for other, condition in group.after.items():
+                await _until(started[other], condition)
             for running in started.values():
                 if running.service.healthcheck is not None:
                     await _until(running, "service_healthy")
                 await running.check()
     except TimeoutError:
-        raise TaskError(f"the services of {task.name} are not ready after {TIMEOUT_S:g} s") from None
+        raise TaskError(f"the services of {name} are not ready after {TIMEOUT_S:g} s") from None
 
 
-async def _start(machine: ToolContext, service: SideService, runtime: Runtime) -> _Running:
+async def _start(machine: SlotTools, service: SideService) -> _Running:
     slot = await machine.service(service.name)
     try:
         for mount in service.mounts:
             await lay_mount(slot, mount)
     except NoRewardError as error:
         raise TaskError(f"what the service {service.name} mounts cannot be copied: {error}") from error
-    argv = argv_of(service, runtime)
+    argv = argv_of(service, await slot.image_config())
     if not argv:
         raise TaskError(f"the service {service.name} has no command, and neither has its image")
     if service.restart != "no":
@@ -78,10 +77,10 @@ async def _start(machine: ToolContext, service: SideService, runtime: Runtime) -
     return _Running(service, slot, await slot.start(argv))
 
 
-def argv_of(service: SideService, runtime: Runtime) -> tuple[str, ...]:
+def argv_of(service: SideService, image: ImageConfig) -> tuple[str, ...]:
     """What is started, as Docker has it: a new entrypoint goes without the image's command. Pure."""
     if service.entrypoint is None:
-        return (*runtime.entrypoint, *(runtime.cmd if service.command is None else service.command))
+        return (*image.entrypoint, *(image.cmd if service.command is None else service.command))
     return (*service.entrypoint, *(service.command or ()))
 
 
