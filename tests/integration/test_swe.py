@@ -254,12 +254,26 @@ def test_the_command_says_which_records_are_not_sound(
     assert command.main() == 1
     assert rows(capsys.readouterr().out) == [
         f"ok {SLUGS} 1 0 S",
-        f"BAD {TALLY} 0 0 S oracle: newly broken: test/test_it.py::TallyTest::test_never_there",
+        f"BAD {TALLY} 0 0 S oracle: not run: test/test_it.py::TallyTest::test_never_there",
         "1 of 2 ok",
     ]
     monkeypatch.setattr(sys, "argv", [*given[:-1], SLUGS, "--oracle"])
     assert command.main() == 0
     assert rows(capsys.readouterr().out) == [f"ok {SLUGS} 1 S", "1 of 1 ok"]
+    kept = [*given, "--out", str(tmp_path / "kept")]
+    monkeypatch.setattr(sys, "argv", kept)
+    assert command.main() == 1
+    first = capsys.readouterr().out
+    log = tmp_path / "kept" / "rollouts.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))
+    monkeypatch.setattr(sys, "argv", [*kept, "--resume"])
+    assert command.main() == 1
+    assert rows(capsys.readouterr().out) == rows(first)
+    assert len(log.read_text().splitlines()) == 2, "the first was not played again"
+    monkeypatch.setattr(sys, "argv", [*given, "--resume"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "--out DIRECTORY" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*given[:-1], "nobody"])
     assert command.main() == 2
     assert "only_instances" in capsys.readouterr().err

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXPECTED: Final[Mapping[str, float]] = {"oracle": 1.0, "empty": 0.0}
 _SHOWN_CHARS: Final = 120
 """Of each end of a long reason."""
-_REASON_FIELDS: Final = ("reason", "still failing", "newly broken", "output")
+_REASON_FIELDS: Final = ("reason", "not run", "still failing", "newly broken", "output")
 """Fields in which verifiers give the reason why a score is not 1; the first that exists counts."""
 R = TypeVar("R")
 
@@ -354,11 +354,10 @@ def played(
     playing: Callable[[Path, Table], Coroutine[Any, Any, object]],
     out: Path | None,
     *,
-    resume: bool | None = None,
+    resume: bool = False,
 ) -> int:
     """Run ``playing(directory, table)``, which adds each record's scores as they come; a signal unwinds it. The records
-    are kept in ``out``, if it is given; with ``resume`` those that it has from before count. None: the caller has no
-    such option.
+    are kept in ``out``, if it is given; with ``resume`` those that it has from before count.
 
     Returns the exit code: 1 when a record failed or nothing could be played. Raises: what ``playing`` raises;
     ConfigError when there is nothing to resume; InterruptedBySignalError.
@@ -367,13 +366,12 @@ def played(
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(parents=True, exist_ok=True)
-        _begin(directory, table.names, resume=bool(resume))
+        _begin(directory, table.names, resume=resume)
         try:
             run_to_end(playing(directory, table))
         except InterruptedBySignalError:
-            if resume is not None:
-                next_step = "to play the rest, add --resume" if out else "a check with --out DIRECTORY can be resumed"
-                table.say_how_far(next_step)
+            next_step = "to play the rest, add --resume" if out else "a check with --out DIRECTORY can be resumed"
+            table.say_how_far(next_step)
             raise
         except BaseExceptionGroup as failed:  # of records that are played at once
             raise failed.exceptions[0] from None
@@ -399,11 +397,17 @@ def _begin(directory: Path, names: Sequence[str], *, resume: bool) -> None:
         os.truncate(log, whole_bytes)
 
 
-def report(names: list[str], playing: Callable[[Path, Table], Coroutine[Any, Any, object]], out: Path | None) -> int:
+def report(
+    names: list[str],
+    playing: Callable[[Path, Table], Coroutine[Any, Any, object]],
+    out: Path | None,
+    *,
+    resume: bool = False,
+) -> int:
     """As :func:`played`, with a new table of these players. An error is one line on stderr and an exit code: 2 when a
     setting or record is malformed, else 1; 128 + n after signal n."""
     try:
-        return played(Table(names), playing, out)
+        return played(Table(names), playing, out, resume=resume)
     except InterruptedBySignalError as ended:
         print(f"interrupted by {ended}; nothing was left running", file=sys.stderr)
         return 128 + ended.number

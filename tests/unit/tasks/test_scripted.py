@@ -53,6 +53,7 @@ def test_a_record_is_good_when_each_player_scores_as_it_must() -> None:
     [
         (member(score=0.0, verification={"reason": "too\n slow", "output": "x"}), IDLE, "oracle: too slow"),
         (member(score=0.0, verification={"still failing": ["a", "b"]}), IDLE, "oracle: still failing: a, b"),
+        (member(score=0.0, verification={"not run": ["b"], "still failing": ["b"]}), IDLE, "oracle: not run: b"),
         (member(score=1.0), member(score=1.0, verification={"output": "fine"}), "empty: output: fine"),
         (member(score=1.0), member(score=0.5), "empty: the verifier gave no reason"),
         (
@@ -134,20 +135,20 @@ def test_an_interrupted_check_says_how_far_it_came_and_how_to_go_on(
 
     for out, said in ((tmp_path, "to play the rest, add --resume"), (None, "with --out DIRECTORY can be resumed")):
         with pytest.raises(InterruptedBySignalError):
-            played(Table(["oracle", "empty"]), interrupted, out, resume=False)
+            played(Table(["oracle", "empty"]), interrupted, out)
         err = capsys.readouterr().err
         assert "2 of 2 were played, 1 ok" in err
         assert said in err
 
 
 def test_records_of_other_players_are_not_resumed(tmp_path: Path) -> None:
-    played(Table(["oracle", "empty"]), play, tmp_path, resume=False)
+    played(Table(["oracle", "empty"]), play, tmp_path)
     with pytest.raises(ConfigError, match="has no check by these agents: oracle"):
         played(Table(["oracle"]), play, tmp_path, resume=True)
 
 
 def test_what_is_written_is_kept_up_to_the_last_whole_line(tmp_path: Path) -> None:
-    played(Table(["oracle", "empty"]), play, tmp_path, resume=False)
+    played(Table(["oracle", "empty"]), play, tmp_path)
     (tmp_path / "rollouts.jsonl").write_bytes(b"{}\n{}\n{")
     played(Table(["oracle", "empty"]), play, tmp_path, resume=True)
     assert (tmp_path / "rollouts.jsonl").read_bytes() == b"{}\n{}\n"

@@ -120,11 +120,17 @@ def main() -> int:
     """See the module."""
     options = _arguments()
     names = [name for name in EXPECTED if getattr(options, name)] or list(EXPECTED)
-    if options.images:
-        chosen = {name: getattr(options, name) for name in _OF_IMAGES}
-        fields = {"dataset_name": options.dataset, "dataset_split": options.split, "slot_memory_mib": 3072, **chosen}
-        return report(names, lambda directory, table: play_on_images(directory, table, **fields), options.out)
-    fields = {
+    playing = partial(play_on_images, **_of_images(options)) if options.images else partial(play, **_settings(options))
+    return report(names, playing, options.out, resume=options.resume)
+
+
+def _of_images(options: argparse.Namespace) -> dict[str, Any]:
+    chosen = {name: getattr(options, name) for name in _OF_IMAGES}
+    return {"dataset_name": options.dataset, "dataset_split": options.split, "slot_memory_mib": 3072, **chosen}
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
         "dataset_name": options.dataset,
         "dataset_split": options.split,
         "repositories": str(options.repositories) if options.repositories else None,
@@ -138,7 +144,6 @@ def main() -> int:
         "tool_pool_mode": "fake" if options.fake else "local",
         "isolation": options.isolation,
     }
-    return report(names, lambda directory, table: play(directory, table, **fields), options.out)
 
 
 def _arguments() -> argparse.Namespace:
@@ -166,7 +171,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fake", action="store_true", help="no sandbox at all: only for code you trust")
     parser.add_argument("--isolation", choices=("auto", "full", "user"), default="auto")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
-    return parser.parse_args()
+    parser.add_argument("--resume", action="store_true", help="go on with the check in --out, and play the rest")
+    options = parser.parse_args()
+    if options.resume and options.out is None:
+        parser.error("--resume needs the directory of the check that was interrupted: --out DIRECTORY")
+    return options
 
 
 if __name__ == "__main__":

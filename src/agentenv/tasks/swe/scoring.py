@@ -83,12 +83,14 @@ class Found:
         passed = self.verdict.as_expected if self.verdict else frozenset()
         failing = [test for test in record.fail_to_pass if test not in passed]
         broken = [test for test in record.pass_to_pass if test not in passed] if self.verdict else []
+        ran = self.verdict.outcomes if self.verdict else failing  # of none it is known whether it would have run
         suite = f"{len(self.verdict.outcomes)} tests in {self.verdict.duration_s:.2f} s" if self.verdict else ""
         solved = len(record.fail_to_pass) - len(failing)
         return {
             "resolved": self.verdict is not None and not failing and not broken,
             "FAIL_TO_PASS": f"{solved} of {len(record.fail_to_pass)} pass",
             "reason": self.reason,
+            "not run": [test for test in (*failing, *broken) if test not in ran][:MAX_NAMED_TESTS],
             "still failing": failing[:MAX_NAMED_TESTS],
             "newly broken": broken[:MAX_NAMED_TESTS],
             "changed": list(self.changed[:MAX_NAMED_FILES]),
