@@ -92,8 +92,7 @@ class ImageRoot:
     reach, which the container has to allow (``allow_network``). ``capabilities`` are over the sandbox's own namespaces,
     beyond those that its root has; with ``nested_namespaces`` its programs may make user namespaces, as browsers do for
     their sandboxes. ``services`` by their names, which mean 127.0.0.1 in it as ``hosts`` do; ``volumes``: absolute
-    paths, and the name of the directory that is there (``NAME:ro``: read-only), shared with services that name it. A
-    sandbox with services or volumes has no checkpoints and forks.
+    paths, and the name of the directory that is there (``NAME:ro``: read-only), shared with services that name it.
     """
 
     image: str

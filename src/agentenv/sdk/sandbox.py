@@ -281,10 +281,10 @@ class Sandbox(OpenedSandbox):
         ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
         farm, until a week after its last use. Everything running in the slot is killed; it continues with its files.
 
-        Raises: CheckpointError when there is no image, no room, or a file that no image can have (its name begins with
-        ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name is malformed, or when the
-        slot's own image is not in this machine's store;
-        ImageUnavailableError when the disk is full; InfraError.
+        Raises: CheckpointError when there is no image, when there are services or volumes, no room, or a file that no
+        image can have (its name begins with ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name
+        is malformed, or when the slot's own image is not in this machine's store; ImageUnavailableError when the disk
+        is full; InfraError.
         """
         return self._loop.run(self._driven.commit(name))
 

@@ -189,10 +189,10 @@ class SlotTools(ABC):
         ``prepared:1``: ``image="committed:prepared:1"`` means it from then on, on this machine or on every node of the
         farm, until a week after its last use. Everything running in the slot is killed; it continues with its files.
 
-        Raises: CheckpointError when there is no image, no room, or a file that no image can have (its name begins with
-        ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name is malformed, or when the
-        slot's own image is not in this machine's store;
-        ImageUnavailableError when the disk is full; InfraError.
+        Raises: CheckpointError when there is no image, when there are services or volumes, no room, or a file that no
+        image can have (its name begins with ``.wh.``, or its path has more than 4096 bytes); ConfigError when the name
+        is malformed, or when the slot's own image is not in this machine's store; ImageUnavailableError when the disk
+        is full; InfraError.
         """
         async with self.slot_session() as session:
             return await committed(session, name)
@@ -582,6 +582,8 @@ async def committed(session: ToolSession, name: str) -> str:
     named = _reference(name) if name else ""
     if session.root is None or not session.root.image:
         raise CheckpointError("a slot without an image cannot become one", next_step="lease one with an image")
+    if session.root.services or session.root.volumes:  # before its programs are ended for it
+        raise CheckpointError("a slot with services or volumes is no image", next_step="lease one without them")
     if (farm := farm_images(session.pool)) is not None:
         return await _committed_there(session, farm, named)
     store = await asyncio.to_thread(Store.open, store_directory())

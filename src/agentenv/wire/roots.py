@@ -85,7 +85,8 @@ class RootSpec:
     nested_namespaces: bool = False
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
     services: tuple[ServiceSpec, ...] = ()
-    """Further roots beside this one. A slot with services or volumes cannot be checkpointed."""
+    """Further roots beside this one. A checkpoint of the slot has their files as well, and those of the volumes; a slot
+    that begins with it has the same services and volumes."""
     volumes: dict[str, str] = field(default_factory=dict)
     """Absolute paths, and the name of the volume that is there: a directory, empty at first, that each root has which
     names it; ``NAME:ro``: read-only here. It is in the slot's writable layer, and ends with the slot."""
@@ -123,8 +124,6 @@ class RootSpec:
         names = [service.name for service in self.services]
         good = len(set(names)) == len(names) <= MAX_SERVICES and all(map(is_service, names))
         self._check("services", good, f"at most {MAX_SERVICES}, of different names (letters, digits, _ . -)")
-        alone = not (self.checkpoint and (names or self.volumes))
-        self._check("checkpoint", alone, "none: a slot with services or volumes has no checkpoints")
         hosts = len(self.hosts) <= MAX_HOSTS and all(map(is_host, self.hosts))
         self._check("hosts", hosts, f"at most {MAX_HOSTS} host names")
         self._check("volumes", not why_no_volumes(self.volumes), why_no_volumes(self.volumes))

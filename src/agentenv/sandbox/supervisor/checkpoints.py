@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import mounts, syscalls
 from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import Ids
+from agentenv.wire.roots import RootSpec
 
 MAX_LAYERS: Final = 64
 """Checkpoints that may lie below a slot: each costs every lookup of a name a little."""
@@ -51,12 +52,37 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What an image slot has beside its main root: a slot that begins with a checkpoint must have the same, since the
+    layers of all roots, and the volumes, are in one file system."""
+
+    services: tuple[tuple[str, str], ...] = ()
+    """Name and image of each, in order."""
+    volumes: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, root: RootSpec) -> Self:
+        """Those that a root requests."""
+        every = [root.volumes, *(service.volumes for service in root.services)]
+        volumes = frozenset(name.removesuffix(":ro") for each in every for name in each.values())
+        return cls(tuple((service.name, service.image) for service in root.services), volumes)
+
+    def __str__(self) -> str:
+        services = ", ".join(f"{name} ({image[:19]})" for name, image in self.services) or "no services"
+        return f"{services}; {', '.join(sorted(self.volumes)) or 'no volumes'}"
+
+
+NOTHING_BESIDE: Final = Beside()
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An image and the layers above it, the upmost first."""
 
     image: str
     """Empty: layers of a plain slot."""
     layers: tuple[FrozenLayer, ...]
+    beside: Beside = NOTHING_BESIDE
 
 
 class Checkpoints:
@@ -125,6 +151,7 @@ class Checkpoints:
         files: str,
         *,
         in_memory: bool = True,
+        beside: Beside = NOTHING_BESIDE,
     ) -> Checkpoint:
         """Keep the file system mounted at ``writable``, which nothing uses any more, as a layer above ``below``, with
         the directory ``files`` of it as its root. Raises OSError."""
@@ -134,7 +161,7 @@ class Checkpoints:
         syscalls.mount(str(writable), str(target), flags=MS_MOVE)
         syscalls.mount("none", str(target), flags=MS_REMOUNT | MS_RDONLY | MS_NODEV)
         layer = self._mounted[target] = FrozenLayer(target, target / files, ids, memory_bytes)
-        checkpoint = self._by_name[name] = Checkpoint(image, (layer, *below))
+        checkpoint = self._by_name[name] = Checkpoint(image, (layer, *below), beside)
         return checkpoint
 
     @contextmanager

@@ -10,19 +10,25 @@ import asyncio
 import dataclasses
 import os
 from pathlib import Path
+from typing import Final
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
-from agentenv.sandbox.supervisor import disk_layers, mounts, syscalls
-from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoints, FrozenLayer
+from agentenv.sandbox.supervisor import disk_layers, mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Beside, Checkpoints, FrozenLayer
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
 from agentenv.sandbox.supervisor.ready_namespaces import Namespace
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.slot_root import SlotRoot, Start
+from agentenv.sandbox.supervisor.slot_root import USER_NAMESPACE_FD, SlotRoot, Start, show
+from agentenv.sandbox.supervisor.slottar import run_slottar
 from agentenv.sandbox.supervisor.user_namespace import ImageIds
 from agentenv.wire.roots import RootSpec, shm_bytes
 from agentenv.wire.spec import SlotLimits
+
+_UPPER: Final = "upper"
+"""What a root has written, below its place (slotagent/root/tree.c)."""
+_VOLUMES: Final = "volumes"
 
 
 class ImageSlot:
@@ -46,9 +52,11 @@ class ImageSlot:
         self.policy = root.network
         """The network of its lease at present."""
         self._namespace: Namespace | None = None
-        self._main = SlotRoot(setup, root, root, place, place / "volumes", layers)
+        self._main = SlotRoot(setup, root, root, place, place / _VOLUMES, layers)
         self._services = {
-            one.name: SlotRoot(setup, root, one, place / f"service-{number}", place / "volumes")
+            one.name: SlotRoot(
+                setup, root, one, place / _of_service(number), place / _VOLUMES, _of_services(layers, number)
+            )
             for number, one in enumerate(root.services)
         }
         """Below the same writable layer, which is then that of all."""
@@ -122,10 +130,12 @@ class ImageSlot:
         await self._lay()
 
     async def _lay(self) -> None:
-        """The writable layer, new and empty, and in it the roots, the volumes and the files of /etc."""
+        """The writable layer, new and empty, and in it the roots, the volumes (empty, or as in the upmost frozen layer)
+        and the files of /etc."""
         await self._mount_writable()
+        volumes = {volume for root in self._roots for volume in root.volumes}
         with syscalls.file_access_as(self._ids.first):
-            for volume in {volume for root in self._roots for volume in root.volumes}:
+            for volume in volumes:
                 volume.mkdir(mode=0o755, parents=True)
             if self._root.hosts:
                 self._etc.mkdir()
@@ -133,6 +143,27 @@ class ImageSlot:
                     (self._etc / file.name).write_text(file.read_text() + self._hosts * (file.name == "hosts"))
         for root in self._roots:
             await root.lay(self._own, self._reaper)
+        if self._main.layers and volumes:
+            await self._copy_volumes(self._main.layers[0], volumes)
+
+    async def _copy_volumes(self, layer: FrozenLayer, volumes: set[Path]) -> None:
+        """Copied, not laid below: several roots have one volume, and each would have an overlay of its own."""
+        frozen, shown = self._place / "frozen-volumes", list[Path]()
+        with syscalls.file_access_as(self._ids.first):
+            frozen.mkdir(mode=0o755)
+        program = self._setup.tree.root / "run/agentenv/slottar"
+        steps = [*slot_process.first_steps(program, self.plan, {}), "copy", str(self._ids.first)]
+        kept = dataclasses.replace(layer, files=layer.mount / _VOLUMES)
+        try:
+            await show([(kept, frozen)], self._own, self._setup.root_launcher, self._reaper, shown)
+            for volume in sorted(volumes):
+                command = [*steps, str(frozen / volume.name), str(volume)]
+                await run_slottar(command, {USER_NAMESPACE_FD: self._own.fd}, self._reaper)
+        finally:
+            for place in shown:
+                syscalls.umount(str(place))
+        with syscalls.file_access_as(self._ids.first):
+            frozen.rmdir()
 
     @property
     def _etc(self) -> Path:
@@ -144,12 +175,6 @@ class ImageSlot:
 
     def checkpoint_refusal(self, checkpoints: Checkpoints) -> ConfigError | None:
         """Why what has been written cannot be kept as a checkpoint; None if it can."""
-        if self._services or self._root.volumes:
-            return ConfigError(
-                "checkpoint",
-                "a slot with services or volumes has none: it would be a layer over one image",
-                next_step="lease a slot without them",
-            )
         if len(self._main.layers) >= MAX_LAYERS:
             return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints are below this slot already")
         if not self._on_disk:
@@ -162,15 +187,25 @@ class ImageSlot:
     async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
         """Keep what has been written as a checkpoint, and continue above it. No process may be left. Raises
         SandboxUnavailableError when there is no new layer to continue in; OSError."""
-        self._main.hide()
+        for root in self._roots:
+            root.hide()
         if self._on_disk:
             await asyncio.to_thread(disk_layers.shrink, self._place)
         checkpoint = checkpoints.freeze(
-            name, self._root.image, self._main.layers, self._place, self._ids, "upper", in_memory=not self._on_disk
+            name,
+            self._root.image,
+            self._main.layers,
+            self._place,
+            self._ids,
+            _UPPER,
+            in_memory=not self._on_disk,
+            beside=Beside.of(self._root),
         )
         self._is_writable = False
         checkpoints.hold(checkpoint.layers[:1])
         self._main.layers = checkpoint.layers
+        for number, service in enumerate(self._services.values()):
+            service.layers = _of_services(checkpoint.layers, number)
         await self._lay()
 
     @property
@@ -239,3 +274,13 @@ class ImageSlot:
         if self._setup.namespaces is not None:
             self._setup.namespaces.refill()  # only now: this slot does not wait for it
         return running
+
+
+def _of_service(number: int) -> str:
+    """The place of a service's root in the writable layer."""
+    return f"service-{number}"
+
+
+def _of_services(layers: tuple[FrozenLayer, ...], number: int) -> tuple[FrozenLayer, ...]:
+    """What a service had written in these layers of its slot."""
+    return tuple(dataclasses.replace(one, files=one.mount / _of_service(number) / _UPPER) for one in layers)

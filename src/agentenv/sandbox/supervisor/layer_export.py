@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import child
-from agentenv.sandbox.supervisor.checkpoints import Checkpoints, FrozenLayer
+from agentenv.sandbox.supervisor.checkpoints import NOTHING_BESIDE, Checkpoints, FrozenLayer
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.user_namespace import make_user_namespace
 
@@ -30,8 +30,14 @@ class LayerExport:
     async def open(self, checkpoint: str, number: int) -> tuple[int, int]:
         """A descriptor from which the tar of a checkpoint's layer is read, the lowest being 0, and how many it has. The
         tar is cut short when it cannot be written whole. Raises CheckpointError: it has a file that no layer of an
-        image can have, or names that are too long; ConfigError: there is none; OSError, SandboxUnavailableError."""
-        layers = self.checkpoints.find(checkpoint).layers[::-1]
+        image can have, or names that are too long; ConfigError: there is none, or the slot had services or
+        volumes; OSError, SandboxUnavailableError."""
+        found = self.checkpoints.find(checkpoint)
+        if found.beside != NOTHING_BESIDE:
+            raise ConfigError(
+                "checkpoint", f"a slot with {found.beside} is no image", next_step="lease one without them"
+            )
+        layers = found.layers[::-1]
         if not 0 <= number < len(layers):
             raise ConfigError("layer", f"{number} of {len(layers)}")
         await self._check_names(layers[number], layers[number + 1 :])

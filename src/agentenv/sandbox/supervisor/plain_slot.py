@@ -5,32 +5,25 @@ After a checkpoint, and when it begins with one, its workspace is an overlay abo
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import resource
 import stat
 from functools import partial
 from pathlib import Path
-from typing import Final
 
-from agentenv.deadlines import COPY_S, KILL_DEADLINE_S
 from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import attest, child, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import MAX_LAYERS, Checkpoint, Checkpoints, Packed
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, UNUSED_ID, USER, bwrap_argv
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
-from agentenv.sandbox.supervisor.reaper import Reaper, end_of
+from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.slottar import run_slottar
 from agentenv.sandbox.supervisor.user_namespace import OneId
 from agentenv.sandbox.supervisor.workspace_layers import UPPER, LayeredWorkspace
 
 _STDIN, _STDOUT = 0, 1
-_WORDS_BYTES: Final = 4096
-
-
-class WorkspaceCopyError(OSError):
-    """slottar could not do it. ``strerror`` says why."""
 
 
 class PlainSlot:
@@ -199,7 +192,7 @@ def _spawn(setup: SlotSetup, slot: int, workdir: str, agent_fd: int, info_fd: in
 
 async def pack_workspace(setup: SlotSetup, slot: int, reaper: Reaper, target: int) -> None:
     """Write the slot's workspace, whole, as a tar to a file. Its memory counts as the container's. Raises
-    WorkspaceCopyError, OSError, TimeoutError."""
+    CopyError, OSError, TimeoutError."""
     await _slottar(setup, slot, None, reaper, "pack-whole", {_STDOUT: target})
 
 
@@ -217,31 +210,4 @@ async def _slottar(
     if setup.identity.mode != USER:
         steps += ["-u", str(setup.identity.slot_uid(slot)), str(setup.identity.slot_gid(slot))]
     program = setup.tree.root / "run/agentenv/slottar"
-    read_end, write_end = os.pipe()
-    try:
-        try:
-            command = [*steps, "--", str(program), what, str(setup.tree.workspace(slot))]
-            pid = child.spawn(command, descriptors, write_end)
-            exited = reaper.watch(pid)
-        finally:
-            os.close(write_end)
-        try:
-            async with asyncio.timeout(COPY_S):
-                status = await asyncio.shield(exited)
-        except BaseException as error:
-            slot_process.kill_family(pid)
-            if isinstance(error, TimeoutError):  # cancelled: the container ends, and the reaper reports no more exits
-                await asyncio.wait((exited,), timeout=KILL_DEADLINE_S)
-            raise
-        if status:
-            raise WorkspaceCopyError(os.WEXITSTATUS(status), _copy_reason(status, os.read(read_end, _WORDS_BYTES)))
-    finally:
-        os.close(read_end)
-
-
-def _copy_reason(status: int, words: bytes) -> str:
-    """unpack prints the path, and its exit code is the error's number."""
-    text = words.decode(errors="replace").strip()
-    if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)) != slot_process.FAILED:
-        return f"{text}: {os.strerror(code)}"
-    return text or end_of(status)
+    await run_slottar([*steps, "--", str(program), what, str(setup.tree.workspace(slot))], descriptors, reaper)

@@ -19,7 +19,7 @@ from agentenv.errors import CheckpointError, ConfigError, ProtocolError, Sandbox
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups
-from agentenv.sandbox.supervisor.checkpoints import Checkpoint, Checkpoints, FrozenLayer, Packed
+from agentenv.sandbox.supervisor.checkpoints import Beside, Checkpoint, Checkpoints, FrozenLayer, Packed
 from agentenv.sandbox.supervisor.disk_layers import DiskLayers, file_bytes
 from agentenv.sandbox.supervisor.image_mounts import Images
 from agentenv.sandbox.supervisor.isolation import USER, Identity
@@ -92,8 +92,8 @@ class SlotSetup:
 
     def layers_of(self, root: RootSpec) -> tuple[FrozenLayer, ...]:
         """The frozen layers that an image slot with this root begins with, whose image is there. Raises
-        CheckpointError when it names a checkpoint that is not here, or is of another image; ImageUnavailableError,
-        OSError."""
+        CheckpointError when it names a checkpoint that is not here, or is of another image, or of a slot with other
+        services and volumes; ImageUnavailableError, OSError."""
         if self.checkpoints is None or self.images is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
         self.images.require(root.image)
@@ -102,6 +102,8 @@ class SlotSetup:
         found = self.checkpoints.find(root.checkpoint)
         if found.image != root.image:
             raise CheckpointError(f"checkpoint {root.checkpoint} was made in a slot of image {found.image}")
+        if found.beside != Beside.of(root):
+            raise CheckpointError(f"checkpoint {root.checkpoint} was made in a slot with {found.beside}")
         return found.layers
 
     def has(self, controller: str) -> bool:

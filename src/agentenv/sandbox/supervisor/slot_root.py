@@ -44,12 +44,41 @@ EXTRA_CAPABILITIES: Final = {
 }  # fmt: skip
 """What a lease may request as well."""
 HOSTNAME: Final = "slot"
-_USER_NAMESPACE_FD, _NETWORK_FD = 5, 6  # slotroot's -u and -w (slotagent/root/main.c)
+USER_NAMESPACE_FD, _NETWORK_FD = 5, 6  # slotroot's -u and -w (slotagent/root/main.c)
 _HAS_FILES: Final = "mount a volume where the image has files"
 """What slotroot prints then (slotagent/root/tree.c)."""
 _NO_BIND: Final = "make the place of a bind"
 """The same, where a link or another kind of file of the image is in the way."""
 _PARTS: Final = ("upper", "work", "root")
+
+
+async def show(
+    layers: Iterable[tuple[FrozenLayer | ImageLayer, Path]],
+    namespace: Namespace,
+    program: Path,
+    reaper: Reaper,
+    shown: list[Path],
+) -> None:
+    """Mount each of these layers at its place, read-only, as a slot's with this user namespace; what lies under the
+    same ids is shown by one mapping. ``program`` is slotroot; ``shown`` gets the places. Raises OSError,
+    SandboxUnavailableError."""
+    own_ids = namespace.range.ids
+    mappings: dict[Ids, int] = {}
+    try:
+        for layer, place in layers:
+            ids = layer.ids
+            if ids is not None and ids != own_ids and ids not in mappings:
+                mappings[ids] = await make_user_namespace(program, own_ids, reaper, shown=ids)
+            copied = syscalls.copy_mount(str(layer.files))
+            try:
+                syscalls.restrict_mount(copied, namespace.fd if ids is None else mappings.get(ids))
+                syscalls.attach_mount(copied, str(place))
+            finally:
+                os.close(copied)
+            shown.append(place)
+    finally:
+        for mapping in mappings.values():
+            os.close(mapping)
 
 
 def capability_mask(extra: tuple[str, ...]) -> int:
@@ -95,7 +124,7 @@ class SlotRoot:
         self._image: tuple[ImageLayer, ...] = ()
         self._config: ImageConfig | None = None
         self._shown: list[Path] = []
-        self._is_fresh = True
+        self._is_fresh = not layers
         """Whether nothing has run in it yet."""
         self._bashes: dict[Path, bool] = {}
         """Which of the layers have a bash, or hide one."""
@@ -169,32 +198,13 @@ class SlotRoot:
 
     async def lay(self, namespace: Namespace, reaper: Reaper) -> None:
         """Make its parts in the writable layer, and show below it the frozen layers and the image, each as the
-        slot's; what lies under the same ids is shown by one mapping. Raises OSError, SandboxUnavailableError."""
-        own_ids = namespace.range.ids
-        with syscalls.file_access_as(own_ids.first):
+        slot's. Raises as :func:`show`."""
+        with syscalls.file_access_as(namespace.range.ids.first):
             for name in (*_PARTS, *self._lowers):
                 (self.place / name).mkdir(mode=0o755, parents=True)
-        mappings: dict[Ids, int] = {}
-        try:
-            below: list[FrozenLayer | ImageLayer] = [*self.layers, *self._image]
-            for name, layer in zip(self._lowers, below, strict=True):
-                ids = layer.ids
-                if ids is not None and ids != own_ids and ids not in mappings:
-                    mappings[ids] = await make_user_namespace(self._setup.root_launcher, own_ids, reaper, shown=ids)
-                self._show(layer.files, self.place / name, namespace.fd if ids is None else mappings.get(ids))
-        finally:
-            for mapping in mappings.values():
-                os.close(mapping)
-
-    def _show(self, source: Path, target: Path, namespace: int | None) -> None:
-        """A mount of ``source`` at ``target``, read-only, with its ids mapped as in this user namespace."""
-        copied = syscalls.copy_mount(str(source))
-        try:
-            syscalls.restrict_mount(copied, namespace)
-            syscalls.attach_mount(copied, str(target))
-        finally:
-            os.close(copied)
-        self._shown.append(target)
+        below: list[FrozenLayer | ImageLayer] = [*self.layers, *self._image]
+        places = [self.place / name for name in self._lowers]
+        await show(zip(below, places, strict=True), namespace, self._setup.root_launcher, reaper, self._shown)
 
     def hide(self) -> None:
         """Unmount what :meth:`lay` has shown. Raises OSError."""
@@ -212,7 +222,7 @@ class SlotRoot:
         :func:`slot_process.start`."""
 
         def spawn(agent_fd: int, info_fd: int, error_fd: int) -> int:
-            fds = {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: start.namespace.fd}
+            fds = {AGENT_FD: agent_fd, INFO_FD: info_fd, USER_NAMESPACE_FD: start.namespace.fd}
             joined = {_NETWORK_FD: network_fd} if network_fd >= 0 else {}
             return child.spawn(self._arguments(start, joins=bool(joined)), {**fds, **joined}, error_fd)
 

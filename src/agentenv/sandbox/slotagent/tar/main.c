@@ -21,8 +21,12 @@
  *     mode, and another user's after it was unpacked by that. Each becomes the root of a user namespace that has only
  *     the caller's own user and group, as 0.
  *
- * Modes, owners, times in nanoseconds, hard links and extended attributes are kept; by pack-whole also holes, the times of
- * access, and the attributes of the directory itself. Sockets, and (but by pack-whole) the attributes of overlayfs, are
+ *   slottar [-j FILE]... [-o SCORE] copy UID SOURCE TARGET
+ *     becomes UID and joins the user namespace on descriptor 5, as its root, and copies what is in the directory SOURCE,
+ *     and that itself, to TARGET, of which nothing may be in use. Outside of a slot, for the supervisor.
+ *
+ * Modes, owners, times in nanoseconds, hard links and extended attributes are kept; by pack-whole and copy also holes, the times of
+ * access, and the attributes of the directory itself. Sockets, and (but by these) the attributes of overlayfs, are
  * left out.
  */
 #define _GNU_SOURCE
@@ -38,6 +42,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { USER_NAMESPACE = 5 };
@@ -79,12 +84,40 @@ static void pack_as(const char *path, enum purpose purpose) {
     end_archive();
 }
 
+/* A tar, from a child to us. */
+static void copy(const char *uid, const char *source, const char *target) {
+    int ends[2], status = 0;
+    join_user_namespace(uid, USER_NAMESPACE);
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        fail("make", "a pipe");
+    pid_t child = fork();
+    if (child < 0)
+        fail("fork", "to read");
+    if (child == 0) {
+        if (dup2(ends[1], STDOUT_FILENO) < 0)
+            fail("write to", "the pipe");
+        pack_as(source, WHOLE);
+        _exit(0);
+    }
+    if (dup2(ends[0], STDIN_FILENO) < 0)
+        fail("read from", "the pipe");
+    close(ends[0]);
+    close(ends[1]);
+    unpack(target, 0, 0, 0755);
+    if (waitpid(child, &status, 0) != child || status != 0)
+        fail("read", source);
+}
+
 int main(int argc, char **argv) {
     call_program("slottar");
+    for (int taken; argc > 1 && (taken = take_common_option(argv + 1, argc - 1)) > 0; argv += taken)
+        argc -= taken;
     if (argc == 4 && !strcmp(argv[1], "layer")) {
         join_user_namespace(argv[2], USER_NAMESPACE);
         pack_as(argv[3], LAYER);
-    } else if (argc >= 3 && !strcmp(argv[1], "reserved"))
+    } else if (argc == 5 && !strcmp(argv[1], "copy"))
+        copy(argv[2], argv[3], argv[4]);
+    else if (argc >= 3 && !strcmp(argv[1], "reserved"))
         print_reserved(argv[2], argv + 3, argc - 3);
     else if (argc == 3 && !strcmp(argv[1], "pack-whole")) {
         own_user_namespace();

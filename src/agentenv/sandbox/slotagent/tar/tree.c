@@ -189,7 +189,7 @@ static void write_entry(int directory, const char *name, char *path, size_t pare
             fail("read the link", path);
         link[bytes] = 0;
         const struct timespec unread[2] = {found.st_atim, {.tv_nsec = UTIME_OMIT}};
-        if (purpose == WHOLE && utimensat(directory, name, unread, AT_SYMLINK_NOFOLLOW) < 0)
+        if (purpose == WHOLE && utimensat(directory, name, unread, AT_SYMLINK_NOFOLLOW) < 0 && errno != EROFS)
             fail("leave unread", path);
         write_header(path, '2', &found, link);
     } else
