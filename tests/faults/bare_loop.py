@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,27 @@ async def main():
     print(worst)
 asyncio.run(main())
 """
+
+
+@asynccontextmanager
+async def this_loop(worst_s: list[float]) -> AsyncIterator[None]:
+    """Appends how late the loop of the test itself was, at worst, in the meantime: what it packs and unpacks delays
+    every call that it makes."""
+    worst = 0.0
+
+    async def watched() -> None:
+        nonlocal worst
+        while True:
+            due_s = time.monotonic() + 0.005
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.monotonic() - due_s)
+
+    watching = asyncio.create_task(watched())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        worst_s.append(worst)
 
 
 @asynccontextmanager
