@@ -12,7 +12,23 @@ from typing import Any
 
 from tests.image_sources import oci_layout
 
-PROGRAMS = ("bash", "sh", "cat", "id", "ls", "rm", "sleep", "mkdir", "head", "tty", "stat", "env", "chmod")
+PROGRAMS = (
+    "bash",
+    "sh",
+    "cat",
+    "id",
+    "ls",
+    "rm",
+    "sleep",
+    "mkdir",
+    "head",
+    "tty",
+    "stat",
+    "env",
+    "chmod",
+    "script",
+    "stty",
+)
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nbroken line\napp:x:1234:1234:An app:/home/app:/bin/bash\n::::::\n"
 GROUP = "root:x:0:\napp:x:1234:\nextra:x:777:other,app\nstaff:x:50:\n"
 

@@ -54,13 +54,18 @@ class RunFile:
             raise AlreadyRunningError(_read(directory) or {})
         return cls(directory, lock)
 
+    @property
+    def file(self) -> Path:
+        """The file that others read."""
+        return self.directory / _CONTENT
+
     def write(self, content: Mapping[str, Any]) -> None:
         """Replace the content, adding this process's ``pid``; readers see the old or the new, never a mixture.
         Raises OSError."""
         new = self.directory / f"{_CONTENT}.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump({**content, "pid": os.getpid()}, file)
-        new.replace(self.directory / _CONTENT)
+        new.replace(self.file)
 
     def close(self) -> None:
         """Remove the directory and release its lock. Repeatable."""

@@ -34,6 +34,7 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 from agentenv.errors import ConfigError
 from agentenv.harnesses.inspect_ai import AgentEnvSandbox, AgentEnvSandboxConfig
 from agentenv.harnesses.inspect_config import planned
+from tests.integration.window import Window
 
 HERE = Path(__file__).parent / "inspect_ai"
 IMAGE = f"dockerfile:{HERE}"
@@ -277,6 +278,28 @@ def test_configurations_that_mean_the_same(tmp_path: Path) -> None:
         planned(compose(tmp_path / "other", "x-agentenv: {image: debian}\nservices: {default: {image: debian}}"), {})
 
 
-async def test_nobody_else_connects_to_a_slot_of_this_process(sandbox_env: AgentEnvSandbox) -> None:
-    with pytest.raises(NotImplementedError, match="farm service"):
-        await sandbox_env.connection()
+@pytest.mark.parametrize(("user", "name"), [(None, "app"), ("root", "root")])
+async def test_connection_is_a_terminal_for_a_person(
+    sandbox_env: AgentEnvSandbox, tmp_path: Path, user: str | None, name: str
+) -> None:
+    connection = await sandbox_env.connection(user=user)
+    assert connection.type == "agentenv"
+
+    def typed() -> int:
+        shell = Window(tmp_path, ["bash", "-c", connection.command])
+        try:
+            shell.until_prompt()
+            shell.type("id -un; exit 7\r")
+            shell.until(rf"\n{name}\r\n")
+            return shell.end()
+        finally:
+            shell.close()
+
+    assert await asyncio.to_thread(typed) == 7
+    assert (await sandbox_env.exec(["echo", "alive"])).stdout == "alive\n"
+
+
+async def test_connection_as_a_user_that_a_slot_without_an_image_has_not() -> None:
+    async with sandboxes(None) as found:
+        with pytest.raises(SandboxUserUnsupportedError, match="one user"):
+            await found["default"].connection(user="app")

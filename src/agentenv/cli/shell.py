@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,6 +50,7 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, escape, verb
+from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -62,6 +64,7 @@ _RESTORE = f"[ ! -r {STATE} ] || . {STATE}\n"
 _SAVE = f"""trap '__code=$?; {{ printf "cd -- %q\\n" "$PWD"; export -p; }} >{STATE}; exit "$__code"' EXIT\n"""
 _LEAVE = re.compile(r"\s*(?:exit|logout)\s*(\d*)\s*;?\s*")
 _TERMINAL_BANNER = """[bold]A new slot[/] ({isolation}, network {network}). exit or Ctrl-D leaves and wipes it."""
+_ATTACHED_BANNER = "[bold]The slot of another process[/]. exit or Ctrl-D ends this shell, and nothing else in the slot."
 _BANNER = """[bold]A new slot[/] ({isolation}, network {network}). Each line is one bash call.
 Kept between lines: files, background processes, the directory, exported variables.
 Not kept: functions, aliases, unexported variables, shell options. No terminal: no vim, no prompts; \
@@ -71,6 +74,7 @@ Ctrl-C ends the running command, Ctrl-D leaves and wipes the slot."""
 
 @verb
 def shell(
+    context: typer.Context,
     timeout_s: TimeoutOption = 600.0,
     image: ImageOption = None,
     dockerfile: DockerfileOption = None,
@@ -91,10 +95,20 @@ def shell(
     guest: GuestOption = False,
     wait_s: WaitOption = None,
     upload: UploadOption = None,
+    attach: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A terminal in the slot of another process of yours, which has named this file (shell_command() of a "
+            "sandbox). Of the other options only with --user and --quiet.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result of each line as one line of JSON.")] = False,
 ) -> None:
     """A terminal in a fresh slot; leaving wipes it.
+
+    With --attach it is a terminal in a slot that another process has; leaving ends the shell alone.
 
     From a pipe, or with --json, each line is a separate call with --timeout.
 
@@ -118,10 +132,12 @@ def shell(
     """
     from anyio.from_thread import start_blocking_portal
 
-    from agentenv.cli.terminal import attach, can_attach
+    from agentenv.cli import terminal
     from agentenv.cli.upload import named, put_all
     from agentenv.farm import open
 
+    if attach is not None:
+        raise typer.Exit(_attached(context, attach, user, quiet=quiet))
     asked = RootOptions(
         image, dockerfile, user, workdir, cpus, memory_mib, storage_mib, writable, network, tuple(allow or ()),
         tuple(settings or ()),
@@ -141,20 +157,43 @@ def shell(
         opening = executor.open("agentenv-shell", acquire_timeout_s=wait_s, kind="interactive", root=spec)
         session = stack.enter_context(portal.wrap_async_context_manager(opening))
         portal.call(put_all, session.lease, sources)
-        on_terminal = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-        call = functools.partial(portal.call, session.call)
-        full = on_terminal and can_attach(call)
+        full = not as_json and _on_terminal() and portal.call(terminal.can_attach, session.lease)
         if not (quiet or as_json):
             described = portal.call(open.describe, session)
             banner = _TERMINAL_BANNER if full else _BANNER
             reached = ("on" if described.allow_network else "off") if spec is None else spec.network.kind
             err().print(banner.format(isolation=described.isolation, network=reached))
         if full:
-            code = attach(call, sys.stdin.fileno(), sys.stdout.fileno())
+            code = terminal.attach(portal, session.lease, sys.stdin.fileno(), sys.stdout.fileno())
         else:
             start = "/workspace" if spec is None else spec.workdir or "/"
             code = converse(Conversation(portal, session, timeout_s, start), _show_json if as_json else _show)
     raise typer.Exit(code)
+
+
+def _attached(context: typer.Context, file: Path, user: str | None, *, quiet: bool) -> int:
+    """A terminal in the slot that the file offers; the exit code of its bash. Raises ConfigError, InfraError."""
+    from anyio.from_thread import start_blocking_portal
+
+    from agentenv.cli import terminal
+    from agentenv.sdk.attached import attached
+
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and option.name not in ("attach", "user", "quiet"):
+            raise ConfigError("--attach", f"excludes {option.opts[0]}: the slot exists", next_step="leave that out")
+    lease = attached(file)
+    if not _on_terminal():
+        raise ConfigError("--attach", "needs a terminal", next_step="run it in one, without a pipe")
+    if not quiet:
+        err().print(_ATTACHED_BANNER)
+    with _ending_signals_raise(), start_blocking_portal() as portal:
+        return terminal.attach(portal, lease, sys.stdin.fileno(), sys.stdout.fileno(), user)
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 class Conversation:

@@ -115,14 +115,16 @@ class ToolExecutor:
         group: str = "",
         item: str = "",
         kind: RunKind = "train",
+        run: str = "",
         root: RootSpec | None = None,
         container: str = "",
     ) -> ToolSession:
         """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
-        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: the slot's
-        root; None: a plain slot. ``container``: the one that has the checkpoint of that root."""
-        tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
+        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags, and so is
+        ``run``, but at a farm service, where a lease is of its client's run. ``root``: the slot's root; None: a plain
+        slot. ``container``: the one that has the checkpoint of that root."""
+        tags = Tags(run=run, kind=kind, group=short_tag(group), item=short_tag(item))
         request = SlotRequest((trajectory,), tags, root=root, container=container)
         return ToolSession(self, request, acquire_timeout_s, group=group, item=item)
 

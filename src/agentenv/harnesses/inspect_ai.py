@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any, Final, Literal, overload
@@ -189,8 +190,10 @@ class AgentEnvSandbox(SandboxEnvironment):
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Raises NotImplementedError: no other process opens a shell in a slot that this one leases."""
-        raise NotImplementedError(
-            "no other process opens a shell in a slot that an evaluation leases; `agentenv shell --image IMAGE` opens "
-            "one in a slot of its own"
-        )
+        """A command for a terminal in the sandbox, for this user on this machine, until its sample has ended. Raises
+        SandboxUserUnsupportedError where it has one user."""
+        try:
+            command = await self.box.shell_command(user=user)
+        except UserUnsupportedError as error:
+            raise SandboxUserUnsupportedError(str(error)) from error
+        return SandboxConnection(type="agentenv", command=shlex.join(command))

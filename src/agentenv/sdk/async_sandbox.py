@@ -21,17 +21,20 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack, cast
 
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
 from agentenv.deadlines import CALL_TIMEOUT_S, START_TIMEOUT_S
-from agentenv.errors import CheckpointError, ConfigError, LeaseLostError, PoolClosedError
+from agentenv.errors import CheckpointError, ConfigError, LeaseLostError, PoolClosedError, UserUnsupportedError
 from agentenv.executor.session import Checkpoint, ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.access import FarmAccess, farm_access
 from agentenv.farm_client.pool import FarmPool
+from agentenv.run_files import RunFile
+from agentenv.sdk.attached import attach_command, offered
 from agentenv.sdk.images import stored
 from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.named import IDLE_TIMEOUT_S, NAMED, Mark, NamedSandbox, OnIdle, listed, marks_of, paused_of
@@ -53,7 +56,8 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.farm import LeaseView, PausedView
-from agentenv.wire.leases import SlotRequest, Tags
+from agentenv.wire.leases import OWN_RUN, SlotRequest, Tags
+from agentenv.wire.passes import make_pass
 from agentenv.wire.roots import RootSpec
 
 T = TypeVar("T")
@@ -348,7 +352,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         name = f"sandbox-{secrets.token_hex(4)}"
         patience_s = self._containers.start_timeout_s
         return self._usable().open(
-            name, acquire_timeout_s=patience_s, kind="interactive", root=root, container=container
+            name, acquire_timeout_s=patience_s, kind="interactive", run=OWN_RUN, root=root, container=container
         )
 
 
@@ -426,6 +430,7 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         self._service = ""
         self._idle_timeout_s: float | None = None
         self._on_idle: OnIdle = "kill"
+        self._offer: RunFile | None = None
         self._farm = farm
         self._owned = owned
         self._backend = farm._backend
@@ -519,6 +524,28 @@ class AsyncSandbox(_OpenedOnce[ToolSession], SlotTools):
         arguments: dict[str, Any] = {"command": command, "env": dict(env) if env else None, "user": user}
         arguments |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
         return await self._typed_call("terminal", arguments)
+
+    async def shell_command(self, *, user: str | None = None) -> list[str]:
+        """A program and its arguments, with which this user of this machine opens a terminal in the sandbox from
+        another process, beside what runs in it: ``agentenv shell --attach FILE``. Leaving that terminal ends its shell
+        and nothing else. ``user``: see :meth:`exec`.
+
+        The file, which only this user can read, has what is needed to use this sandbox, and is removed when that is
+        closed. Raises UserUnsupportedError, SandboxUnavailableError when the file cannot be written.
+        """
+        session = self._usable()
+        if user is not None and not session.root_unknown and not (session.root and session.root.image):
+            raise UserUnsupportedError(
+                f"a sandbox without an image has one user, and {user!r} cannot be another", next_step="leave user out"
+            )
+        if self._offer is None:
+            container = session.lease.container
+            if not isinstance(self._backend, FarmAccess):  # which gives passes only
+                container = replace(container, token=make_pass(container.token, session.request.tags.run))
+            self._offer = offered(session.lease.key, container)
+            assert self._stack is not None  # it is open
+            self._stack.callback(self._offer.close)
+        return attach_command(self._offer.file, user)
 
     def _used(self) -> AbstractAsyncContextManager[ToolSession]:
         return nullcontext(self._usable())

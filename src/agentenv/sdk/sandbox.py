@@ -223,6 +223,16 @@ class Sandbox(OpenedSandbox):
             self._driven.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
         )
 
+    def shell_command(self, *, user: str | None = None) -> list[str]:
+        """A program and its arguments, with which this user of this machine opens a terminal in the sandbox from
+        another process, beside what runs in it: ``agentenv shell --attach FILE``. Leaving that terminal ends its shell
+        and nothing else. ``user``: see :meth:`exec`.
+
+        The file, which only this user can read, has what is needed to use this sandbox, and is removed when that is
+        closed. Raises UserUnsupportedError, SandboxUnavailableError when the file cannot be written.
+        """
+        return self._loop.run(self._driven.shell_command(user=user))
+
     def call_tool(
         self,
         tool: str,

@@ -42,10 +42,10 @@ class TokenTag(KeptModel):
 
 class Tags(KeptModel):
     """Who a lease is for. Its container stores and reports it, so that a farm that starts finds out to whom the slots
-    are leased. Empty for a pool with containers of its own."""
+    are leased. A pool with containers of its own needs none."""
 
     run: Tag = ""
-    """The run whose share of the farm includes the lease."""
+    """The run whose share of the farm includes the lease, and whose passes may use it (:mod:`agentenv.wire.passes`)."""
     environment: Tag = ""
     kind: RunKind = "train"
     group: Tag = ""
@@ -59,6 +59,9 @@ class Tags(KeptModel):
 
 
 NO_TAGS = Tags()
+OWN_RUN = "(own)"
+"""The run of leases in containers that end with their client, so that there are passes for them. No farm's run has this
+name."""
 BY_NAME = "plain"
 """The environment of leases that a farm holds itself, for programs that only know their trajectories' names."""
 LOST_KEPT_S = 3600.0

@@ -1,20 +1,80 @@
-"""The terminal of ``agentenv shell``: what it undoes, how often it asks, and what it is like when a slot has died."""
+"""The terminal of ``agentenv shell``: what it undoes, and what it is like when a slot has died."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import select
 import signal
 import termios
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from agentenv.cli.terminal import Modes, attach, can_attach, pause_s
-from agentenv.errors import InfraError, LeaseLostError
-from agentenv.wire.calls import CallResult
+from agentenv.cli import terminal as terminal_module
+from agentenv.cli.terminal import Modes, attach, can_attach
+from agentenv.containers.transfer import TransferLease
+from agentenv.errors import ConnectionLostError, LeaseLostError
+from agentenv.wire.programs import ProgramOrder
+
+Start = Callable[["Program"], list[ProgramOrder]]
+LEASE = cast("TransferLease", None)  # the programs of these tests have none
+
+
+class Program:
+    """A program that prints these pieces, and ends."""
+
+    def __init__(self, *pieces: bytes, code: int = 0) -> None:
+        self.stdout = SimpleNamespace(read=self._read)
+        self.stderr = SimpleNamespace(read=self._end)
+        self._pieces = list(pieces)
+        self._code = code
+        self.closed = asyncio.Event()
+
+    async def _read(self, _: int) -> bytes:
+        return self._pieces.pop(0) if self._pieces else await self._end(_)
+
+    async def _end(self, _: int) -> bytes:
+        return b""
+
+    async def wait(self) -> int:
+        return self._code
+
+    async def close(self) -> None:
+        self.closed.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+@pytest.fixture
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as one:
+        yield one
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Makes this program what is started in a slot, and returns what it is started with."""
+
+    def use(program: Program) -> list[ProgramOrder]:
+        orders: list[ProgramOrder] = []
+
+        async def start(_: Any, order: ProgramOrder) -> Program:
+            orders.append(order)
+            return program
+
+        monkeypatch.setattr(terminal_module, "start_program", start)
+        return orders
+
+    return use
 
 
 @pytest.fixture
@@ -35,24 +95,12 @@ def shown(keys: int, text: bytes) -> bytes:
     return found
 
 
-def slot(poll: Callable[[], CallResult]) -> Callable[[str, Mapping[str, Any]], CallResult]:
-    """A slot in which a process starts, takes input, and is polled."""
-
-    def call(_: str, arguments: Mapping[str, Any]) -> CallResult:
-        if arguments.get("action") == "poll":
-            return poll()
-        written = len(str(arguments.get("input", "")).encode())
-        return CallResult(id="-", content={"process": {"process": "p1"}, "written_bytes": written})
-
-    return call
-
-
 def test_programs_modes_are_undone_and_no_others() -> None:
     modes = Modes()
-    modes.see("\x1b[?1049h\x1b[?25l text \x1b[?2004h\x1b[?1000;1006h")
-    modes.see("\x1b[?2004l\x1b[?7")
-    modes.see("l\x1b[31m")
-    undone = modes.undo()
+    modes.see(b"\x1b[?1049h\x1b[?25l text \x1b[?2004h\x1b[?1000;1006h")
+    modes.see(b"\x1b[?2004l\x1b[?7")
+    modes.see(b"l\x1b[31m")
+    undone = modes.undo().decode()
     for back in ("[?1049l", "[?25h", "[?1000l", "[?1006l", "[?7h", "[0m"):
         assert f"\x1b{back}" in undone
     assert "2004" not in undone
@@ -60,61 +108,57 @@ def test_programs_modes_are_undone_and_no_others() -> None:
 
 def test_a_terminal_nobody_changed_is_not_switched() -> None:
     modes = Modes()
-    modes.see("plain \x1b[1mtext\x1b[m \x1b[?1049h and back \x1b[?1049l\x1b[?25l\x1b[?25h")
-    assert "?" not in modes.undo()
+    modes.see(b"plain \x1b[1mtext\x1b[m \x1b[?1049h and back \x1b[?1049l\x1b[?25l\x1b[?25h")
+    assert "?" not in modes.undo().decode()
 
 
-def test_output_is_asked_for_ever_less_often_when_nothing_happens() -> None:
-    pauses = [pause_s(quiet_s) for quiet_s in (0.0, 1.0, 60.0)]
-    assert pauses == sorted(set(pauses))
-    assert pauses[0] <= 0.01
-    assert pauses[-1] <= 0.1
-
-
-def test_the_exit_code_comes_after_all_output(terminal: tuple[int, int]) -> None:
+def test_the_exit_code_comes_after_all_output(
+    terminal: tuple[int, int], portal: BlockingPortal, started: Start
+) -> None:
     keys, line = terminal
-    rest = iter(["one", "two", ""])
-    code = attach(slot(lambda: CallResult(id="-", stdout=next(rest), exit_code=3)), line, line)
-    assert code == 3
-    assert shown(keys, b"two").startswith(b"onetwo")
+    orders = started(Program(b"one", b"\xfftwo", code=3))
+    assert attach(portal, LEASE, line, line, "app") == 3
+    assert shown(keys, b"two").startswith(b"one\xfftwo")
+    assert [order.user for order in orders] == ["app"]
 
 
-@pytest.mark.parametrize("how", ["raised", "told"])
-def test_a_dying_slot_leaves_the_terminal_in_order(how: str, terminal: tuple[int, int]) -> None:
+@pytest.mark.parametrize("pieces", [(b"\x1b[?1049h",), (b"\x1b[?10", b"49h")])
+def test_a_dying_slot_leaves_the_terminal_in_order(
+    pieces: tuple[bytes, ...], terminal: tuple[int, int], portal: BlockingPortal, started: Start
+) -> None:
     keys, line = terminal
     before, handler = termios.tcgetattr(line), signal.getsignal(signal.SIGWINCH)
     seen: list[bool] = []
 
-    def poll() -> CallResult:
-        if not seen:
+    class Dying(Program):
+        async def _end(self, _: int) -> bytes:
             seen.append(termios.tcgetattr(line) != before)
-            return CallResult(id="-", stdout="\x1b[?1049h")
-        if how == "raised":
             raise LeaseLostError("the container is gone")
-        return CallResult(id="-", fault="model", error="unknown_session", message="no such process")
 
-    with pytest.raises(InfraError, match=r"gone|has ended"):
-        attach(slot(poll), line, line)
+    started(Dying(*pieces))
+    with pytest.raises(LeaseLostError, match="gone"):
+        attach(portal, LEASE, line, line)
     assert seen == [True]
     assert termios.tcgetattr(line) == before
     assert signal.getsignal(signal.SIGWINCH) is handler
     assert shown(keys, b"\x1b[?1049l")
 
 
-def test_a_terminal_that_hangs_up_ends_it() -> None:
+def test_a_terminal_that_hangs_up_ends_it(portal: BlockingPortal, started: Start) -> None:
     keys, line = pty.openpty()
 
-    def poll() -> CallResult:
-        nonlocal keys
-        if keys >= 0:
+    class Left(Program):
+        async def _end(self, _: int) -> bytes:
             os.close(keys)
-            keys = -1
-        return CallResult(id="-")
+            await self.closed.wait()
+            raise ConnectionLostError("it was closed")
 
-    assert attach(slot(poll), line, line) == 128 + signal.SIGHUP
+    started(Left())
+    assert attach(portal, LEASE, line, line) == 128 + signal.SIGHUP
     os.close(line)
 
 
 @pytest.mark.parametrize(("code", "possible"), [(0, True), (1, False)])
-def test_a_slot_without_script_has_lines_only(code: int, possible: bool) -> None:
-    assert can_attach(lambda *_: CallResult(id="-", exit_code=code)) is possible
+async def test_a_slot_without_script_has_lines_only(code: int, possible: bool, started: Start) -> None:
+    started(Program(code=code))
+    assert await can_attach(LEASE) is possible

@@ -24,6 +24,7 @@ from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
 from agentenv.slots.container_link import Liveness, Silence
+from agentenv.wire.leases import OWN_RUN
 from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class AllocationTasks:
         return False
 
     async def runs_leasing(self, handles: Iterable[ContainerHandle]) -> list[str]:
-        """Runs that a lease on these containers is tagged with. Containers that do not answer have none."""
+        """Runs of a farm that a lease on these containers is tagged with. Containers that do not answer have none."""
 
         async def find(handle: ContainerHandle) -> set[str]:
             try:
@@ -153,7 +154,7 @@ class AllocationTasks:
             return {one.tags.run for one in reports if one.state is SlotState.leased and one.tags is not None}
 
         found = await asyncio.gather(*map(find, handles))
-        return sorted(set().union(*found) - {""})
+        return sorted(set().union(*found) - {"", OWN_RUN})
 
     # -- allocations ----------------------------------------------------------------------------
 
