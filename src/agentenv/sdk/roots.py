@@ -174,6 +174,13 @@ def plain_container_for(fields: RootFields, settings: ContainerSettings) -> Cont
     return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
 
 
+def with_memory(settings: ContainerSettings, memory_mib: int) -> ContainerSettings:
+    """With slots of so much memory, and in less of it less for files of those without an image. Pure. Raises
+    ConfigError."""
+    _check_positive(memory_mib=memory_mib)
+    return settings.model_copy(update={"limits": _plain_limits(settings.limits, memory_mib, None)})
+
+
 def root_of(given: R | str | None, fields: ImageFields) -> R | ImageRoot | RootSpec | None:
     """The root of a sandbox of a farm, from an image or a whole root, and fields by name. Raises ConfigError naming a
     field that this root cannot be given."""

@@ -52,6 +52,7 @@ class Farm(Opened[AsyncFarm]):
         backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         slots: int = SLOTS_PER_CONTAINER,
+        memory_mib: int | None = None,
         settings: ContainerSettings | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
@@ -63,6 +64,7 @@ class Farm(Opened[AsyncFarm]):
             AsyncFarm(
                 backend,
                 slots=slots,
+                memory_mib=memory_mib,
                 settings=settings,
                 timeout_s=timeout_s,
                 start_timeout_s=start_timeout_s,
