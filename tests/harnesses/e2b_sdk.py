@@ -63,7 +63,8 @@ def a_pause_is_continued_by_connecting() -> None:
 def metrics_are_measured() -> None:
     with sandbox() as box:
         (measured,) = box.get_metrics()
-        assert measured.mem_total > 0
+        assert 0 < measured.mem_used < measured.mem_total
+        assert 0 < measured.disk_used < measured.disk_total
 
 
 @checks.append

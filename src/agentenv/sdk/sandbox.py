@@ -40,6 +40,7 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.image_config import ImageConfig
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState, Signal
+from agentenv.wire.slot_metrics import SlotMetrics
 from agentenv.wire.tools import ArtifactsReply, FileEntry, ListFilesReply, PatchReply, SearchReply
 
 
@@ -406,6 +407,11 @@ class Sandbox(OpenedSandbox):
         """How the slot's image configures its programs: user, directory, environment, ENTRYPOINT and CMD. Raises
         ConfigError when the slot has no image, InfraError."""
         return self._loop.run(self._driven.image_config())
+
+    def metrics(self) -> SlotMetrics:
+        """What the slot uses now: memory, CPU time, processes, storage, and their limits. It waits for no call. Raises
+        InfraError."""
+        return self._loop.run(self._driven.metrics())
 
     def start_command(
         self,

@@ -178,10 +178,11 @@ async def test_networks_reach_the_slot(api: Served, client: Client) -> None:
     assert box.network == ["example.org"]
 
 
-async def test_metrics_are_envds(client: Client) -> None:
+async def test_metrics_are_the_slots_and_what_it_does_not_say_envds(client: Client) -> None:
     sandbox = (await client.create())["sandboxID"]
     _, (measured,) = await client.ask("GET", f"/sandboxes/{sandbox}/metrics")
-    assert (measured["memUsed"], measured["diskTotal"], measured["timestampUnix"]) == (10, 2, 1_700_000_000)
+    assert (measured["memUsed"], measured["memTotal"], measured["timestampUnix"]) == (5, 50, 1_700_000_000)
+    assert (measured["diskUsed"], measured["diskTotal"]) == (1, 2)
     assert await client.ask("GET", f"/sandboxes/{sandbox}/metrics?start=1&end=2") == (200, [])
     _, found = await client.ask("GET", f"/sandboxes/metrics?sandbox_ids={sandbox}")
     assert found["sandboxes"] == {sandbox: measured}
