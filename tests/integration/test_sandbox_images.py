@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, Sandbox, ToolContext
+from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, NetworkPolicy, Sandbox, ToolContext
 from agentenv.containers.transfer import get_tar
 from agentenv.errors import (
     CheckpointError,
@@ -229,6 +229,9 @@ async def test_a_network_is_changed_while_it_runs(images: dict[str, str]) -> Non
         opened = await seen(box)
         assert "tap0" in opened.stdout
         assert opened.stdout.endswith("proxy=\n")
+        await box.set_network(NetworkPolicy("public", denied=("192.0.2.0/24",)))
+        refused = await box.run("true > /dev/tcp/192.0.2.1/80")
+        assert "No route to host" in refused.stderr
         await box.set_network("none")
         assert "tap0" not in (await seen(box)).stdout
         assert (await sleeping.state()).state == "running"

@@ -149,7 +149,12 @@ async def test_keys_are_the_farms_tokens_and_see_their_own_run(api: Served, clie
         ({"templateID": "missing"}, 404, "template 'missing' not found"),
         ({"volumeMounts": [{"name": "v", "path": "/v"}]}, 501, "volumeMounts: this farm has no volumes"),
         ({"iam": {"tokens": {}}, "network": {"dnsServers": ["1.1.1.1"]}}, 501, "iam: this farm has no tokens"),
-        ({"network": {"denyOut": ["1.1.1.1"]}}, 501, "network.denyOut: slots cannot be denied single networks"),
+        (
+            {"network": {"denyOut": ["1.1.1.1"], "allowOut": ["a.org"]}},
+            501,
+            "network.denyOut: slots have no exceptions",
+        ),
+        ({"network": {"denyOut": ["example.org"]}}, 400, "network.denied[0]: 'example.org' is a name"),
         ({"timeout": -1}, 400, "timeout: got -1"),
     ],
 )

@@ -105,6 +105,12 @@ def test_a_plain_sandbox_cannot_have_everything(given: RootFields, named: str) -
     assert plain_container_for({"network": "public"}, ContainerSettings()).allow_network
 
 
+def test_what_a_plain_sandbox_denies_is_closed_to_its_container() -> None:
+    policy = NetworkPolicy("public", denied=("10.0.0.0/8", "2001:db8::/32", "192.0.2.1"))
+    made = plain_container_for({"network": policy}, ContainerSettings(closed_networks=("attached", "10.0.0.0/8")))
+    assert (made.allow_network, made.closed_networks) == (True, ("attached", "10.0.0.0/8", "192.0.2.1/32"))
+
+
 def test_capabilities_and_namespaces_reach_the_root() -> None:
     spec = ImageRoot("debian", capabilities=["net_raw"], nested_namespaces=True).spec("sha256:" + "a" * 64)
     assert (spec.capabilities, spec.nested_namespaces) == (("net_raw",), True)
