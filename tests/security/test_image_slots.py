@@ -377,6 +377,7 @@ async def test_one_that_asks_for_more_memory_than_others_is_bounded_alone(slots:
         assert 0.8 * limit_bytes < (hog.peak_memory_bytes or 0) <= limit_bytes + (1 << 20)
         for beside in (usual, plain):
             assert await sh(beside, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 4321'") == "1\n"
+    await slots.release_all()  # all three are leased
     with pytest.raises(ConfigError, match=r"root\.memory_bytes: .* \(limits\.max_memory_bytes\)"):
         await slots.open(memory_bytes=513 << 20)
 
