@@ -63,7 +63,7 @@ variable "cpu_mhz" {
 variable "memory_mib" {
   type        = number
   default     = 0
-  description = "Reserved for each container, and under Docker its hard limit. Files of slots (workspace, /tmp) are memory and count. 0: enough for all slots to use their limits.memory_bytes at once, and for checkpoint_bytes; with less, a slot can be killed for what its neighbours use."
+  description = "Reserved for each container, and under Docker its hard limit. Files of slots (workspace, /tmp) are memory and count. 0: enough for all slots to use their limits.memory_bytes (limits.max_memory_bytes, if that is more) at once, and for checkpoint_bytes; with less, a slot can be killed for what its neighbours use."
 }
 
 variable "memory_max_mib" {
@@ -237,7 +237,7 @@ locals {
 
   # What agentenv reserves by default too (reserved_mib of slots/backends/nomad/job.py): a container never meets its
   # limit before its slots and its checkpoints have met theirs.
-  slot_mib       = ceil(try(local.spec.limits.memory_bytes, 2147483648) / 1048576)
+  slot_mib       = ceil(max(try(local.spec.limits.memory_bytes, 2147483648), try(local.spec.limits.max_memory_bytes, 0)) / 1048576)
   checkpoint_mib = ceil(try(local.spec.checkpoint_bytes, 4294967296) / 1048576)
   memory_mib     = var.memory_mib > 0 ? var.memory_mib : local.spec.slots * local.slot_mib + local.checkpoint_mib + 512
   # Likewise (enough_pids); what a slot has beside its own is its agent, its bwrap and its network.

@@ -30,6 +30,7 @@ from agentenv.errors import LeaseLostError, UnauthorizedError
 from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
 from agentenv.sdk.processes import ExecResult
 from agentenv.sdk.roots import ImageRoot, Network
+from agentenv.wire.slot_metrics import SlotMetrics
 
 KEYS = {"key-of-a": "a", "key-of-b": "b"}
 VERSION = "0.6.13"
@@ -69,6 +70,9 @@ class StandInBox:
             raise LeaseLostError("the slot is gone")
         self.farm.commits.append((self.root.image, name))
         return "sha256:" + f"{len(self.farm.commits):064x}"
+
+    async def metrics(self) -> SlotMetrics:
+        return SlotMetrics(memory_bytes=5, memory_limit_bytes=50)
 
     async def set_network(self, network: Network) -> None:
         self.network = network

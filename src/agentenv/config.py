@@ -208,10 +208,11 @@ class NomadSettings(Settings):
     """Reserved for each container by the scheduler; not a ceiling."""
     memory_mib: Annotated[int, Field(ge=64)] | None = None
     """Memory reserved for each container, and its hard limit. The slots' file systems are in memory and count.
-    None: enough for all slots to use their own limits at once. Less is refused unless ``memory_oversubscription``."""
+    None: enough for all slots to use the most that each can have (``limits.memory_bytes``, or
+    ``limits.max_memory_bytes``) at once. Less is refused unless ``memory_oversubscription``."""
     memory_oversubscription: bool = False
     """Allow ``memory_mib`` to be less than the slots may use together: a slot can then be killed for what others
-    use."""
+    use. Its default is then enough for slots of ``limits.memory_bytes``, though some may request more."""
     build_image: bool = True
     """Build a missing image on first use if its tag is ``local`` and the Docker engine runs on this machine."""
     purge_job_on_start: bool = False

@@ -24,6 +24,7 @@ from agentenv.wire import (
     programs,
     server,
     sessions,
+    slot_metrics,
     tails,
     tools,
     toolserver,
@@ -245,6 +246,16 @@ MODELS: tuple[WireModel, ...] = (
     _PATCHED,
     _MATCH,
     image_config.ImageConfig(user="app", workdir="/w", env={"A": "b"}, entrypoint=("sh", "-c"), cmd=("id",)),
+    slot_metrics.SlotMetrics(
+        memory_bytes=4096,
+        memory_peak_bytes=8192,
+        memory_limit_bytes=2**31,
+        cpu_s=1.5,
+        processes=3,
+        processes_limit=400,
+        storage_bytes=512,
+        storage_limit_bytes=2**30,
+    ),
     tools.PathsArguments(
         user="app", action="rename", path="a", target="b", follow=False, parents=True, exist_ok=True, recursive=True
     ),

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,8 +93,8 @@ class Networks:
                 return answer
             self.lost.append(answer)
 
-    def apply(self, slot: int, kind: str, *hosts: str) -> Slot:
-        answer = self.ask(slot=slot, policy={"kind": kind, "hosts": list(hosts)})
+    def apply(self, slot: int, kind: str, *hosts: str, denied: Sequence[str] = ()) -> Slot:
+        answer = self.ask(slot=slot, policy={"kind": kind, "hosts": list(hosts), "denied": list(denied)})
         assert "error" not in answer, answer["error"] + self._errors.read_text()
         self.slots[slot].env = answer["env"]
         return self.slots[slot]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, Sandbox, ToolContext
+from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, NetworkPolicy, Sandbox, ToolContext
 from agentenv.containers.transfer import get_tar
 from agentenv.errors import (
     CheckpointError,
@@ -229,6 +229,9 @@ async def test_a_network_is_changed_while_it_runs(images: dict[str, str]) -> Non
         opened = await seen(box)
         assert "tap0" in opened.stdout
         assert opened.stdout.endswith("proxy=\n")
+        await box.set_network(NetworkPolicy("public", denied=("192.0.2.0/24",)))
+        refused = await box.run("true > /dev/tcp/192.0.2.1/80")
+        assert "No route to host" in refused.stderr
         await box.set_network("none")
         assert "tap0" not in (await seen(box)).stdout
         assert (await sleeping.state()).state == "running"
@@ -254,6 +257,17 @@ async def test_a_lone_sandbox_has_the_limits_it_asks_for(images: dict[str, str])
         assert (await box.run("head -c 1000000000 /dev/zero > /opt/more")).exit_code != 0
     async with AsyncSandbox(memory_mib=3072, storage_mib=2048) as plain:
         assert (await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large")).stdout == "1500000000\n"
+
+
+async def test_sandboxes_of_a_farm_have_its_memory_unless_they_name_their_own(images: dict[str, str]) -> None:
+    async with AsyncFarm(slots=3, memory_mib=300, limits={"max_memory_bytes": 600 << 20}) as farm:
+        for asked, most_mib in (({}, 300), ({"memory_mib": 600}, 600), ({"memory_mib": 100}, 100)):
+            async with farm.sandbox(images[""], **asked) as box:  # type: ignore[arg-type]
+                assert (await box.metrics()).memory_limit_bytes == most_mib << 20
+        async with farm.sandbox() as plain:
+            assert (await plain.metrics()).memory_limit_bytes == 300 << 20
+        with pytest.raises(ConfigError, match=r"root\.memory_bytes: .* slot here has .*limits\.max_memory_bytes"):
+            await farm.sandbox(images[""], memory_mib=601).open()
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,50 @@ def test_every_change_of_kind_holds_at_once_and_the_processes_stay(world: Networ
     world.apply(1, "none")
 
 
+def test_what_is_denied_cannot_be_reached_by_any_way(world: Networks) -> None:
+    slot = world.apply(1, "allow", "web.test")
+    env = dict(slot.env)
+    world.apply(1, "public", denied=[OTHER])
+    try:
+        assert slot.curl(f"http://{WEB}/").stdout == f"hello from {WEB}\n"
+        datagram = f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'?', ('{OTHER}', 53))"
+        for denied in (OTHER, CLOSED):
+            assert slot.curl(f"http://{denied}/").returncode == 7, denied
+            assert slot.curl("--interface", "tap0", f"http://{denied}/").returncode != 0, denied
+        assert "No route to host" in slot.run("python3", "-c", datagram).stderr
+        slot.env = env  # the proxy of the former policy
+        assert status(slot, "http://other.test/").startswith(f"403 other.test is refused: {OTHER} is denied.")
+        assert status(slot, f"http://{OTHER}/").startswith(f"403 {OTHER} is refused: {OTHER} is denied.")
+        assert slot.curl("http://web.test/").stdout == f"hello from {WEB}\n"
+
+        world.apply(1, "public", denied=[WEB, "10.0.2.0/24", "2001:db8::/32"])
+        assert slot.curl(f"http://{OTHER}/").stdout == f"hello from {OTHER}\n"
+        assert slot.curl(f"http://{WEB}/").returncode == 7
+        world.apply(1, "none")
+        world.apply(1, "public")
+        for reached in (WEB, OTHER):
+            assert slot.curl(f"http://{reached}/").stdout == f"hello from {reached}\n"
+        assert slot.curl(f"http://{CLOSED}/").returncode == 7
+    finally:
+        world.apply(1, "none")
+
+
+def test_a_denial_ends_what_is_connected(world: Networks) -> None:
+    """With the process that carried it."""
+    slot = world.apply(1, "public")
+    (before,) = world.stacks()
+    world.apply(1, "public")
+    assert world.stacks() == [before], "nothing has changed"
+    try:
+        world.apply(1, "public", denied=[OTHER])
+        (after,) = world.stacks()
+        assert after != before
+        assert slot.curl(f"http://{WEB}/").stdout == f"hello from {WEB}\n"
+        assert world.lost == [], "it was ended, not lost"
+    finally:
+        world.apply(1, "none")
+
+
 def test_a_public_network_that_ends_by_itself_is_reported_and_comes_back_with_the_next_policy(world: Networks) -> None:
     slot = world.apply(1, "public")
     (stack,) = world.stacks()

@@ -34,6 +34,7 @@ Kind = Literal["local", "nomad", "lean"]
 LIMITS: Final = SlotLimits(
     processes=80,
     memory_bytes=320 * MIB,
+    max_memory_bytes=512 * MIB,
     workspace_bytes=32 * MIB,
     workspace_inodes=2_000,
     tmp_bytes=32 * MIB,

@@ -367,6 +367,21 @@ async def test_a_lease_has_the_memory_processes_and_cpu_that_it_asks_for(slots: 
     assert 10 <= int(told.split()[0]) <= 20
 
 
+async def test_one_that_asks_for_more_memory_than_others_is_bounded_alone(slots: ImageSlots) -> None:
+    usual, plain, large = await slots.open(), await slots.open_plain(), await slots.open(memory_bytes=480 << 20)
+    for beside in (usual, plain):
+        assert await sh(beside, "(setsid sleep 4321 &) ; echo started") == "started\n"
+    for one, limit_bytes in ((large, 480 << 20), (usual, 320 << 20)):
+        hog = await one.call("bash", {"command": "tail /dev/zero"}, timeout_s=120)
+        assert hog.oom_killed
+        assert 0.8 * limit_bytes < (hog.peak_memory_bytes or 0) <= limit_bytes + (1 << 20)
+        for beside in (usual, plain):
+            assert await sh(beside, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 4321'") == "1\n"
+    await slots.release_all()  # all three are leased
+    with pytest.raises(ConfigError, match=r"root\.memory_bytes: .* \(limits\.max_memory_bytes\)"):
+        await slots.open(memory_bytes=513 << 20)
+
+
 async def test_what_a_slot_writes_may_be_kept_on_the_disk(slots: ImageSlots) -> None:
     if slots.kind == "nomad":  # where containers are given loop devices by name only
         with pytest.raises(ConfigError, match=r"root\.writable: no loop devices .*loop_devices"):

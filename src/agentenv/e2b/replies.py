@@ -24,6 +24,7 @@ from agentenv.errors import (
     UnauthorizedError,
 )
 from agentenv.sdk.roots import Network
+from agentenv.wire.network import NetworkPolicy
 
 Item = TypeVar("Item")
 
@@ -117,13 +118,13 @@ def network_of(asked: Mapping[str, Any]) -> Network:
         return "public"
     if closed or _EVERYTHING & denied:
         return allowed or "none"
-    if denied:
+    if denied and allowed:
         raise RefusalError(
             501,
-            f"network.denyOut: slots cannot be denied single networks ({', '.join(sorted(denied))}); deny 0.0.0.0/0, "
-            "and allow what is needed (allowOut)",
+            "network.denyOut: slots have no exceptions (allowOut) of single denied networks "
+            f"({', '.join(sorted(denied))}); deny 0.0.0.0/0 and allow what is needed, or deny what is not",
         )
-    return "public"
+    return NetworkPolicy("public", denied=tuple(sorted(denied))) if denied else "public"
 
 
 def signed_for(query: Mapping[str, str], token: str) -> bool:

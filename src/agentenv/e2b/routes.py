@@ -233,9 +233,10 @@ class Routes:
         return web.json_response({"sandboxes": {each: one[-1] for each, one in found.items() if one}})
 
     async def _measured(self, held: Held) -> list[dict[str, Any]]:
-        """One measurement, of now; none while it is paused."""
+        """One measurement, of now; none while it is paused. Memory and disk are the slot's, CPU is the machine's."""
         if held.box is None:
             return []
+        used = await held.box.metrics()
         headers = {"X-Access-Token": held.token} if held.token is not None else {}
         async with self._sandboxes.http.get(await held.url(PORT) + "/metrics", headers=headers) as reply:
             told = await reply.json(content_type=None)
@@ -245,11 +246,11 @@ class Routes:
                 "timestampUnix": told["ts"],
                 "cpuCount": told["cpu_count"],
                 "cpuUsedPct": told["cpu_used_pct"],
-                "memUsed": told["mem_used"],
-                "memTotal": told["mem_total"],
+                "memUsed": told["mem_used"] if used.memory_bytes is None else used.memory_bytes,
+                "memTotal": used.memory_limit_bytes or told["mem_total"],
                 "memCache": told.get("mem_cache", 0),
-                "diskUsed": told["disk_used"],
-                "diskTotal": told["disk_total"],
+                "diskUsed": told["disk_used"] if used.storage_bytes is None else used.storage_bytes,
+                "diskTotal": used.storage_limit_bytes or told["disk_total"],
             }
         ]
 

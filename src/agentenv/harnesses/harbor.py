@@ -29,14 +29,18 @@ from agentenv import AsyncFarm, AsyncSandbox, SharedFarm, SlotLimits, shared_far
 from agentenv.errors import ConfigError, DockerfileError, TaskError
 from agentenv.harnesses.harbor_machine import Definition, Limits, chosen_image, read_definition, root_of
 from agentenv.harnesses.programs import run
+from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.starting import start_services
 from agentenv.tasks.harbor.verifier import lay_mount
+from agentenv.wire.spec import MIB
 
 _ROOT: Final = "root"
 """Whose Harbor's own files are, whatever user the image has."""
 _MAX_OUTPUT_BYTES: Final = 64 * 2**20
 """Of each output of a command: of more, its beginning and its end."""
+_CLUSTER_SLOT_MIB: Final = 4096
+"""What a cluster reserves for each slot of shared containers, unless an option says how much."""
 _STOP: Final = "kill -KILL -1"
 _NETWORKS: Final = {NetworkMode.NO_NETWORK: "none", NetworkMode.PUBLIC: "public"}
 
@@ -50,8 +54,11 @@ class Options(EnvironmentOptions):
     slots: int = Field(
         default=0, ge=0, description="Trials of this process that share containers; 0: each has a container of its own."
     )
-    slot_memory_mb: int = Field(
-        default=4096, ge=1024, description="Memory of each slot of shared containers: as much as the largest task's."
+    slot_memory_mb: int | None = Field(
+        default=None,
+        ge=1024,
+        description="Most memory that a task of shared containers may have; by default what this machine has, on a "
+        "cluster 4096.",
     )
     memory_mb: int = Field(default=2048, ge=64, description="Memory of a trial for which nothing names a limit.")
     storage: Literal["auto", "memory", "disk"] = Field(
@@ -136,9 +143,14 @@ class AgentEnvEnvironment(BaseEnvironment):
         if not self.options.image:
             chosen_image(self._definition, self.task_env_config.docker_image or "", build=False)
         asked_mib = self._limits().memory_mib or 0
-        if self.options.slots and asked_mib > self.options.slot_memory_mb:
-            problem = f"{asked_mib} are requested, and slots of the shared farm have {self.options.slot_memory_mb}"
+        if self.options.slots and asked_mib > self._most_mib():
+            problem = f"{asked_mib} are requested, and slots of the shared farm have at most {self._most_mib()}"
             raise ConfigError("memory_mb", problem, next_step=f"--ek slot_memory_mb={asked_mib}, or without slots")
+
+    def _most_mib(self) -> int:
+        if self.options.slot_memory_mb is not None:
+            return self.options.slot_memory_mb
+        return this_machine().memory_bytes // MIB if self.options.backend == "local" else _CLUSTER_SLOT_MIB
 
     def _limits(self) -> Limits:
         memory_mib = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
@@ -183,8 +195,8 @@ class AgentEnvEnvironment(BaseEnvironment):
         options = self.options
         if options.backend == "farm":
             return shared_farm("farm", start_timeout_s=options.start_timeout_s)
+        limits = SlotLimits(max_memory_bytes=MIB * (self._most_mib() if options.slots else memory_mib))
         if options.slots:
-            limits = SlotLimits(memory_bytes=options.slot_memory_mb * 2**20)
             return shared_farm(
                 options.backend,
                 slots=options.slots,
@@ -192,7 +204,6 @@ class AgentEnvEnvironment(BaseEnvironment):
                 limits=limits,
                 allow_network=True,
             )
-        limits = SlotLimits(memory_bytes=max(SlotLimits().memory_bytes, memory_mib * 2**20))
         self._own = AsyncFarm(
             options.backend, slots=1, start_timeout_s=options.start_timeout_s, limits=limits, allow_network=True
         )

@@ -23,6 +23,7 @@ MEMORY_ABOVE = "the container or its machine ran out of memory; this slot was be
 PROCESSES_ABOVE = "the container or its machine has no process to spare; this slot was below its own limit"
 TERMINALS_ABOVE = "the machine has no terminal to spare; this slot was below its own limit"
 
+_PROCESSES = ("pids.current", "pids.max")
 _TERMINALS = "/proc/sys/kernel/pty"
 
 
@@ -33,6 +34,20 @@ class LimitFiles:
     version: int = 2
     memory: str | None = None
     pids: str | None = None
+    cpu: str | None = None
+    own_processes: int = 0
+    """How many processes of agentenv's own ``pids`` and its limit count."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a slot uses now, and its limits; None where that is unknown."""
+
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    cpu_s: float | None
+    processes: int | None
+    processes_limit: int | None
 
 
 class LimitWatch:
@@ -92,6 +107,18 @@ class LimitWatch:
         """The slot's peak memory use since it was created; None where that is unknown."""
         return self._number(self._files.memory, "memory.max_usage_in_bytes", "memory.peak")
 
+    def usage(self) -> Usage:
+        """What the slot uses now."""
+        files, first = self._files, self._files.version == 1
+        processes, most = (_less(self._number(files.pids, name, name), files.own_processes) for name in _PROCESSES)
+        return Usage(
+            memory_bytes=self._number(files.memory, "memory.usage_in_bytes", "memory.current"),
+            memory_limit_bytes=self._number(files.memory, "memory.limit_in_bytes", "memory.max"),
+            cpu_s=None if files.cpu is None else _cpu_s(files.cpu, first=first),
+            processes=processes,
+            processes_limit=most,
+        )
+
     def close(self) -> None:
         """Close the files. Repeatable."""
         for fd in (self._kills_fd, self._hits_fd, self._forks_fd):
@@ -143,6 +170,18 @@ class LimitWatch:
         if directory is None:
             return None
         return _number(_read(directory, first if self._files.version == 1 else second))
+
+
+def _less(count: int | None, own: int) -> int | None:
+    return None if count is None else max(0, count - own)
+
+
+def _cpu_s(directory: str, *, first: bool) -> float | None:
+    if first:
+        used_ns = _number(_read(directory, "cpuacct.usage"))
+        return None if used_ns is None else used_ns / 1e9
+    text = _read(directory, "cpu.stat")
+    return _field(text, b"usage_usec ") / 1e6 if text else None
 
 
 @dataclass(frozen=True)

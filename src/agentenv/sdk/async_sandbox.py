@@ -48,6 +48,7 @@ from agentenv.sdk.roots import (
     plain_container_for,
     plain_root,
     root_of,
+    with_memory,
 )
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.slots.backends.base import ContainerBackend
@@ -138,6 +139,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
     The containers are configured by ``settings``, and by its fields as keyword arguments, which override it:
     ``isolation="user"``, ``allow_network=True``, ``env={"NAME": "value"}``, ``binds=["/source:/target"]``,
     ``limits={"processes": 100}`` and so on (:class:`ContainerSettings` has all of them).
+    ``memory_mib``: memory of each sandbox that does not name its own. One with an image may request up to
+    ``limits={"max_memory_bytes": …}``.
     ``timeout_s`` bounds each call without a timeout of its own, ``start_timeout_s`` the wait for a sandbox.
 
     Raises ConfigError naming the wrong setting.
@@ -150,6 +153,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         slots: int = SLOTS_PER_CONTAINER,
+        memory_mib: int | None = None,
         settings: ContainerSettings | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
@@ -158,6 +162,10 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
     ) -> None:
         if slots < 1:
             raise ConfigError("slots", f"got {slots!r}", next_step="allowed: 1 or more")
+        if memory_mib is not None and (backend == "farm" or not isinstance(backend, str)):
+            raise ConfigError(
+                "memory_mib", "is of the backend's containers", next_step="give it to a sandbox with an image"
+            )
         containers = 1
         if backend == "farm":
             if settings is not None or fields:
@@ -169,6 +177,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
             if settings is None:
                 fields.setdefault("slots_per_container", min(slots, SLOTS_PER_CONTAINER))
             chosen = ContainerSettings.made(settings, fields)
+            if memory_mib is not None:
+                chosen = with_memory(chosen, memory_mib)
             self._backend = _backend(backend, chosen, start_timeout_s)
             containers = -(-slots // chosen.slots_per_container)
         elif settings is not None or fields:
@@ -178,6 +188,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
             containers = slots  # enough if each has one
         self._containers = PoolSettings(min_containers=1, max_containers=containers, start_timeout_s=start_timeout_s)
         self._calls = ExecutorSettings(default_timeout_s=timeout_s)
+        self._memory_mib = memory_mib
         self._begin()
 
     async def _open(self, stack: AsyncExitStack) -> ToolExecutor:
@@ -342,8 +353,10 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         return session
 
     async def _stored(self, root: ImageRoot) -> RootSpec:
-        """See :func:`agentenv.sdk.images.stored`."""
+        """See :func:`agentenv.sdk.images.stored`. It has the farm's memory unless it names its own."""
         self._usable()
+        if root.memory_mib is None:
+            root = replace(root, memory_mib=self._memory_mib)
         return await stored(root, self._pool, self._containers.start_timeout_s)
 
     def session(self, root: RootSpec | None = None, container: str = "") -> ToolSession:

@@ -17,7 +17,8 @@ from agentenv.wire.spec import MEMORY_HEADROOM_BYTES, MIB, Capability, SlotLimit
 
 Network = Literal["none", "public"] | Sequence[str] | NetworkPolicy
 """What a sandbox may reach: nothing; everything but this machine and closed networks; or only these hosts
-(``example.org``, ``*.example.org``, ``10.0.0.0/8``, each also with ``:PORT``), through a proxy."""
+(``example.org``, ``*.example.org``, ``10.0.0.0/8``, each also with ``:PORT``), through a proxy. As a policy:
+``NetworkPolicy("public", denied=("10.0.0.0/8",))``, everything but these addresses and networks."""
 _MILLIS: Final = 1000
 _ROOM_BYTES: Final = 1024 * MIB
 """Memory for the programs of a sandbox that asks for storage in memory and does not say how much memory."""
@@ -170,7 +171,18 @@ def plain_container_for(fields: RootFields, settings: ContainerSettings) -> Cont
         raise ConfigError(for_images[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
     memory_mib, storage_mib = fields.get("memory_mib"), fields.get("storage_mib")
     _check_positive(memory_mib=memory_mib, storage_mib=storage_mib)
-    return _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
+    # A plain slot's network is its container's, from its start to its end. It has no IPv6.
+    denied = (text for text in network.denied if ":" not in text)
+    closed = tuple(dict.fromkeys((*settings.closed_networks, *denied)))
+    made = _with(settings, _plain_limits(settings.limits, memory_mib, storage_mib), network)
+    return made.model_copy(update={"closed_networks": closed})
+
+
+def with_memory(settings: ContainerSettings, memory_mib: int) -> ContainerSettings:
+    """With slots of so much memory, and in less of it less for files of those without an image. Pure. Raises
+    ConfigError."""
+    _check_positive(memory_mib=memory_mib)
+    return settings.model_copy(update={"limits": _plain_limits(settings.limits, memory_mib, None)})
 
 
 def root_of(given: R | str | None, fields: ImageFields) -> R | ImageRoot | RootSpec | None:

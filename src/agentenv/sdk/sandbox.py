@@ -40,6 +40,7 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.image_config import ImageConfig
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.sessions import ProcessState, Signal
+from agentenv.wire.slot_metrics import SlotMetrics
 from agentenv.wire.tools import ArtifactsReply, FileEntry, ListFilesReply, PatchReply, SearchReply
 
 
@@ -52,6 +53,7 @@ class Farm(Opened[AsyncFarm]):
         backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         slots: int = SLOTS_PER_CONTAINER,
+        memory_mib: int | None = None,
         settings: ContainerSettings | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
@@ -63,6 +65,7 @@ class Farm(Opened[AsyncFarm]):
             AsyncFarm(
                 backend,
                 slots=slots,
+                memory_mib=memory_mib,
                 settings=settings,
                 timeout_s=timeout_s,
                 start_timeout_s=start_timeout_s,
@@ -414,6 +417,11 @@ class Sandbox(OpenedSandbox):
         """How the slot's image configures its programs: user, directory, environment, ENTRYPOINT and CMD. Raises
         ConfigError when the slot has no image, InfraError."""
         return self._loop.run(self._driven.image_config())
+
+    def metrics(self) -> SlotMetrics:
+        """What the slot uses now: memory, CPU time, processes, storage, and their limits. It waits for no call. Raises
+        InfraError."""
+        return self._loop.run(self._driven.metrics())
 
     def start_command(
         self,

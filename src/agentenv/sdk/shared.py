@@ -38,6 +38,7 @@ def shared_farm(
     backend: BackendName | Literal["farm"] | ContainerBackend = "local",
     *,
     slots: int = SLOTS_PER_CONTAINER,
+    memory_mib: int | None = None,
     settings: ContainerSettings | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -56,6 +57,7 @@ def shared_farm(
         _OpenedByFirst,
         backend,
         slots=slots,
+        memory_mib=memory_mib,
         settings=settings,
         timeout_s=timeout_s,
         start_timeout_s=start_timeout_s,
@@ -63,7 +65,9 @@ def shared_farm(
         **fields,
     )
     one_form = ContainerSettings.made(None, fields)  # in which fields are compared
-    return _FARMS.of((backend, slots, settings, timeout_s, start_timeout_s, farm, one_form, fields.keys()), new)
+    return _FARMS.of(
+        (backend, slots, memory_mib, settings, timeout_s, start_timeout_s, farm, one_form, fields.keys()), new
+    )
 
 
 class SharedFarm:

@@ -18,10 +18,10 @@ from agentenv.agent.protocols import Session
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
 from agentenv.containers.connect import Streams, connected
-from agentenv.containers.image_config import image_config
 from agentenv.containers.layers import image_above
 from agentenv.containers.live_output import OnOutput
 from agentenv.containers.programs import StreamedProgram, checked_order, start_program
+from agentenv.containers.slot_reports import image_config, slot_metrics
 from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import (
     CheckpointError,
@@ -48,6 +48,7 @@ from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import CallResult
 from agentenv.wire.image_config import ImageConfig
 from agentenv.wire.sessions import ProcessReply
+from agentenv.wire.slot_metrics import SlotMetrics
 from agentenv.wire.tools import (
     ArtifactsReply,
     FileEntry,
@@ -338,6 +339,12 @@ class SlotTools(ABC):
         ConfigError when the slot has no image, InfraError."""
         async with self.lease_for_transfer() as lease:
             return await image_config(lease)
+
+    async def metrics(self) -> SlotMetrics:
+        """What the slot uses now: memory, CPU time, processes, storage, and their limits. It waits for no call. Raises
+        InfraError."""
+        async with self.lease_for_transfer() as lease:
+            return await slot_metrics(lease)
 
     async def start_command(
         self,

@@ -92,37 +92,47 @@ class HostRule:
 class NetworkPolicy:
     """What a slot may reach while the policy holds.
 
-    ``none``: nothing but itself. ``public``: everything except closed networks. ``allow``: ``hosts`` only, through a
-    proxy. ``hosts`` are written as :meth:`HostRule.parse` reads them, and are kept in their one form. A name is
-    followed to public addresses only; an address inside a private network has to be covered by an address or a
-    network of the list. Raises ConfigError naming the field.
+    ``none``: nothing but itself. ``public``: everything except closed networks, and of ``denied`` nothing, which are
+    addresses and networks for all ports: a name would say nothing of its addresses, which are reached by number as
+    well. ``allow``: ``hosts`` only, through a proxy. Both are written as :meth:`HostRule.parse` reads them, and kept in
+    their one form. A name is followed to public addresses only; an address inside a private network has to be
+    covered by an address or a network of the list. Raises ConfigError naming the field.
     """
 
     kind: NetworkKind = "none"
     hosts: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_shape(self.kind, self.hosts, "network")
+        _check_shape(self.kind, self.hosts, self.denied, "network")
         rules = [_rule(text, f"network.hosts[{number}]") for number, text in enumerate(self.hosts)]
         object.__setattr__(self, "hosts", tuple(map(str, rules)))
+        denied = [_denied(text, f"network.denied[{number}]") for number, text in enumerate(self.denied)]
+        object.__setattr__(self, "denied", tuple(map(str, denied)))
 
     @cached_property
     def rules(self) -> tuple[HostRule, ...]:
         """``hosts``, parsed."""
         return tuple(map(HostRule.parse, self.hosts))
 
+    @cached_property
+    def denied_networks(self) -> tuple[Network, ...]:
+        """``denied``, parsed."""
+        return tuple(map(ipaddress.ip_network, self.denied))
+
     @classmethod
     def parse(cls, raw: Any, where: str = "network") -> Self:
         """Create from parsed JSON: ``{"kind": "allow", "hosts": ["example.org"]}``. Raises ConfigError naming the field
         (below ``where``) that is missing, unknown, mistyped or malformed."""
-        if not isinstance(raw, dict) or raw.keys() - {"kind", "hosts"} or "kind" not in raw:
+        if not isinstance(raw, dict) or raw.keys() - {"kind", "hosts", "denied"} or "kind" not in raw:
             raise ConfigError(where, "must be an object with kind, and hosts if that is allow")
-        hosts = raw.get("hosts", [])
-        if not isinstance(hosts, list):
-            raise ConfigError(f"{where}.hosts", "must be a list")
-        _check_shape(raw["kind"], hosts, where)
+        hosts, denied = raw.get("hosts", []), raw.get("denied", [])
+        for name, given in (("hosts", hosts), ("denied", denied)):
+            if not isinstance(given, list):
+                raise ConfigError(f"{where}.{name}", "must be a list")
+        _check_shape(raw["kind"], hosts, denied, where)
         try:
-            return cls(raw["kind"], tuple(hosts))
+            return cls(raw["kind"], tuple(hosts), tuple(denied))
         except ConfigError as error:
             field_name = error.field.replace("network", where, 1)
             reason = error.message.partition(": ")[2]
@@ -130,17 +140,19 @@ class NetworkPolicy:
 
     def to_json(self) -> dict[str, Any]:
         """What :meth:`parse` reads."""
-        return {"kind": self.kind, "hosts": list(self.hosts)}
+        told: dict[str, Any] = {"kind": self.kind, "hosts": list(self.hosts)}
+        return told | {"denied": list(self.denied)} if self.denied else told
 
     def described(self) -> str:
         """The policy in a sentence's words, for a model."""
         if self.kind == "none":
             return "This sandbox has no network access."
         if self.kind == "public":
-            return "This sandbox may connect to any host outside its own machine and the networks closed to it."
-        hosts = ", ".join(self.hosts[:_MOST_SHOWN])
-        more = f" and {len(self.hosts) - _MOST_SHOWN} more" if len(self.hosts) > _MOST_SHOWN else ""
-        return f"This sandbox may connect only to: {hosts}{more}."
+            denied = f", except {_shown(self.denied)}" if self.denied else ""
+            return (
+                f"This sandbox may connect to any host outside its own machine and the networks closed to it{denied}."
+            )
+        return f"This sandbox may connect only to: {_shown(self.hosts)}."
 
 
 def judge_host(policy: NetworkPolicy, wanted: str | Address, port: int) -> None:
@@ -168,6 +180,8 @@ def judge_address(policy: NetworkPolicy, address: Address, port: int, closed: It
     real = unwrapped(address)
     if any(real in network for network in (*_NEVER, *closed)):
         raise PolicyRefusalError(f"{real} is closed to every sandbox (this machine or a closed network).")
+    if any(real in network for network in policy.denied_networks):
+        raise PolicyRefusalError(f"{real} is denied. {policy.described()}")
     if policy.kind == "public" or any(rule.covers(real) and rule.serves(port) for rule in policy.rules):
         return
     if not is_public(real):
@@ -192,8 +206,13 @@ def allows(
     return True
 
 
-def _check_shape(kind: Any, hosts: Iterable[Any], where: str) -> None:
-    hosts = tuple(hosts)
+def _shown(entries: tuple[str, ...]) -> str:
+    more = f" and {len(entries) - _MOST_SHOWN} more" if len(entries) > _MOST_SHOWN else ""
+    return ", ".join(entries[:_MOST_SHOWN]) + more
+
+
+def _check_shape(kind: Any, hosts: Iterable[Any], denied: Iterable[Any], where: str) -> None:
+    hosts, denied = tuple(hosts), tuple(denied)
     if kind not in get_args(NetworkKind):
         allowed = ", ".join(get_args(NetworkKind))
         raise ConfigError(f"{where}.kind", f"got {str(kind)[:100]!r}", next_step=f"allowed: {allowed}")
@@ -203,6 +222,10 @@ def _check_shape(kind: Any, hosts: Iterable[Any], where: str) -> None:
         raise ConfigError(
             f"{where}.hosts", f"{len(hosts)} of them; 1 to {MOST_HOSTS} are possible", next_step="for no host: none"
         )
+    if kind != "public" and denied:
+        raise ConfigError(f"{where}.denied", f"belong to public, not to {kind}")
+    if len(denied) > MOST_HOSTS:
+        raise ConfigError(f"{where}.denied", f"{len(denied)} of them; at most {MOST_HOSTS} are possible")
 
 
 def _rule(text: Any, where: str) -> HostRule:
@@ -213,6 +236,20 @@ def _rule(text: Any, where: str) -> HostRule:
     except InvalidArgumentsError as error:
         cure = error.next_step or "write example.org, *.example.org, 192.0.2.1, 10.0.0.0/8, or one of them with :PORT"
         raise ConfigError(where, error.message, next_step=cure) from error
+
+
+def _denied(text: Any, where: str) -> Network:
+    rule = _rule(text, where)
+    if rule.network is None:
+        cure = "deny its addresses or networks, or allow only what is needed (a list of hosts)"
+        raise ConfigError(
+            where, f"{text[:300]!r} is a name, whose addresses could be reached by number", next_step=cure
+        )
+    if rule.port is not None:
+        raise ConfigError(where, f"{text[:300]!r} has a port", next_step="deny the address for all ports")
+    if not rule.network.prefixlen:
+        raise ConfigError(where, f"{text[:300]!r} is every address", next_step="for no network: none")
+    return rule.network
 
 
 def _as_network(text: str) -> Network | None:

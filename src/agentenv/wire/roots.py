@@ -206,13 +206,15 @@ def unfit(root: RootSpec, limits: SlotLimits, refused: Mapping[str, str]) -> Con
         values = requested if isinstance(requested, tuple) else (requested,)
         if value in values if value else requested != _DEFAULTS.get(field_name):
             return ConfigError(f"root.{field_name}", reason)
-    for name in ("memory_bytes", "processes"):
-        wanted, most = getattr(root, name), getattr(limits, name)
+    for wanted, most, name, setting in (
+        (root.memory_bytes, limits.most_memory_bytes, "memory_bytes", "max_memory_bytes"),
+        (root.processes, limits.processes, "processes", "processes"),
+    ):
         if wanted > most:
             return ConfigError(
                 f"root.{name}",
                 f"{wanted} is more than a slot here has ({most})",
-                next_step=f"request less, or give the containers more (limits.{name})",
+                next_step=f"request less, or let the containers give more (limits.{setting})",
             )
     if not root.image:
         return None

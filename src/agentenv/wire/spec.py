@@ -60,6 +60,11 @@ class SlotLimits:
 
     processes: int = field(default=400, metadata=means("Maximum processes and threads of a slot", 1))
     memory_bytes: int = field(default=2048 * MIB, metadata=means("Memory of a slot, its files included", 1))
+    max_memory_bytes: int = field(
+        default=0, metadata=means("Most memory that a slot with an image may request, if that is more", 0)
+    )
+    """What it requests is its limit, in place of ``memory_bytes``. A container's own memory is enough for all its slots
+    to have so much at once, unless it is oversubscribed."""
     workspace_bytes: int = field(default=1024 * MIB, metadata=means("Size of a workspace; it is in memory", 1))
     workspace_inodes: int = field(default=120_000, metadata=means("Maximum files and directories of a workspace", 1))
     tmp_bytes: int = field(default=256 * MIB, metadata=means("Size of a slot's /tmp; it is in memory", 1))
@@ -78,6 +83,11 @@ class SlotLimits:
                 f" {MEMORY_HEADROOM_BYTES} for processes",
                 next_step="raise memory_bytes, or lower workspace_bytes, tmp_bytes or shm_bytes",
             )
+
+    @property
+    def most_memory_bytes(self) -> int:
+        """The most that a slot can have, whatever its root requests."""
+        return max(self.memory_bytes, self.max_memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -234,6 +244,10 @@ def check_machine(spec: ContainerSpec) -> None:
         "binds": (spec.binds, "put what slots need into the containers' image"),
         "allow_network": (spec.allow_network, "reach networks by tools of a tool server, or use another driver"),
         "isolation": (spec.isolation == "user", "use auto or full"),
+        "limits.max_memory_bytes": (
+            spec.limits.most_memory_bytes > spec.limits.memory_bytes,
+            "it is for slots with images, which need another driver: docker or raw_exec",
+        ),
         "store_dir": (
             isinstance(spec, SandboxSpec) and spec.store_dir,
             "slots with images need another driver: docker or raw_exec",

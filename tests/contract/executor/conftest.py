@@ -36,9 +36,15 @@ SETTINGS = ContainerSettings(slots_per_container=4)
 EVERY_WAY: Final = (*KINDS, "farm-fake")
 """What looks at the way between client and container. A farm's client reaches the container itself, by a pass; that its
 pools do what others do, on every kind of container, is test_pool_leases, test_pool_faults and test_lost_slots."""
-_OF_THE_WAY: Final = frozenset({"test_executor_cuts", "test_executor_large", "test_transfers"})
+_OF_THE_WAY: Final = frozenset({"test_executor_cuts", "test_executor_large", "test_slot_metrics", "test_transfers"})
 _OF_THE_MACHINE: Final = frozenset(
-    {"test_executor_bash", "test_executor_files", "test_executor_process", "test_executor_terminal"}
+    {
+        "test_executor_bash",
+        "test_executor_files",
+        "test_executor_process",
+        "test_executor_terminal",
+        "test_slot_metrics",
+    }
 )
 """Their tests reach into the slot's kernel and use its programs, which a container of Docker has of its own. What the
 other modules look at is the server's and the client's, the same in every container."""

@@ -149,7 +149,12 @@ async def test_keys_are_the_farms_tokens_and_see_their_own_run(api: Served, clie
         ({"templateID": "missing"}, 404, "template 'missing' not found"),
         ({"volumeMounts": [{"name": "v", "path": "/v"}]}, 501, "volumeMounts: this farm has no volumes"),
         ({"iam": {"tokens": {}}, "network": {"dnsServers": ["1.1.1.1"]}}, 501, "iam: this farm has no tokens"),
-        ({"network": {"denyOut": ["1.1.1.1"]}}, 501, "network.denyOut: slots cannot be denied single networks"),
+        (
+            {"network": {"denyOut": ["1.1.1.1"], "allowOut": ["a.org"]}},
+            501,
+            "network.denyOut: slots have no exceptions",
+        ),
+        ({"network": {"denyOut": ["example.org"]}}, 400, "network.denied[0]: 'example.org' is a name"),
         ({"timeout": -1}, 400, "timeout: got -1"),
     ],
 )
@@ -178,10 +183,11 @@ async def test_networks_reach_the_slot(api: Served, client: Client) -> None:
     assert box.network == ["example.org"]
 
 
-async def test_metrics_are_envds(client: Client) -> None:
+async def test_metrics_are_the_slots_and_what_it_does_not_say_envds(client: Client) -> None:
     sandbox = (await client.create())["sandboxID"]
     _, (measured,) = await client.ask("GET", f"/sandboxes/{sandbox}/metrics")
-    assert (measured["memUsed"], measured["diskTotal"], measured["timestampUnix"]) == (10, 2, 1_700_000_000)
+    assert (measured["memUsed"], measured["memTotal"], measured["timestampUnix"]) == (5, 50, 1_700_000_000)
+    assert (measured["diskUsed"], measured["diskTotal"]) == (1, 2)
     assert await client.ask("GET", f"/sandboxes/{sandbox}/metrics?start=1&end=2") == (200, [])
     _, found = await client.ask("GET", f"/sandboxes/metrics?sandbox_ids={sandbox}")
     assert found["sandboxes"] == {sandbox: measured}

@@ -18,6 +18,7 @@ from agentenv.e2b.replies import (
     unix_s,
     wanted_metadata,
 )
+from agentenv.wire.network import NetworkPolicy
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,10 @@ from agentenv.e2b.replies import (
         ({"network": {"denyOut": ["10.0.0.0/8"], "allowOut": ["0.0.0.0/0"]}}, "public"),
         ({"network": {"allowOut": ["example.org"]}}, "public"),
         ({"denyOut": ["0.0.0.0/0"], "allowOut": ["example.org"]}, ["example.org"]),
+        (
+            {"network": {"denyOut": ["8.8.8.8", "10.0.0.0/8"]}},
+            NetworkPolicy("public", denied=("10.0.0.0/8", "8.8.8.8")),
+        ),
     ],
 )
 def test_what_a_sandbox_may_reach(asked: dict[str, Any], network: object) -> None:
@@ -44,7 +49,7 @@ def test_what_a_sandbox_may_reach(asked: dict[str, Any], network: object) -> Non
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ({"denyOut": ["8.8.8.8"]}, "denied single networks (8.8.8.8)"),
+        ({"denyOut": ["8.8.8.8"], "allowOut": ["a.org"]}, "single denied networks (8.8.8.8)"),
         ({"rules": {"example.org": []}, "dnsServers": ["8.8.8.8"]}, "network.dnsServers"),
         ({"egressProxy": {"url": "socks5://x"}}, "network.egressProxy"),
         ({"rules": {"example.org": [{"transform": {}}]}}, "network.rules"),

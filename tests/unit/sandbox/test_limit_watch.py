@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, TERMINALS_ABOVE, LimitFiles, LimitWatch
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, TERMINALS_ABOVE, LimitFiles, LimitWatch, Usage
 from agentenv.sandbox.slot_loss import WAYS, LossReason, error_of, loss_of_end, loss_of_network
 
 GIB = 2**30
@@ -31,6 +31,9 @@ class Slot:
             "pids.current": f"{self.pids}",
             "pids.peak": f"{self.peak}",
             "pids.events": f"max {self.forks}\n",
+            "memory.usage_in_bytes" if one else "memory.current": f"{self.hits}\n",
+            "memory.limit_in_bytes" if one else "memory.max": f"{GIB}\n",
+            "cpuacct.usage" if one else "cpu.stat": "2500000000\n" if one else "nr_periods 1\nusage_usec 2500000\n",
             "memory.events": f"low 0\nhigh 0\nmax {self.hits * 9}\noom {self.hits}\noom_kill {self.kills}\n",
         }
         if one:
@@ -42,12 +45,24 @@ class Slot:
             (self.directory / name).write_text(text)
 
     def watch(self) -> LimitWatch:
-        return LimitWatch(LimitFiles(self.version, str(self.directory), str(self.directory)))
+        place = str(self.directory)
+        return LimitWatch(LimitFiles(self.version, place, place, place, own_processes=2))
 
 
 @pytest.fixture(params=[1, 2])
 def slot(request: pytest.FixtureRequest, tmp_path: Path) -> Slot:
     return Slot(tmp_path, request.param)
+
+
+def test_what_a_slot_uses_is_read_of_its_files(slot: Slot) -> None:
+    slot.hits, slot.pids = 4096, 7
+    slot.write()
+    assert slot.watch().usage() == Usage(4096, GIB, 2.5, 5, 400)
+    (slot.directory / "pids.max").write_text("max\n")
+    (slot.directory / ("cpuacct.usage" if slot.version == 1 else "cpu.stat")).unlink()
+    used = slot.watch().usage()
+    assert (used.processes, used.processes_limit, used.cpu_s) == (5, None, None)
+    assert LimitWatch(LimitFiles()).usage() == Usage(None, None, None, None, None)
 
 
 def test_a_kill_at_the_slot_s_own_limit_is_its_own(slot: Slot) -> None:

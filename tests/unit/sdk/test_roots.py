@@ -11,6 +11,7 @@ from agentenv.sdk.roots import (
     container_for,
     network_policy,
     plain_container_for,
+    with_memory,
 )
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec, unfit
@@ -49,6 +50,13 @@ ROOTS = [
     ImageRoot("debian", memory_mib=8192, storage_mib=4096),
     ImageRoot("debian", memory_mib=8192, storage_mib=100_000, storage="disk"),
 ]
+
+
+def test_slots_of_a_farm_with_little_memory_have_little_room_for_files() -> None:
+    small = with_memory(ContainerSettings(limits=SlotLimits(max_memory_bytes=4096 * MIB)), 256).limits
+    assert (small.memory_bytes, small.workspace_bytes, small.most_memory_bytes) == (256 * MIB, 128 * MIB, 4096 * MIB)
+    assert unfit(ImageRoot("debian", memory_mib=256).spec("sha256:" + "a" * 64), small, {}) is None
+    assert with_memory(ContainerSettings(), 8192).limits.workspace_bytes == SlotLimits().workspace_bytes
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -95,6 +103,12 @@ def test_a_plain_sandbox_cannot_have_everything(given: RootFields, named: str) -
     with pytest.raises(ConfigError, match=named):
         plain_container_for(given, ContainerSettings())
     assert plain_container_for({"network": "public"}, ContainerSettings()).allow_network
+
+
+def test_what_a_plain_sandbox_denies_is_closed_to_its_container() -> None:
+    policy = NetworkPolicy("public", denied=("10.0.0.0/8", "2001:db8::/32", "192.0.2.1"))
+    made = plain_container_for({"network": policy}, ContainerSettings(closed_networks=("attached", "10.0.0.0/8")))
+    assert (made.allow_network, made.closed_networks) == (True, ("attached", "10.0.0.0/8", "192.0.2.1/32"))
 
 
 def test_capabilities_and_namespaces_reach_the_root() -> None:

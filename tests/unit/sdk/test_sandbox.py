@@ -116,6 +116,11 @@ def test_arguments_are_the_fields_of_the_settings() -> None:
             Sandbox(**given)
     with pytest.raises(ConfigError, match="slots"):
         Farm("fake", slots=0)
+    for backend in ("farm", FakeBackend()):
+        with pytest.raises(ConfigError, match="memory_mib: is of the backend's containers"):
+            Farm(backend, memory_mib=512)
+    with pytest.raises(ConfigError, match="memory_mib: got 0"):
+        Farm("fake", memory_mib=0)
 
 
 def test_a_second_open_changes_nothing() -> None:

@@ -60,6 +60,19 @@ def test_what_is_no_host_is_refused_and_named(written: str) -> None:
     assert refused.value.next_step
 
 
+def test_what_is_denied_is_closed_in_every_notation() -> None:
+    policy = NetworkPolicy("public", denied=("10.0.0.0/8", "93.184.216.34", "2001:db8::/32"))
+    assert NetworkPolicy.parse(json.loads(json.dumps(policy.to_json()))) == policy
+    assert policy.to_json()["denied"] == ["10.0.0.0/8", "93.184.216.34/32", "2001:db8::/32"]
+    for closed in ("10.1.2.3", "93.184.216.34", "::ffff:10.1.2.3", "2001:db8::1"):
+        assert not allows(policy, closed, 443), closed
+    assert allows(policy, "93.184.216.35", 443)
+    assert allows(policy, "example.org", 443, ipaddress.ip_address("93.184.216.35"))
+    assert not allows(policy, "example.org", 443, PUBLIC), "whatever name leads there"
+    assert "except 10.0.0.0/8" in policy.described()
+    assert NetworkPolicy("public").to_json() == {"kind": "public", "hosts": []}, "as it was before there were denials"
+
+
 @pytest.mark.parametrize(
     ("raw", "field"),
     [
@@ -70,6 +83,15 @@ def test_what_is_no_host_is_refused_and_named(written: str) -> None:
         ({"kind": None}, "lease.network.kind"),
         ({"kind": ["allow"]}, "lease.network.kind"),
         ({"kind": "public", "hosts": ["example.org"]}, "lease.network.hosts"),
+        ({"kind": "allow", "hosts": ["example.org"], "denied": ["10.0.0.0/8"]}, "lease.network.denied"),
+        ({"kind": "none", "denied": ["10.0.0.0/8"]}, "lease.network.denied"),
+        ({"kind": "public", "denied": "10.0.0.0/8"}, "lease.network.denied"),
+        ({"kind": "public", "denied": ["10.0.0.0/8", "example.org"]}, "lease.network.denied[1]"),
+        ({"kind": "public", "denied": ["*"]}, "lease.network.denied[0]"),
+        ({"kind": "public", "denied": ["10.0.0.1:443"]}, "lease.network.denied[0]"),
+        ({"kind": "public", "denied": ["0.0.0.0/0"]}, "lease.network.denied[0]"),
+        ({"kind": "public", "denied": [1]}, "lease.network.denied[0]"),
+        ({"kind": "public", "denied": ["10.0.0.1"] * (MOST_HOSTS + 1)}, "lease.network.denied"),
         ({"kind": "allow"}, "lease.network.hosts"),
         ({"kind": "allow", "hosts": "example.org"}, "lease.network.hosts"),
         ({"kind": "allow", "hosts": [1]}, "lease.network.hosts[0]"),

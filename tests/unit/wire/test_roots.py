@@ -45,6 +45,10 @@ def test_a_root_that_cannot_be_is_refused_by_its_field(raw: dict[str, Any], said
         (root(), ""),
         (root(memory_bytes=2048 * MIB, processes=400), ""),
         (root(memory_bytes=2049 * MIB), "root.memory_bytes: .* is more than a slot here has"),
+        (
+            root(memory_bytes=2049 * MIB),
+            r"\(request less, or let the containers give more \(limits.max_memory_bytes\)\)$",
+        ),
         (root(processes=401), "root.processes: 401 is more than a slot here has"),
         (root(writable_bytes=1985 * MIB), "root.writable_bytes: .* do not fit"),
         (root(writable_bytes=1984 * MIB), ""),

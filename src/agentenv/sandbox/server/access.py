@@ -64,6 +64,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "GET /v1/slots/{slot}/connect": Who.run,
         "GET /v1/slots/{slot}/program": Who.run,
         "GET /v1/slots/{slot}/image": Who.run,
+        "GET /v1/slots/{slot}/metrics": Who.run,
     }
 )
 

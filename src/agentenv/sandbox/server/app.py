@@ -26,6 +26,7 @@ from agentenv.sandbox.server.image_route import ImageRoute
 from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.program_route import ProgramRoute
+from agentenv.sandbox.server.slot_metrics_route import SlotMetricsRoute
 from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
@@ -101,6 +102,7 @@ class SandboxApp:
         ImageRoute(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         ProgramRoute(self.container).add_to(router)
+        SlotMetricsRoute(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)
         WatchRoute(self.container, self.watchers).add_to(router)

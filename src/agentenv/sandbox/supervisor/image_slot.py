@@ -82,7 +82,7 @@ class ImageSlot:
 
     @property
     def limits(self) -> SlotLimits:
-        """The container's, unless the root requests lower ones."""
+        """The container's, where the root requests no others."""
         given = self._setup.spec.limits
         memory_bytes = self._root.memory_bytes or given.memory_bytes
         return dataclasses.replace(

@@ -68,6 +68,8 @@ class CgroupPlan:
     pids_limit: Path | None
     memory_limit: Path | None
     version: int
+    cpu: Path | None = None
+    """The directory that counts CPU time."""
 
     @property
     def process_files(self) -> tuple[Path, ...]:
@@ -187,6 +189,7 @@ def _plan(
         pids_limit=at["pids"] / "pids.max" if "pids" in at else None,
         memory_limit=memory / ("memory.limit_in_bytes" if first else "memory.max") if memory else None,
         version=layout.version,
+        cpu=at.get("cpu") if first else directories[0],
     )
 
 
@@ -248,9 +251,10 @@ def delegation(own: Path, container: str, controllers: frozenset[str], *, is_rea
     )
 
 
-def limit_files(plan: CgroupPlan | None) -> LimitFiles:
-    """Location of the counters of a slot with this plan."""
+def limit_files(plan: CgroupPlan | None, roots: int = 1) -> LimitFiles:
+    """Location of the counters of a slot with this plan, and so many roots."""
     if plan is None:
         return LimitFiles()
-    memory, pids = plan.memory_limit, plan.pids_limit
-    return LimitFiles(plan.version, str(memory.parent) if memory else None, str(pids.parent) if pids else None)
+    files = (plan.memory_limit and plan.memory_limit.parent, plan.pids_limit and plan.pids_limit.parent, plan.cpu)
+    memory, pids, cpu = (None if file is None else str(file) for file in files)
+    return LimitFiles(plan.version, memory, pids, cpu, OWN_PROCESSES * roots)

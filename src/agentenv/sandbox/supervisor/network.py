@@ -31,6 +31,7 @@ from agentenv.sandbox.supervisor.isolation import ROOT_LINKS, USER
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
 from agentenv.sandbox.supervisor.rootfs import root_entry
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.spec import SandboxSpec
 
 READY_DEADLINE_S = scaled(10.0)
@@ -41,7 +42,11 @@ _ALWAYS_CLOSED = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"), IPv4Netw
 """Link-local addresses are the cloud's metadata. Loopback is the slot's own by the kernel's local routes, which
 come first; a socket bound to the tap device bypasses them, and slirp4netns would forward it to the machine's."""
 
-_RTM_NEWROUTE, _NLM_FLAGS = 24, 0x0001 | 0x0004 | 0x0400  # request, ack, create
+_STACKS_OWN = IPv4Network("10.0.2.0/24")
+"""The network between a slot and its slirp4netns, which has its gateway and its resolver. No other host of these
+addresses can be reached, and an unreachable route in it would close everything."""
+_RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
+_REQUEST_ACK, _CREATE = 0x0001 | 0x0004, 0x0400
 _RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1  # linux/rtnetlink.h
 _NLMSG_HEADER = struct.Struct("=IHHII")
 _RTMSG = struct.Struct("=BBBBBBBBI")
@@ -80,12 +85,19 @@ def closed_networks(spec: SandboxSpec) -> list[IPv4Network]:
     return sorted({*_ALWAYS_CLOSED, *(network for network in closed if not network.is_loopback)})
 
 
-def route_message(network: IPv4Network, sequence: int) -> bytes:
-    """The netlink request that makes ``network`` unreachable."""
+def denied_routes(policy: NetworkPolicy) -> frozenset[IPv4Network]:
+    """What has to be unreachable for a policy beside what always is: the stack carries no IPv6."""
+    denied = (network for network in policy.denied_networks if isinstance(network, IPv4Network))
+    return frozenset(network for network in denied if not network.subnet_of(_STACKS_OWN))
+
+
+def route_message(network: IPv4Network, sequence: int, *, remove: bool = False) -> bytes:
+    """The netlink request that makes ``network`` unreachable; ``remove``: no longer so."""
     route = _RTMSG.pack(socket.AF_INET, network.prefixlen, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, 0, _RTN_UNREACHABLE, 0)
     attribute = struct.pack("=HH", 8, _RTA_DST) + network.network_address.packed
     total = _NLMSG_HEADER.size + len(route) + len(attribute)
-    return _NLMSG_HEADER.pack(total, _RTM_NEWROUTE, _NLM_FLAGS, sequence, 0) + route + attribute
+    kind, flags = (_RTM_DELROUTE, _REQUEST_ACK) if remove else (_RTM_NEWROUTE, _REQUEST_ACK | _CREATE)
+    return _NLMSG_HEADER.pack(total, kind, flags, sequence, 0) + route + attribute
 
 
 def tool_argv(tool: str, *, joins: bool = True) -> list[str]:
@@ -127,6 +139,14 @@ class SlotNamespaces:
 
 
 @dataclass(frozen=True)
+class _Routes:
+    """What becomes unreachable for a slot, and what no longer is."""
+
+    closed: Sequence[IPv4Network]
+    opened: Sequence[IPv4Network] = ()
+
+
+@dataclass(frozen=True)
 class _Entrance:
     """The way to a slot's network. ``open`` is called in a forked child: it takes the identity that may enter, and
     returns descriptors of the network namespace and of the user namespace to join for it (None: it has)."""
@@ -142,20 +162,30 @@ async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str)
     Raises SandboxUnavailableError when either fails: the slot must not be used then.
     """
     entrance = _Entrance(slot.slot, setup.tree.jail, partial(_open_namespaces, setup, slot))
-    return await _attach(entrance, closed_networks(setup.spec), reaper, tool)
+    return await _attach(entrance, _Routes(closed_networks(setup.spec)), reaper, tool)
 
 
-async def attach_to(namespaces: SlotNamespaces, spec: SandboxSpec, reaper: Reaper, tool: str) -> NetworkProcess:
+async def attach_to(
+    namespaces: SlotNamespaces,
+    spec: SandboxSpec,
+    reaper: Reaper,
+    tool: str,
+    *,
+    denied: frozenset[IPv4Network] = frozenset(),
+    former: frozenset[IPv4Network] = frozenset(),
+) -> NetworkProcess:
     """:func:`attach`, to a slot that is known by its namespaces, regardless of their owner. It may be attached to again
-    after its stack was killed, which takes the network from its processes without disturbing them otherwise."""
+    after its stack was killed, which takes the network from its processes without disturbing them otherwise.
+    ``denied`` is closed too, and what was ``former`` denied no longer."""
     entrance = _Entrance(namespaces.slot, namespaces.jail, partial(_join_user_namespace, namespaces))
-    return await _attach(entrance, closed_networks(spec), reaper, tool)
+    closed = sorted({*closed_networks(spec), *denied})
+    return await _attach(entrance, _Routes(closed, sorted(former.difference(closed))), reaper, tool)
 
 
-async def _attach(entrance: _Entrance, closed: Sequence[IPv4Network], reaper: Reaper, tool: str) -> NetworkProcess:
+async def _attach(entrance: _Entrance, routes: _Routes, reaper: Reaper, tool: str) -> NetworkProcess:
     pid = os.fork()
     if pid == 0:
-        _close_routes(entrance, closed)
+        _close_routes(entrance, routes)
     status = await reaper.watch(pid)
     if status != 0:
         raise SandboxUnavailableError(f"blocking the slot's access to the host failed: {end_of(status)}")
@@ -210,8 +240,8 @@ def _join_user_namespace(namespaces: SlotNamespaces) -> tuple[int, int | None]:
     return namespaces.network_fd, None
 
 
-def _close_routes(entrance: _Entrance, closed: Sequence[IPv4Network]) -> None:
-    """In a forked child: join the slot's network and add the unreachable routes. Never returns."""
+def _close_routes(entrance: _Entrance, routes: _Routes) -> None:
+    """In a forked child: join the slot's network and set the unreachable routes. Never returns."""
     code = 1
     try:
         net, user = entrance.open()
@@ -219,11 +249,12 @@ def _close_routes(entrance: _Entrance, closed: Sequence[IPv4Network]) -> None:
             syscalls.setns(user, syscalls.CLONE_NEWUSER)
         syscalls.setns(net, syscalls.CLONE_NEWNET)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-            for sequence, network in enumerate(closed, 1):
-                netlink.send(route_message(network, sequence))
+            changes = [(network, True) for network in routes.opened] + [(network, False) for network in routes.closed]
+            for sequence, (network, remove) in enumerate(changes, 1):
+                netlink.send(route_message(network, sequence, remove=remove))
                 answer = netlink.recv(4096)
                 error = struct.unpack_from("=i", answer, _NLMSG_HEADER.size)[0]
-                if -error not in (0, errno.EEXIST):  # it is closed since an earlier policy
+                if -error not in (0, errno.ESRCH if remove else errno.EEXIST):  # it is so since an earlier policy
                     raise OSError(-error, f"unreachable route to {network}")
         code = 0
     except BaseException as error:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
 from agentenv.background import finish
 from agentenv.errors import SandboxUnavailableError
@@ -50,6 +51,8 @@ class SlotNetwork:
         self._namespaces = namespaces
         self._on_lost = on_lost
         self._stack: NetworkProcess | None = None
+        self._denied: frozenset[IPv4Network] = frozenset()
+        """What the slot has unreachable routes to because a policy denied it."""
         self._port = 0
         self.proxy: SlotProxy | None = None
         """The slot's, once a policy has named hosts."""
@@ -95,10 +98,11 @@ class SlotNetwork:
                 f"the lease requests network {policy.kind}, but this container's slots have no network",
                 next_step="set allow_network = true, or lease with network none",
             )
-        tool = ""
-        if policy.kind == "public" and self._stack is None:
+        tool, denied = "", network.denied_routes(policy)
+        stays = self._stack is not None and denied == self._denied
+        if policy.kind == "public" and not stays:
             tool = network.find_tool("the network policy public", "list the hosts you need (policy allow)")
-        if policy.kind != "public":
+        if policy.kind != "public" or not stays:
             await self._detach()
         self.policy = policy
         if self.proxy is not None:
@@ -110,8 +114,11 @@ class SlotNetwork:
             await self.proxy.start()
         if tool:
             services = self._services
-            stack = await network.attach_to(self._namespaces, services.spec, services.reaper, tool)
-            self._stack = stack
+            former, self._denied = self._denied, self._denied | denied  # whatever of it is done if this fails
+            stack = await network.attach_to(
+                self._namespaces, services.spec, services.reaper, tool, denied=denied, former=former
+            )
+            self._stack, self._denied = stack, denied
             stack.exited.add_done_callback(lambda ended: self._ended(stack, ended))
 
     async def _detach(self) -> None:

@@ -154,7 +154,7 @@ class Supervisor:
     def ready(self, slot: SlotLifecycle) -> None:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
-            limits = limit_files(slot.process.plan)
+            limits = limit_files(slot.process.plan, 1 + len(slot.process.services))
             view, services = _views(slot)
             paths = dataclasses.replace(USUAL_PATHS, workdir=slot.kind.workdir)
             packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, paths, view, services)

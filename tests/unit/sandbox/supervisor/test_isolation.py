@@ -24,6 +24,7 @@ from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.sandbox.supervisor.selftest import Ran
 from agentenv.slots.backends.base import StartFailed
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec, unfit
 from agentenv.wire.spec import Bind, Capability, SandboxSpec, SlotLimits
 
@@ -220,6 +221,14 @@ def test_a_route_message_is_well_formed() -> None:
     assert len(message) == int.from_bytes(message[:4], "little") == 36
     assert message[16 + 1] == 16  # prefix length
     assert message[-4:] == bytes([169, 254, 0, 0])
+    removed = network.route_message(IPv4Network("169.254.0.0/16"), 5, remove=True)
+    assert (message[4], removed[4]) == (24, 25)  # linux/rtnetlink.h
+    assert message[16:] == removed[16:]
+
+
+def test_denied_networks_are_routes_where_the_stack_would_carry_them() -> None:
+    policy = NetworkPolicy("public", denied=("10.0.0.0/8", "10.0.2.0/24", "10.0.2.2", "2001:db8::/32", "192.0.2.1"))
+    assert network.denied_routes(policy) == {IPv4Network("10.0.0.0/8"), IPv4Network("192.0.2.1/32")}
 
 
 WANT = selftest.Expected(

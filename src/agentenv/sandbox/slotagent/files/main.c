@@ -13,6 +13,7 @@
  *   slotfiles ROOT mkdir PATH PARENTS EXIST_OK
  *   slotfiles ROOT rename PATH TARGET
  *   slotfiles ROOT remove PATH TREE
+ *   slotfiles ROOT room PATH
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
  * PATH is relative to ROOT (the workspace) or absolute. With --beneath before ROOT, nothing leads out of it (see paths.h).
@@ -33,6 +34,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static void run_read(const char *path, uint64_t offset, uint64_t limit) {
@@ -69,6 +71,18 @@ static void run_write(const char *path, const char *mode, uint64_t bytes) {
         fail(errno);
     store(&place, strcmp(mode, "-") ? (int)(number(mode) & 0777) : KEPT_MODE, bytes, NULL);
     struct record record = {.kind = place.exists ? 'f' : 'n', .size = stored_bytes()};
+    put(&record, sizeof record);
+}
+
+/* Of the file system that a directory is in: all bytes, and those that are used. */
+static void run_room(const char *path) {
+    int fd = open_beneath(root(), from_root(path), O_RDONLY | O_DIRECTORY);
+    struct statvfs found;
+    if (fd < 0 || fstatvfs(fd, &found))
+        fail(errno);
+    uint64_t unit = found.f_frsize;
+    uint64_t used = unit * (found.f_blocks - found.f_bfree);
+    struct record record = {.kind = 'e', .size = unit * found.f_blocks, .modified_ns = (int64_t)used};
     put(&record, sizeof record);
 }
 
@@ -111,6 +125,8 @@ static void run(int argc, char **argv) {
         run_rename(path, at_home(argv[4], whole_target));
     else if (!strcmp(operation, "remove") && argc == 5)
         run_remove(path, number(argv[4]));
+    else if (!strcmp(operation, "room") && argc == 4)
+        run_room(path);
     else
         fail(USAGE);
 }

@@ -29,6 +29,7 @@ _LEAST_PIDS = 16_384
 _FIELDS = frozenset(field.name for field in dataclasses.fields(ContainerSpec))
 _SLOTS = re.compile(r'"slots":\s*(\d+)')
 _SLOT_MEMORY = re.compile(r'"memory_bytes":\s*(\d+)')
+_MAX_MEMORY = re.compile(r'"max_memory_bytes":\s*(\d+)')
 _SLOT_PROCESSES = re.compile(r'"processes":\s*(\d+)')
 _OF_IMAGE_SLOTS = ("image_volume", "image_store", "unpack_images", "loop_devices", "disk_volume")
 _OPTIONAL = frozenset({"job_id", "image", "driver"})
@@ -110,9 +111,9 @@ def enough_mib(slots: int, slot_memory_bytes: int) -> int:
     return slots * -(-slot_memory_bytes // MIB) + SERVER_MIB
 
 
-def reserved_mib(spec: ContainerSpec) -> int:
-    """The same, and as much as its checkpoints may take beside them: what a container is given by default."""
-    return enough_mib(spec.slots, spec.limits.memory_bytes) + -(-spec.checkpoint_bytes // MIB)
+def reserved_mib(spec: ContainerSpec, slot_memory_bytes: int) -> int:
+    """The same, and as much as its checkpoints may take beside them."""
+    return enough_mib(spec.slots, slot_memory_bytes) + -(-spec.checkpoint_bytes // MIB)
 
 
 def enough_pids(slots: int, slot_processes: int) -> int:
@@ -122,7 +123,8 @@ def enough_pids(slots: int, slot_processes: int) -> int:
 
 @dataclass(frozen=True)
 class JobShape:
-    """Resources of a job's containers. ``memory_max_mib`` and ``pids_limit`` 0: no limit."""
+    """Resources of a job's containers. ``slot_memory_bytes``: the most that a slot can have. ``memory_max_mib`` and
+    ``pids_limit`` 0: no limit."""
 
     slots: int
     slot_memory_bytes: int
@@ -140,10 +142,13 @@ class JobShape:
             spec = next((text for text in texts if _SLOTS.search(text)), None)
             if spec is not None and (slots := _SLOTS.search(spec)) is not None:
                 memory, own = task.get("Resources") or {}, _SLOT_MEMORY.search(spec)
+                most = _MAX_MEMORY.search(spec)
                 processes = _SLOT_PROCESSES.search(spec)
                 return cls(
                     slots=int(slots[1]),
-                    slot_memory_bytes=int(own[1]) if own else SlotLimits().memory_bytes,
+                    slot_memory_bytes=max(
+                        int(own[1]) if own else SlotLimits().memory_bytes, int(most[1]) if most else 0
+                    ),
                     memory_mib=int(memory.get("MemoryMB") or 0),
                     memory_max_mib=int(memory.get("MemoryMaxMB") or 0),
                     slot_processes=int(processes[1]) if processes else SlotLimits().processes,
@@ -178,7 +183,8 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
         f"a container of {shape.memory_mib} MiB cannot hold {shape.slots} slots of "
         f"{shape.slot_memory_bytes // MIB} MiB each and its server ({enough} MiB): a slot could then be killed for "
         "what its neighbours use",
-        next_step=f"leave memory_mib out (at least {enough} MiB are then reserved), have fewer slots or smaller ones, "
+        next_step=f"leave memory_mib out (at least {enough} MiB are then reserved), have fewer slots or smaller ones "
+        "(limits.memory_bytes, limits.max_memory_bytes), "
         "or say memory_oversubscription=true (up --oversubscribe-memory)",
     )
 
@@ -198,7 +204,9 @@ def check_standing(standing: JobShape | None, wanted: JobShape, running: int, jo
 
 def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dict[str, Any]:
     """By the job file's variables. ``whole``: the container is one of them, else each of its settings is."""
-    reserved = reserved_mib(spec)
+    limits, oversubscribed = spec.limits, settings.memory_oversubscription
+    enough = reserved_mib(spec, limits.most_memory_bytes)
+    reserved = settings.memory_mib or (reserved_mib(spec, limits.memory_bytes) if oversubscribed else enough)
     return {
         "job_id": settings.job_id,
         "namespace": settings.namespace,
@@ -207,11 +215,9 @@ def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dic
         "driver": settings.driver,
         "image": settings.image,
         "cpu_mhz": settings.cpu_mhz,
-        "memory_mib": settings.memory_mib or reserved,
+        "memory_mib": reserved,
         # Of use where the scheduler allows oversubscription; elsewhere Nomad ignores it.
-        "memory_max_mib": reserved
-        if settings.memory_oversubscription and reserved > (settings.memory_mib or reserved)
-        else 0,
+        "memory_max_mib": enough if oversubscribed and enough > reserved else 0,
         "pids_limit": enough_pids(spec.slots, spec.limits.processes),
         "time_factor": TIME_FACTOR,
         **({SPEC: spec.to_json()} if whole else dataclasses.asdict(spec)),

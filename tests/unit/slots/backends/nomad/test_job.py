@@ -58,6 +58,7 @@ def test_the_job_file_takes_our_settings_for_every_driver(driver: str) -> None:
         ({"binds": (Bind("/a", "/b"),)}, "/machine", "binds: is not possible in a virtual machine"),
         ({"allow_network": True}, "/machine", "allow_network: is not"),
         ({"isolation": "user"}, "/machine", "isolation: is not"),
+        ({"limits": {"max_memory_bytes": 2**40}}, "/machine", r"limits\.max_memory_bytes: is not .*images"),
         ({}, "agentenv-sandbox:local", "image: .*agentenv image machine"),
     ],
 )
@@ -314,6 +315,26 @@ def test_less_memory_than_the_slots_may_use_is_refused_unless_named() -> None:
     check_shape(own, ContainerSettings(slots_per_container=2), NomadSettings())
 
 
+def test_a_container_holds_slots_that_request_the_most_unless_it_is_oversubscribed() -> None:
+    limits = SlotLimits(memory_bytes=1536 * MIB, max_memory_bytes=8192 * MIB)
+    containers = ContainerSettings(slots_per_container=3, limits=limits, checkpoint_bytes=0)
+    text = job_text(NomadSettings())
+    usual_mib, most_mib = (3 * each_mib + SERVER_MIB for each_mib in (1536, 8192))
+    for settings, memory_mib, max_mib in (
+        (NomadSettings(), most_mib, 0),
+        (NomadSettings(memory_oversubscription=True), usual_mib, most_mib),
+        (NomadSettings(memory_oversubscription=True, memory_mib=2048), 2048, most_mib),
+    ):
+        values = given(text, containers, settings)
+        assert (values["memory_mib"], values["memory_max_mib"]) == (str(memory_mib), str(max_mib))
+    named = _shape(
+        memory_mib=usual_mib, slots=3, limits='"limits":{"memory_bytes":1610612736,"max_memory_bytes":8589934592},'
+    )
+    with pytest.raises(ConfigError, match=r"cannot hold 3 slots of 8192 MiB .*limits\.max_memory_bytes"):
+        check_shape(named, containers, NomadSettings(memory_mib=usual_mib))
+    check_shape(named, containers, NomadSettings(memory_oversubscription=True))
+
+
 def test_a_container_has_memory_for_its_checkpoints_too() -> None:
     text, named = job_text(NomadSettings()), ContainerSettings(slots_per_container=2, checkpoint_bytes=100 * MIB + 1)
     assert given(text, named, NomadSettings())["memory_mib"] == str(2 * 2048 + 101 + SERVER_MIB)
@@ -344,7 +365,8 @@ def test_the_job_file_by_hand_computes_as_the_backend_does() -> None:
     text = job_text(NomadSettings())
     formula = f"max(16384, local.spec.slots * (try(local.spec.limits.processes, {SlotLimits().processes}) + "
     assert f"{formula}{SLOT_OWN_PROCESSES}) + {SERVER_PROCESSES})" in text
-    assert f"try(local.spec.limits.memory_bytes, {SlotLimits().memory_bytes})" in text
+    usual = f"try(local.spec.limits.memory_bytes, {SlotLimits().memory_bytes})"
+    assert f"max({usual}, try(local.spec.limits.max_memory_bytes, {SlotLimits().max_memory_bytes}))" in text
     assert f"local.spec.slots * local.slot_mib + local.checkpoint_mib + {SERVER_MIB}" in text
     assert f"try(local.spec.checkpoint_bytes, {ContainerSpec.checkpoint_bytes})" in text
     assert f"slots = {ContainerSpec().slots}, " in text
