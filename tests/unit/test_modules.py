@@ -26,7 +26,6 @@ APART: Final[Mapping[str, str]] = {
     "agentenv.runs.recorded": "counts records, which is no matter of how a command prints them",
     "agentenv.sandbox.server.image_route": "each resource of the server's routes is a module",
     "agentenv.sandbox.server.slot_metrics_route": "each resource of the server's routes is a module",
-    "agentenv.sandbox.supervisor.layer_export": "supervisor.py, which uses it, has 500 lines",
     "agentenv.slots.backends.attached": "each backend is a module",
     "agentenv.slots.eta": "pure, and simulated by benchmarks/farmsim",
     "agentenv.tasks.harbor.directories": "tasks of either format are read without an environment",
