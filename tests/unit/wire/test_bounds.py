@@ -148,7 +148,7 @@ _ANSWERS: Final = re.compile(
     r".*(Reply|List|State|Sight|Seen|View|Status|Info|Load|Map)|Accepted|Artifact(Archive|Entry|File|Read)|Call(Result|Times)"
     r"|Draining|DroppedPaused|EndedLeases|Failure|FileEntry|Grant|Health|ImageConfig|InputTaken|Lease(Grant|Loss)|LiveOutput|LostLease|MintedToken"
     r"|News\w+|NodeImages|PatchedFile|Place|Program(Ended|Lost|Refused|Started)|Proof|ReleasedLeases|Revoked|SearchMatch"
-    r"|SightChanges|SlotReport|Tail\w+|ToolDescription|Watch\w+|PlainTrajectory"
+    r"|SightChanges|Slot(Metrics|Report)|Tail\w+|ToolDescription|Watch\w+|PlainTrajectory"
 )
 """Models that only clients receive: they bound each answer as a whole, as they read it."""
 
