@@ -38,7 +38,7 @@ from tests.integration.window import Window
 
 HERE = Path(__file__).parent / "inspect_ai"
 IMAGE = f"dockerfile:{HERE}"
-AS_APP = AgentEnvSandboxConfig(image=IMAGE, user="app", workdir="/work", memory_mib=2048)
+AS_APP = AgentEnvSandboxConfig(image=IMAGE, user="app", workdir="/work", memory_mib=3072)
 COMPOSE = """\
 x-agentenv: {slots: 20}
 services:

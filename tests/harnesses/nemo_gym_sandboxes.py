@@ -31,7 +31,7 @@ def test_the_provider_is_found_by_its_entry_point() -> None:
 
 def test_a_blocking_sandbox(tmp_path: Path) -> None:
     with Sandbox(PROVIDER) as box:
-        resources = {"cpu": 1, "memory_mib": 512, "disk_gib": 1}
+        resources = {"cpu": 1, "memory_mib": 3072, "disk_gib": 1}
         box.start(spec(env={"A": "1"}, files={"/etc/x": "hi"}, resources=resources))
         done = box.exec("pwd; echo $A; cat /etc/x; id -un; exit 4")
         assert (done.stdout, done.return_code, done.error_type) == ("/made\n1\nhiroot\n", 4, None)

@@ -28,8 +28,8 @@ from pydantic import Field, model_validator
 from agentenv import AsyncFarm, AsyncSandbox, SharedFarm, SlotLimits, shared_farm
 from agentenv.errors import ConfigError, DockerfileError, TaskError
 from agentenv.harnesses.harbor_machine import Definition, Limits, chosen_image, read_definition, root_of
+from agentenv.harnesses.limits import this_machines_mib
 from agentenv.harnesses.programs import run
-from agentenv.sandbox.supervisor.cgroups import this_machine
 from agentenv.tasks.harbor.rewards import NoRewardError
 from agentenv.tasks.harbor.starting import start_services
 from agentenv.tasks.harbor.verifier import lay_mount
@@ -150,7 +150,7 @@ class AgentEnvEnvironment(BaseEnvironment):
     def _most_mib(self) -> int:
         if self.options.slot_memory_mb is not None:
             return self.options.slot_memory_mb
-        return this_machine().memory_bytes // MIB if self.options.backend == "local" else _CLUSTER_SLOT_MIB
+        return this_machines_mib() if self.options.backend == "local" else _CLUSTER_SLOT_MIB
 
     def _limits(self) -> Limits:
         memory_mib = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)

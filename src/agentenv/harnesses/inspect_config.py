@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentenv import ImageRoot, Service, SharedFarm, shared_farm
 from agentenv.errors import ConfigError
+from agentenv.harnesses.limits import local_limits
 from agentenv.tasks.harbor.compose import Compose, parsed_compose
 from agentenv.tasks.harbor.services import read_group, total
 from agentenv.tasks.harbor.task import Group, Mount
@@ -94,10 +95,9 @@ class Plan:
             return shared_farm("farm", start_timeout_s=asked.start_timeout_s)
         network = asked.network != "none"
         if asked.image is not None:
-            return shared_farm(
-                asked.backend, slots=asked.slots, start_timeout_s=asked.start_timeout_s, allow_network=network
-            )
-        limits = {} if asked.memory_mib is None else {"memory_bytes": asked.memory_mib * 2**20}
+            limits = local_limits(asked.backend)
+        else:
+            limits = {} if asked.memory_mib is None else {"memory_bytes": asked.memory_mib * 2**20}
         return shared_farm(
             asked.backend,
             slots=asked.slots,

@@ -19,6 +19,7 @@ from nemo_gym.sandbox.providers.base import (
 
 from agentenv import AsyncSandbox, ImageRoot, SharedFarm, shared_farm
 from agentenv.errors import AgentEnvError, ConfigError, PoolClosedError, SlotDestroyedError
+from agentenv.harnesses.limits import local_limits
 from agentenv.harnesses.programs import run
 
 _OUTPUT_BYTES: Final = 64 * 2**20
@@ -63,7 +64,8 @@ class AgentEnvProvider:
         self._start_timeout_s = start_timeout_s
         self._settings: dict[str, Any] = dict(containers)
         if backend != "farm":
-            self._settings = {"slots": slots, "allow_network": network != "none", **containers}
+            of_farm = {"slots": slots, "allow_network": network != "none", "limits": local_limits(backend)}
+            self._settings = {**of_farm, **containers}
         self._farm()
 
     def _farm(self) -> SharedFarm:
