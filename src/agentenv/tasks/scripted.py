@@ -369,12 +369,12 @@ def played(
         _begin(directory, table.names, resume=resume)
         try:
             run_to_end(playing(directory, table))
-        except InterruptedBySignalError:
+        except (InterruptedBySignalError, BaseExceptionGroup) as ended:
             next_step = "to play the rest, add --resume" if out else "a check with --out DIRECTORY can be resumed"
             table.say_how_far(next_step)
+            if isinstance(ended, BaseExceptionGroup):  # of records that are played at once
+                raise ended.exceptions[0] from None
             raise
-        except BaseExceptionGroup as failed:  # of records that are played at once
-            raise failed.exceptions[0] from None
     table.end()
     return 0 if table.results and all(result.good for result in table.results) else 1
 

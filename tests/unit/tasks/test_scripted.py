@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.cli.output import InterruptedBySignalError
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import ConfigError, InfraError, SandboxUnavailableError
 from agentenv.tasks.scripted import Result, Table, busy, is_played, played, report, result_of
 from agentenv.wire.calls import CallResult
 
@@ -129,16 +130,21 @@ def test_nothing_played_is_not_well() -> None:
 def test_an_interrupted_check_says_how_far_it_came_and_how_to_go_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def interrupted(directory: Path, table: Table) -> None:
+    async def ended_by(error: BaseException, directory: Path, table: Table) -> None:
         await play(directory, table)
-        raise InterruptedBySignalError(2)
+        raise error
 
+    full = InfraError("the record of one could not be written")
     for out, said in ((tmp_path, "to play the rest, add --resume"), (None, "with --out DIRECTORY can be resumed")):
-        with pytest.raises(InterruptedBySignalError):
-            played(Table(["oracle", "empty"]), interrupted, out)
-        err = capsys.readouterr().err
-        assert "2 of 2 were played, 1 ok" in err
-        assert said in err
+        for error, raised in (
+            (InterruptedBySignalError(2), InterruptedBySignalError),
+            (ExceptionGroup("", [full]), InfraError),
+        ):
+            with pytest.raises(raised):
+                played(Table(["oracle", "empty"]), partial(ended_by, error), out)
+            err = capsys.readouterr().err
+            assert "2 of 2 were played, 1 ok" in err
+            assert said in err
 
 
 def test_records_of_other_players_are_not_resumed(tmp_path: Path) -> None:
