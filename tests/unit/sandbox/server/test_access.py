@@ -49,6 +49,7 @@ def test_what_a_run_may_use_is_this() -> None:
         "GET /v1/slots/{slot}/connect",
         "GET /v1/slots/{slot}/program",
         "GET /v1/slots/{slot}/image",
+        "GET /v1/slots/{slot}/metrics",
     }
     assert [route for route, who in ROUTES.items() if who is Who.anybody] == ["GET /health"]
 
