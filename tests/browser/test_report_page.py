@@ -204,7 +204,7 @@ async def test_scores_outside_of_0_and_1_are_where_they_belong(tmp_path: Path) -
         assert places == pytest.approx([10, 10 + 180 * 0.75 / 6.5, 190])
         assert [kind for _, kind in found] == ["none", "part", "full"]
         assert await page.evaluate("document.querySelector('#score option[value=full]').textContent") == "5.5"
-        assert await page.evaluate("document.querySelectorAll('.name')[1].innerText") == "rollout 1"
+        await page.until("document.querySelectorAll('.name')[1].innerText === 'rollout 1'")  # once it is drawn
 
 
 async def test_rows_of_a_group_share_one_scale_with_round_ticks(tmp_path: Path) -> None:
