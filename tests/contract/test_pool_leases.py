@@ -22,7 +22,7 @@ from agentenv.farm_client.access import FarmAccess
 from agentenv.farm_client.pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import SealSlot
+from agentenv.wire.leases import LeaseRequest, SealSlot
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import AnyPool, Client, Maker, renewed
 from tests.waiting import until
@@ -243,14 +243,18 @@ async def test_a_lease_that_fails_in_no_known_way_fails_its_waiter_and_leaks_not
         pass
     await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
 
-    async def fail(*_: object, **__: object) -> None:
+    asked: set[int] = set()
+
+    async def fail(_: object, request: LeaseRequest, **__: object) -> None:
+        asked.add(request.slot)
         raise ValueError("nobody expects this")
 
     with monkeypatch.context() as patched:
         patched.setattr(ContainerControl, "lease", fail)
         with pytest.raises(InfraError, match="nobody expects this"):
             await pool.lease("unlucky", timeout_s=10)
-    await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+        await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+    assert len(asked) == 1, "the other slot is not asked for what would fail there as well"
     async with await pool.lease("fine again"):
         pass
 

@@ -209,6 +209,7 @@ async def test_mounts_name_no_path_of_the_machine(slots: ImageSlots) -> None:
 
 async def test_what_cannot_be_unpacked_is_refused_and_the_slots_go_on(slots: ImageSlots, kind: str) -> None:
     """More attributes than a file of ext4 has room for."""
+    await slots.open()
     pax = {f"SCHILY.xattr.user.{number}": "v" * 60_000 for number in range(2)}
     image = slots.images.over_programs(*usual_files(), member("tagged", b"x", pax_headers=pax))
     if kind == "erofs":
@@ -216,6 +217,7 @@ async def test_what_cannot_be_unpacked_is_refused_and_the_slots_go_on(slots: Ima
         return
     with pytest.raises(ImageUnavailableError, match=r"could not be unpacked: .*(space|large|long)"):
         await slots.open(image)
+    assert unpackers(slots, image) == []
     parts = list((slots.images.store / "trees").glob("*.part/*"))
     assert parts == []
     assert await run(await slots.open(), "echo on") == "on"
@@ -226,12 +228,14 @@ async def test_an_image_that_is_not_there_is_refused(slots: ImageSlots) -> None:
         await slots.open(f"sha256:{'0' * 64}")
 
 
-def unpackers(slots: ImageSlots) -> list[int]:
-    """The processes of the container that unpack an image."""
+def unpackers(slots: ImageSlots, image: str) -> list[int]:
+    """The processes of the container that unpack this image."""
     found = []
     for pid in slots.processes():
         with contextlib.suppress(OSError):
-            if b"agentenv.store.unpacked" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            if {b"agentenv.store.unpacked", image.encode()} <= set(
+                Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            ):
                 found.append(pid)
     return found
 
@@ -244,7 +248,7 @@ async def test_an_unpacking_that_is_killed_is_told_and_done_again(slots: ImageSl
     opening = asyncio.ensure_future(slots.open(image))
 
     def killed() -> list[int]:  # as soon as they are seen: on a loaded machine they are gone a moment later
-        found = unpackers(slots)
+        found = unpackers(slots, image)
         for pid in found:
             os.kill(pid, signal.SIGKILL)
         return found

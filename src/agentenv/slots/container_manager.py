@@ -294,11 +294,11 @@ class ContainerManager:
         self._wake.set()
 
     def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
-        ticket = self.ledger.ticket_of(grant.lease)
-        self.perform(self.ledger.refuse(grant.lease, self._clock()))
-        if ticket is not None:
+        # The waiter leaves first: put back in the queue, it would have another slot asked for the same.
+        if (ticket := self.ledger.ticket_of(grant.lease)) is not None:
             self._sink.fail(ticket, error)
             self.perform(self.ledger.withdraw(ticket, self._clock()))
+        self.perform(self.ledger.refuse(grant.lease, self._clock()))
 
     def _start_reclaim(self, command: Reclaim) -> None:
         task = self._tasks.start(command.container, self._reclaim(command), "reclaim")
