@@ -141,7 +141,7 @@ class SlotDeployment(AbstractDeployment):
 
     def __init__(self, image: str | None = None, *, slots: int = 10, start_timeout_s: float = 600, **root: Any) -> None:
         self.logger = logging.getLogger("rex-deploy")
-        self._farm = {"slots": slots, "start_timeout_s": start_timeout_s, "allow_network": True}
+        self._farm: dict[str, Any] = {"slots": slots, "start_timeout_s": start_timeout_s, "allow_network": True}
         self._root = (image, {"network": "public", **root} if image else root)
         self._hooks = CombinedDeploymentHook()
         self._runtime: SlotRuntime | None = None
