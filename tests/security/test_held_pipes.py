@@ -45,7 +45,10 @@ while True:
 LEFT_BEHIND = """
 (setsid python3 hold.py 1 2>/tmp/holds &)
 until [ -s /tmp/holds ]; do sleep 0.01; done
-until [ "$(cut -d ' ' -f 3 /proc/$(cat /tmp/holds)/stat)" = S ]; do sleep 0.01; done  # it sleeps in its splice
+for _ in {1..20}; do  # it sleeps in its splice, and not for a moment before
+    until [ "$(cut -d ' ' -f 3 /proc/$(cat /tmp/holds)/stat)" = S ]; do sleep 0.01; done
+    sleep 0.01
+done
 """
 CALLS: list[tuple[str, dict[str, object]]] = [
     ("bash", {"command": "echo on"}),
