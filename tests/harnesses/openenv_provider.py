@@ -19,6 +19,7 @@ from examples.harnesses.openenv_slots import SlotProvider
 from tests.harnesses.lost_container import kill_container_of
 
 DOCKERFILE = """FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends python3
 COPY packages /opt/packages
 COPY echo_env /opt/echo_env
 ENV PYTHONPATH=/opt/packages:/opt COLOUR=blue
