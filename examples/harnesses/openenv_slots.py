@@ -60,7 +60,8 @@ class SlotProvider(ContainerProvider):
         raise TimeoutError(f"the server was not ready after {timeout_s:g} s: {self._printed()}")
 
     def _printed(self) -> str:
-        return self._server.read().decode(errors="replace")[-2000:]
+        printed: bytes = self._server.read()
+        return printed.decode(errors="replace")[-2000:]
 
     def stop_container(self) -> None:
         self._opened.close()
