@@ -50,9 +50,8 @@ _LINES: Final[Mapping[Long, Sequence[str]]] = {
         "make nomad-dev-down",
     ),
     "nomad demo": ("make nomad-dev", "make demo BACKEND=nomad", "make nomad-dev-down"),
-    "ci demo": (
-        "make demo DEMO_ARGS='--groups 1 --group-size 2'",
-    ),  # a guest in CI is emulated: each rollout is a minute
+    # The guest of CI is emulated, where each rollout takes minutes.
+    "ci demo": ("make demo DEMO_ARGS='--groups 1 --group-size 2'",),
     "ci tests": (
         f"{_PYTEST} -k 'local and not image' tests/contract/executor/test_executor_bash.py"
         " tests/security/test_leftovers.py tests/security/test_neighbours.py",

@@ -6,7 +6,7 @@ env = EchoEnv.from_docker_image("localhost/echo-env", provider=SlotProvider()).s
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -48,12 +48,10 @@ class SlotProvider(ContainerProvider):
         timeout_s = timeout_s or self._ready_timeout_s
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
-            try:
-                with _OPENER.open(f"{base_url}/health", timeout=2) as reply:
-                    if reply.status == 200:
-                        return
-            except OSError:
-                time.sleep(0.1)
+            with suppress(OSError), _OPENER.open(f"{base_url}/health", timeout=2) as reply:
+                if reply.status == 200:
+                    return
+            time.sleep(0.1)
             self._server.state()  # or an InfraError
             if self._server.exit_code is not None:
                 raise RuntimeError(f"the server ended with exit code {self._server.exit_code}: {self._printed()}")
