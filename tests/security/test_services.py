@@ -61,7 +61,8 @@ async def test_the_network_is_shared_and_nothing_else_is(box: AsyncSandbox) -> N
         assert "127.0.0.1 target\n127.0.0.1 other.name" in hosts
     assert await said(target, "id -u; echo $ROLE") == "1234\ntarget"
     await target.run("echo secret > /opt/flag", user="root")
-    sleeper = await target.start(["sleep", "3600"], user="root")
+    sleeper = await target.start(["sleep", "86399.5"], user="root")
+    await until(lambda: running("86399.5"))  # start() returns before the program is executed
     seen = await said(box, "for f in /proc/[0-9]*/cmdline; do cat $f 2>/dev/null; done")
     assert "sleep" not in seen.replace("\0", " ")
     assert "secret" not in await said(box, "cat /opt/flag /proc/[0-9]*/root/opt/flag 2>/dev/null")
@@ -106,12 +107,12 @@ async def test_everything_ends_with_the_slot_and_when_it_is_sealed(
         target = await box.service("target")
         process = await target.start(["sleep", mark])
         await target.run("echo kept > /shared/file; echo kept > /tmp/file", user="root")
-        assert running(mark)
+        await until(lambda: running(mark))  # start() returns before the program is executed
         await box.seal()
         assert not running(mark)
         assert await said(target, "cat /shared/file /opt/../shared/file", user="root") == "kept\nkept"
         await target.start(["sleep", mark])
-        assert running(mark)
+        await until(lambda: running(mark))
         assert process.exit_code is None
     await until(lambda: not running(mark))
     async with farm[0].sandbox(farm[1]) as box:
