@@ -106,6 +106,7 @@ _ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = 
     "PUT /v1/slots/{slot}/tar": partial(_ask, "PUT", "/v1/slots/{slot}/tar?path=stolen"),
     "GET /v1/slots/{slot}/tar": partial(_ask, "GET", "/v1/slots/{slot}/tar?path=."),
     "GET /v1/slots/{slot}/connect": partial(_ask, "GET", "/v1/slots/{slot}/connect?port=80"),
+    "GET /v1/slots/{slot}/listen": partial(_ask, "GET", "/v1/slots/{slot}/listen?port=0"),
     "GET /v1/slots/{slot}/image": partial(_ask, "GET", "/v1/slots/{slot}/image"),
     "GET /v1/slots/{slot}/metrics": partial(_ask, "GET", "/v1/slots/{slot}/metrics"),
     "GET /v1/slots/{slot}/program": _program,

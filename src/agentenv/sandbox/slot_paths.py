@@ -55,6 +55,7 @@ class SlotPaths:
     user: str = ""
     """Whose programs run in a slot with a root of its own, if a call names nobody else."""
     dial: str = "/run/agentenv/slotdial"
+    listen: str = "/run/agentenv/slotlisten"
     ripgrep: str = "/run/agentenv/rg"
     tmux: str = ""
     """Directory of the tmux to use (:data:`TMUX_BUNDLE`); empty: the one that PATH leads to."""

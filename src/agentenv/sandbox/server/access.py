@@ -62,6 +62,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/connect": Who.run,
+        "GET /v1/slots/{slot}/listen": Who.run,
         "GET /v1/slots/{slot}/program": Who.run,
         "GET /v1/slots/{slot}/image": Who.run,
         "GET /v1/slots/{slot}/metrics": Who.run,

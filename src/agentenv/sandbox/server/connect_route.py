@@ -1,7 +1,8 @@
-"""``/v1/slots/{slot}/connect``: a connection to a server in a slot, over a WebSocket.
+"""``/v1/slots/{slot}/connect``: a connection to a server in a slot, over a WebSocket; and ``listen``, its mirror: a port
+of the slot whose connections the client answers, as frames which the server does not read.
 
-See :mod:`agentenv.wire.connections`. The server passes bytes between the WebSocket and slotdial, which runs in the
-slot. It holds a few pipe buffers for each connection; whoever does not read holds up nothing but this connection.
+See :mod:`agentenv.wire.connections`. The server passes bytes between the WebSocket and slotdial or slotlisten, which
+run in the slot. It holds a few pipe buffers for each WebSocket; whoever does not read holds up nothing but this one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Final
 
@@ -20,6 +22,7 @@ from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.bodies import number, slot_key
 from agentenv.sandbox.server.container import Container, Requester, requester_of
 from agentenv.sandbox.server.transfer_run import TransferRun
+from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.wire.base import MAX_PIECE_BYTES
 from agentenv.wire.connections import LINGER_S, MAX_CONNECTIONS, OVER, ConnectionReply
 from agentenv.wire.leases import LeaseKey
@@ -35,13 +38,22 @@ class ConnectRoute:
         self._open: Counter[int] = Counter()
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Register it."""
-        router.add_get("/v1/slots/{slot}/connect", self._get, allow_head=False)
+        """Register both."""
+        router.add_get("/v1/slots/{slot}/connect", self._connect, allow_head=False)
+        router.add_get("/v1/slots/{slot}/listen", self._listen, allow_head=False)
 
-    async def _get(self, request: web.Request) -> web.StreamResponse:
+    async def _connect(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, lambda paths: paths.dial, least_port=1)
+
+    async def _listen(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, lambda paths: paths.listen, least_port=0)
+
+    async def _serve(
+        self, request: web.Request, program: Callable[[SlotPaths], str], *, least_port: int
+    ) -> web.StreamResponse:
         key = slot_key(request)
-        port = number("port", request.query.get("port", ""), 2**16 - 1, least=1)
-        run = self._dialled(requester_of(request, self._container), key, port)
+        port = number("port", request.query.get("port", ""), 2**16 - 1, least=least_port)
+        run = self._started(requester_of(request, self._container), key, program, port)
         self._open[key.slot] += 1
         try:
             with closing(run):
@@ -49,7 +61,9 @@ class ConnectRoute:
         finally:
             self._open[key.slot] -= 1
 
-    def _dialled(self, requester: Requester, key: LeaseKey, port: int) -> TransferRun:
+    def _started(
+        self, requester: Requester, key: LeaseKey, program: Callable[[SlotPaths], str], port: int
+    ) -> TransferRun:
         io, env = requester.io_and_env(key)
         if self._open[key.slot] >= MAX_CONNECTIONS:
             raise SandboxUnavailableError(
@@ -57,7 +71,7 @@ class ConnectRoute:
             )
         run = TransferRun(io)
         try:
-            run.start([io.paths.dial, str(port)], env, feeds=True, keep_free=KEPT_FOR_CALLS)
+            run.start([program(io.paths), str(port)], env, feeds=True, keep_free=KEPT_FOR_CALLS)
         except TooManyRunsError as error:
             raise SandboxUnavailableError(str(error)) from error
         return run

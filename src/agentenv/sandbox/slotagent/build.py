@@ -33,6 +33,7 @@ _PROGRAMS = {
     "slottar": ("tar", "steps"),
     "slotas": ("as", "steps"),
     "slotdial": ("dial",),
+    "slotlisten": ("listen",),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -60,6 +61,7 @@ class Binaries:
     tar: Path
     as_user: Path
     dial: Path
+    listen: Path
     ripgrep: Path
 
 

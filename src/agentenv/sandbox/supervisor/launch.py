@@ -290,6 +290,7 @@ def _prepare(
         tar_program=built.tar,
         as_user=built.as_user,
         dial=built.dial,
+        listen=built.listen,
         ripgrep=built.ripgrep,
         network_tool=network_tool,
         shell=static_bash.find(),

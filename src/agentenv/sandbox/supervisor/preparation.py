@@ -67,6 +67,7 @@ class Launch:
     tar_program: Path
     as_user: Path
     dial: Path
+    listen: Path
     ripgrep: Path
     network_tool: str | None
     shell: Path | None
@@ -106,6 +107,7 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
             launch.files,
             launch.as_user,
             launch.dial,
+            launch.listen,
             launch.ripgrep,
             launch.launcher,
             Path(launch.bwrap),
@@ -116,7 +118,13 @@ def prepare_setup(launch: Launch, reaper: Reaper, support: ImageSupport) -> tupl
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     programs = {"slotagent": launch.agent, "slotfiles": launch.files}
-    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial, "rg": launch.ripgrep}
+    programs |= {
+        "slottar": launch.tar_program,
+        "slotas": launch.as_user,
+        "slotdial": launch.dial,
+        "slotlisten": launch.listen,
+        "rg": launch.ripgrep,
+    }
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tmux = tmux_bundle() if spec.store_dir else []

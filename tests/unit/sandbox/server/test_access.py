@@ -47,6 +47,7 @@ def test_what_a_run_may_use_is_this() -> None:
         "PUT /v1/slots/{slot}/transfer",
         "GET /v1/slots/{slot}/transfer",
         "GET /v1/slots/{slot}/connect",
+        "GET /v1/slots/{slot}/listen",
         "GET /v1/slots/{slot}/program",
         "GET /v1/slots/{slot}/image",
         "GET /v1/slots/{slot}/metrics",

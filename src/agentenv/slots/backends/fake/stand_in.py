@@ -138,6 +138,7 @@ class Bare:
             workspace,
             beneath_workspace=True,
             dial=str(files.binaries.dial),
+            listen=str(files.binaries.listen),
             ripgrep=str(files.binaries.ripgrep),
         )
 
