@@ -1,4 +1,4 @@
-"""``/v1/slots/{slot}/connect``: a connection to a server in a slot, over a WebSocket; and ``listen``, its mirror: a port
+"""``/v1/slots/{slot}/connect``: a connection to a server in a slot, over a WebSocket; and ``listen``: a port
 of the slot whose connections the client answers, as frames which the server does not read.
 
 See :mod:`agentenv.wire.connections`. The server passes bytes between the WebSocket and slotdial or slotlisten, which
