@@ -209,6 +209,14 @@ class SlotDestroyedError(AgentEnvError):
     fault: ClassVar[Fault] = "policy"
 
 
+class ServingEndedError(AgentEnvError):
+    """A port of the slot that was answered outside it is no longer: a process of the slot killed what listened there,
+    or broke its protocol in its place. The slot is alive; the port can be served again."""
+
+    code = "serving_ended"
+    fault: ClassVar[Fault] = "policy"
+
+
 class TaskError(AgentEnvError):
     """Code of the environment's author raised (preparation, verifier). The slot survived."""
 

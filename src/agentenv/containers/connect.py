@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from typing import Literal
 
 import aiohttp
 
@@ -34,7 +35,7 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
     """
     async with ContainerConnection(lease.container) as connection:
         async with asyncio.timeout(timeout_s):
-            remote = await _open(connection, lease, port)
+            remote = await opened(connection, lease, "connect", port)
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         with closing(writer):
@@ -55,14 +56,18 @@ async def connected(lease: TransferLease, port: int, *, timeout_s: float) -> Asy
                     await remote.close()
 
 
-async def _open(connection: ContainerConnection, lease: TransferLease, port: int) -> aiohttp.ClientWebSocketResponse:
+async def opened(
+    connection: ContainerConnection, lease: TransferLease, how: Literal["connect", "listen"], port: int
+) -> aiohttp.ClientWebSocketResponse:
+    """The WebSocket of a connection to this port, or of those that are made to it. Raises OSError with the slot's
+    errno, ConnectionLostError, and what the container named."""
     remote = await connection.socket(
-        f"/v1/slots/{lease.key.slot}/connect",
+        f"/v1/slots/{lease.key.slot}/{how}",
         lease=lease.key.model_dump_json(),
         params={"port": port},
         max_message_bytes=MAX_PIECE_BYTES + 1,
     )
-    reply = _reply(connection, await remote.receive())
+    reply = reply_in(connection, await remote.receive())
     if reply is None or reply.error:
         await remote.close()
         if reply is None:
@@ -103,7 +108,7 @@ async def _receive(
         elif message.type is aiohttp.WSMsgType.TEXT and message.data == OVER:
             over = True
             writer.write_eof()
-        elif (reply := _reply(connection, message)) is None:
+        elif (reply := reply_in(connection, message)) is None:
             break
         else:
             raise LeaseLostError(reply.lost)
@@ -111,6 +116,6 @@ async def _receive(
         raise connection.lost("the connection to the slot was cut")
 
 
-def _reply(connection: ContainerConnection, message: aiohttp.WSMessage) -> ConnectionReply | None:
+def reply_in(connection: ContainerConnection, message: aiohttp.WSMessage) -> ConnectionReply | None:
     """The reply in a text message; None when the WebSocket was closed. Raises ProtocolError."""
     return connection.parsed(ConnectionReply, message.data) if message.type is aiohttp.WSMsgType.TEXT else None
