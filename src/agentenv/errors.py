@@ -18,6 +18,7 @@ Every class states whose failure it is (``fault``), what survived and what to do
     │   └── UnknownSessionError         no such session, process or tmux session in the slot
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
     ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never retried
+    ├── ServingEndedError           fault=policy: a process of the slot ended a port that was answered outside it
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     │   ├── BadImageError               the task's image is malformed, or has what slots cannot have
     │   └── BuildStepError              a command of a Dockerfile failed, or took too long

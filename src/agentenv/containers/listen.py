@@ -31,16 +31,16 @@ _MESSAGE_BYTES: Final = MAX_PIECE_BYTES - 2 * MAX_DATA_BYTES
 
 
 class Listener:
-    """A port of a slot from :meth:`open` to :meth:`aclose`, every connection served by a protocol of ``factory``."""
+    """A port of a slot from :meth:`open` to :meth:`aclose`, its connections served by protocols of this process."""
 
-    def __init__(self, lease: TransferLease, factory: ProtocolFactory) -> None:
+    def __init__(self, lease: TransferLease) -> None:
         self.port = 0
         """Set by :meth:`open`."""
         self._lease = lease
         self._connection = ContainerConnection(lease.container)
         self._remote: aiohttp.ClientWebSocketResponse | None = None
         self._frames = FrameReader()
-        self._connections = _Connections(factory)
+        self._connections = _Connections()
         self._tasks: list[asyncio.Task[None]] = []
         self._error: asyncio.Future[AgentEnvError] = asyncio.get_running_loop().create_future()
 
@@ -50,12 +50,13 @@ class Listener:
         ConnectionLostError."""
         return self._error.result() if self._error.done() and not self._error.cancelled() else None
 
-    async def open(self, port: int, *, timeout_s: float) -> None:
-        """Listen at this port of the slot's loopback interface; 0: any free one.
+    async def open(self, factory: ProtocolFactory, port: int, *, timeout_s: float) -> None:
+        """Listen at this port of the slot's loopback interface (0: any free one), with protocols of ``factory``.
 
         Raises: OSError with the slot's errno (it is in use), TimeoutError, ServingEndedError, ConnectionLostError,
         LeaseLostError, and what the container named.
         """
+        self._connections.factory = factory
         async with asyncio.timeout(timeout_s):
             self._remote = await opened(self._connection, self._lease, "listen", port)
             while not self._connections.port:
@@ -117,11 +118,11 @@ class Listener:
 class _Connections:
     """Those of one port, and what is to be sent for them."""
 
-    def __init__(self, factory: ProtocolFactory) -> None:
+    def __init__(self) -> None:
         self.port = 0
+        self.factory: ProtocolFactory = asyncio.Protocol
         self.drained = asyncio.Event()
         """Set when nothing was left to be sent."""
-        self._factory = factory
         self._open: dict[int, SlotTransport] = {}
         self._last = 0
         self._closing = False
@@ -187,7 +188,7 @@ class _Connections:
         if self._closing:
             one.abort()
         else:
-            one.serve_by(self._factory)
+            one.serve_by(self.factory)
 
     def _have_due(self, one: SlotTransport) -> None:
         if not one.queued:

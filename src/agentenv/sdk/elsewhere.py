@@ -19,6 +19,7 @@ from agentenv.sdk.forwards import as_socket
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
 from agentenv.sdk.python import SlotPython
+from agentenv.sdk.serving import Served, Target, answered_here
 from agentenv.wire.connections import LINGER_S
 
 _KINDS: Final = (SlotProcess, StreamedProgram, SlotPython, ByteStream)
@@ -122,6 +123,15 @@ class SandboxElsewhere(Elsewhere):
                         await writer.wait_closed()
                 except (TimeoutError, OSError):
                     writer.transport.abort()
+
+    @asynccontextmanager
+    async def serve(self, target: Target, port: int = 0, *, timeout_s: float = 30.0) -> AsyncIterator[Served]:
+        """See :meth:`AsyncSandbox.serve`; an application runs in the caller's loop."""
+        async with (
+            answered_here(target) as answered,
+            self._loop.held_for(self._driven.serve(answered, port, timeout_s=timeout_s)) as found,
+        ):
+            yield found
 
 
 def _output_here(on_output: OnOutput) -> OnOutput:

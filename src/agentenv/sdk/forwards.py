@@ -84,44 +84,59 @@ async def forwarded(
 ) -> AsyncIterator[str]:
     """Listen as :func:`listening` says, each connection leading to one of ``connect``'s; yields how to reach it. A
     connection that cannot be made, or is lost, is reset. Raises ConfigError when it cannot listen."""
-    serving: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with connect() as there:
-                await _join((reader, writer), there)
-        except (AgentEnvError, OSError):
-            _reset(writer)
-
-    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(serve(reader, writer))
-        serving.add(task)
-        task.add_done_callback(lambda task: ended(task, writer))
-
-    def ended(task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
-        serving.discard(task)
-        if task.cancelled():  # perhaps before it began
-            _reset(writer)
-        writer.close()
-
+    joins = Joins(connect)
     with listening(local_port, unix) as (sock, where):
         start = asyncio.start_server if unix is None else asyncio.start_unix_server
-        server = await start(accepted, sock=sock)
+        server = await start(joins.accepted, sock=sock)
         try:
             yield where
         finally:
             server.close()
-            while tasks := [*serving]:  # a connection may have been accepted in the meantime
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await asyncio.sleep(0)
+            await joins.aclose()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+class Joins:
+    """Connections that were accepted, each leading to one of ``connect``'s. One that cannot be made, or is lost, is
+    reset."""
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Streams]]) -> None:
+        self._connect = connect
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one more."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(lambda task: self._ended(task, writer))
+
+    async def aclose(self) -> None:
+        """Reset those that are left."""
+        while tasks := [*self._serving]:  # a connection may have been accepted in the meantime
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with self._connect() as there:
+                await _join((reader, writer), there)
+        except (AgentEnvError, OSError):
+            reset(writer)
+
+    def _ended(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        self._serving.discard(task)
+        if task.cancelled():  # perhaps before it began
+            reset(writer)
+        writer.close()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
     """Break the connection off: the other side must not take it for complete."""
+    sock = writer.get_extra_info("socket")  # a connection of a slot has none: its abort is a reset
     with suppress(OSError):  # it has gone already
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
     writer.transport.abort()
 
 

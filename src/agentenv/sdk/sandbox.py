@@ -34,6 +34,7 @@ from agentenv.sdk.named import IDLE_TIMEOUT_S, NamedSandbox, OnIdle
 from agentenv.sdk.processes import ExecResult, SlotProcess
 from agentenv.sdk.python import PythonResult, SlotPython
 from agentenv.sdk.roots import ImageFields, ImageRoot, Network, SandboxFields
+from agentenv.sdk.serving import Served, Target
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult
@@ -363,6 +364,26 @@ class Sandbox(OpenedSandbox):
         cannot listen.
         """
         with self._loop.held(self._driven.forward(port, local_port=local_port, unix=unix)) as held:
+            yield held
+
+    @contextmanager
+    def serve(self, target: Target, port: int = 0, *, timeout_s: float = 30.0) -> Iterator[Served]:
+        """Listen on the slot's own 127.0.0.1 (and ::1) while the block runs, at this port (0: any free one), and answer
+        the connections that its programs make there, up to 64 at once; more wait. The slot needs no network, and
+        nothing listens on this machine: ``with box.serve(app) as served:`` gives ``served.url``, for programs of
+        the slot.
+
+        ``target``: an :class:`aiohttp.web.Application`, for one block at a time (of one that is served in many slots,
+        the ``server`` of its :class:`aiohttp.web.AppRunner`), another factory of streaming protocols, or what each
+        connection is led to: a port of this machine's loopback, ``"HOST:PORT"``, or the path of a Unix socket. Every
+        program of the slot can connect; a connection is reset when its target cannot be reached or breaks it off.
+
+        It ends with the block, with the slot, and when that is sealed or restored from a checkpoint; ``served.error``
+        says why it ended before the block did. A process of the slot can end it, too, or take the place of what
+        listens there: what comes is from the slot, and no more is known. Raises ConfigError when the target is
+        malformed, OSError when the port is in use, TimeoutError, InfraError.
+        """
+        with self._loop.held(self._driven.serve(target, port, timeout_s=timeout_s)) as held:
             yield held
 
     @overload

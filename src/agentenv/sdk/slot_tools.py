@@ -40,6 +40,7 @@ from agentenv.sdk.forwards import forwarded
 from agentenv.sdk.processes import ExecResult, SlotProcess, exec_result, sendable, shown
 from agentenv.sdk.python import SlotPython
 from agentenv.sdk.roots import Network, farm_images, network_policy, store_directory
+from agentenv.sdk.serving import Served, Target, served
 from agentenv.store.addition import Runtime
 from agentenv.store.reference import committed as committed_reference
 from agentenv.store.store import Store
@@ -273,6 +274,29 @@ class SlotTools(ABC):
         path = None if unix is None else Path(unix)
         async with forwarded(lambda: self.connect(port), local_port, path) as where:
             yield where
+
+    @asynccontextmanager
+    async def serve(self, target: Target, port: int = 0, *, timeout_s: float = 30.0) -> AsyncIterator[Served]:
+        """Listen on the slot's own 127.0.0.1 (and ::1) while the block runs, at this port (0: any free one), and answer
+        the connections that its programs make there, up to 64 at once; more wait. The slot needs no network, and
+        nothing listens on this machine: ``async with box.serve(app) as served:`` gives ``served.url``, for programs of
+        the slot.
+
+        ``target``: an :class:`aiohttp.web.Application`, for one block at a time (of one that is served in many slots,
+        the ``server`` of its :class:`aiohttp.web.AppRunner`), another factory of streaming protocols, or what each
+        connection is led to: a port of this machine's loopback, ``"HOST:PORT"``, or the path of a Unix socket. Every
+        program of the slot can connect; a connection is reset when its target cannot be reached or breaks it off.
+
+        It ends with the block, with the slot, and when that is sealed or restored from a checkpoint; ``served.error``
+        says why it ended before the block did. A process of the slot can end it, too, or take the place of what
+        listens there: what comes is from the slot, and no more is known. Raises ConfigError when the target is
+        malformed, OSError when the port is in use, TimeoutError, InfraError.
+        """
+        async with (
+            self.lease_for_transfer() as lease,
+            served(lease, target, port, timeout_s=timeout_s) as found,
+        ):
+            yield found
 
     @overload
     async def start(

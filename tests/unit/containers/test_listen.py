@@ -145,9 +145,9 @@ async def both(factory: Callable[[], asyncio.BaseProtocol] | None = None) -> Asy
 
     async with slot(speak) as lease:
         found = Both()
-        found.listener = Listener(lease, factory or found.made)
+        found.listener = Listener(lease)
         try:
-            await found.listener.open(0, timeout_s=30)
+            await found.listener.open(factory or found.made, 0, timeout_s=30)
             assert found.listener.port == 4000
             found.slot = await made
             yield found
@@ -181,7 +181,8 @@ async def test_a_frame_cut_anywhere_is_the_same_frame() -> None:
     )
     whole = list(FrameReader().read(sent))
     for seed in range(50):
-        reader, found, at = FrameReader(), [], 0
+        reader, at = FrameReader(), 0
+        found: list[Frame] = []
         draw = random.Random(seed)
         while at < len(sent):
             size = draw.randint(1, 20)
@@ -402,9 +403,9 @@ async def test_a_port_that_cannot_be_had() -> None:
         (wrong, ServingEndedError, 30.0),
     ):
         async with slot(speak) as lease:
-            listener = Listener(lease, Kept)
+            listener = Listener(lease)
             try:
                 with pytest.raises(error):
-                    await listener.open(1, timeout_s=timeout_s)
+                    await listener.open(Kept, 1, timeout_s=timeout_s)
             finally:
                 await listener.aclose()
