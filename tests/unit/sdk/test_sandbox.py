@@ -37,6 +37,7 @@ from agentenv.sdk.loop_thread import LoopThread
 from agentenv.sdk.processes import SlotProcess
 from agentenv.sdk.python import SlotPython
 from agentenv.sdk.sandbox import Process, Python, StreamedProcess
+from agentenv.sdk.serving import Served
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.spec import Bind
@@ -51,6 +52,7 @@ AWAITED: dict[object, object] = {
     AsyncIterator[bytes]: Iterator[bytes],
     AsyncIterator[str]: Iterator[str],
     AsyncIterator[Streams]: Iterator[socket.socket],
+    AsyncIterator[Served]: Iterator[Served],
 }
 """What stands for what is awaited."""
 

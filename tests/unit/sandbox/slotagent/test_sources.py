@@ -18,7 +18,7 @@ from agentenv.sandbox.slotagent import build
 REPOSITORY = Path(__file__).resolve().parents[4]
 PACKAGE = Path(agentenv.__file__).parent
 SOURCES = PACKAGE / "sandbox/slotagent"
-FOLDERS = ("agent", "as", "dial", "files", "guard", "launch", "root", "steps", "tar")
+FOLDERS = ("agent", "as", "dial", "files", "guard", "launch", "listen", "root", "steps", "tar")
 PROGRAMS = {name: [SOURCES / folder for folder in folders] for name, folders in build._PROGRAMS.items()}
 _COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
