@@ -77,19 +77,23 @@ async def test_servers_without_asyncio(tmp_path: Path) -> None:
     assert await output_of(examples("docs/sandbox.md")[6], tmp_path) == "from the sandbox\nHTTP/1.0 200 OK\n"
 
 
+async def test_what_programs_of_the_sandbox_reach(tmp_path: Path) -> None:
+    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == '{"score": 6}\n'
+
+
 async def test_streams(tmp_path: Path) -> None:
     expected = '3000015\nasked: {"size": 3000000} 0\n'
-    assert await output_of(examples("docs/sandbox.md")[7], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[8], tmp_path) == expected
 
 
 async def test_a_terminal_for_a_person(tmp_path: Path) -> None:
-    shown = await output_of(examples("docs/sandbox.md")[8], tmp_path)
+    shown = await output_of(examples("docs/sandbox.md")[9], tmp_path)
     assert re.fullmatch(r"look inside with: \S+ -P -m agentenv.cli shell --attach \S+\n", shown)
 
 
 async def test_python_cells(tmp_path: Path) -> None:
     expected = "3 of [3, 1, 4, 1, 5]\nIndexError list index out of range\nTrue 5\n"
-    assert await output_of(examples("docs/sandbox.md")[9], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[10], tmp_path) == expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
@@ -97,4 +101,4 @@ async def test_images_checkpoints_and_forks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "cache"))
     small_image(tmp_path / "layout")
     expected = "app\n['prepared', '0']\n['prepared', '1']\n['prepared']\n"
-    assert await output_of(examples("docs/sandbox.md")[10], tmp_path) == expected
+    assert await output_of(examples("docs/sandbox.md")[11], tmp_path) == expected

@@ -36,7 +36,9 @@ SETTINGS = ContainerSettings(slots_per_container=4)
 EVERY_WAY: Final = (*KINDS, "farm-fake")
 """What looks at the way between client and container. A farm's client reaches the container itself, by a pass; that its
 pools do what others do, on every kind of container, is test_pool_leases, test_pool_faults and test_lost_slots."""
-_OF_THE_WAY: Final = frozenset({"test_executor_cuts", "test_executor_large", "test_slot_metrics", "test_transfers"})
+_OF_THE_WAY: Final = frozenset(
+    {"test_executor_cuts", "test_executor_large", "test_serving", "test_slot_metrics", "test_transfers"}
+)
 _OF_THE_MACHINE: Final = frozenset(
     {
         "test_executor_bash",
