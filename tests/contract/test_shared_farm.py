@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from agentenv import AsyncSandbox, ContainerSettings, SharedFarm, shared_farm
 from agentenv.config import PoolSettings
@@ -90,6 +91,21 @@ async def test_connections_are_streams_of_the_callers_loop(farm: SharedFarm) -> 
         with pytest.raises(ConnectionRefusedError):
             async with box.connect(8124):
                 pass
+
+
+async def test_an_application_that_is_served_runs_in_the_callers_loop(farm: SharedFarm) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        loops.append(asyncio.get_running_loop())
+        return web.Response(text="from here")
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    ask = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
+    async with farm.sandbox() as box, box.serve(app) as served:
+        assert (await box.exec(["python3", "-c", ask, served.url])).stdout == "from here\n"
+    assert loops == [asyncio.get_running_loop()]
 
 
 async def test_callbacks_are_called_in_the_callers_thread_and_cancel_by_what_they_raise(farm: SharedFarm) -> None:

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from agentenv.api.farm_server.relay import serve_relay
 from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
@@ -29,6 +30,7 @@ from agentenv.errors import ConnectionLostError, PolicyRefusalError, StaleLeaseE
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.farm_client.pool import FarmPool
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
@@ -113,6 +115,20 @@ async def test_large_arguments_and_results(session: ToolSession) -> None:
     assert read.fault == "none", read.message
     assert (await sh(session, "sha256sum < big")).split()[0] == hashlib.sha256(text.encode()).hexdigest()
     assert await sh(session, "head -c 900000 /dev/zero | tr '\\0' x") == "x" * 900_000
+
+
+async def test_programs_of_a_slot_reach_what_answers_behind_the_relay(session: ToolSession) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=(await request.read())[::-1])
+
+    app = web.Application(client_max_size=16 * MIB)
+    app.router.add_post("/", answer)
+    ask = "import os,sys,urllib.request as u; sent = os.urandom(8 << 20)\n"
+    ask += "for _ in range(3): print(u.urlopen(sys.argv[1], sent, 100).read()[::-1] == sent)"
+    box = ToolContext(session)
+    async with box.serve(app) as served:
+        done = await box.exec(["python3", "-c", ask, served.url], timeout_s=300)
+        assert (done.stdout, done.stderr) == ("True\n" * 3, "")
 
 
 async def test_a_large_transfer_both_ways_in_little_memory(session: ToolSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentenv import AsyncFarm, AsyncSandbox, ImageRoot, NetworkPolicy, Sandbox, ToolContext
 from agentenv.containers.transfer import get_tar
@@ -102,6 +103,29 @@ async def test_sessions_and_processes_have_users_too(box: AsyncSandbox) -> None:
         assert piece == b"begun\n"
         await sleeping.kill("TERM")
     assert sleeping.exit_code == 143
+
+
+@pytest.mark.parametrize("user", ["", "app"])
+async def test_programs_of_an_image_reach_what_answers_here(images: dict[str, str], user: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=f"{request.path} {await request.text()}")
+
+    app = web.Application()
+    app.router.add_post("/{rest:.*}", answer)
+    ask = (
+        "exec 3<>/dev/tcp/127.0.0.1/$0; printf 'POST /a HTTP/1.0\\r\\nContent-Length: 5\\r\\n\\r\\nasked' >&3; cat <&3"
+    )
+    async with AsyncSandbox(image=images[user], memory_mib=512) as box, box.serve(app) as served:
+        done = await box.exec(["bash", "-c", ask, str(served.port)])
+        assert done.stdout.endswith("\r\n\r\n/a asked"), done
+
+
+def test_an_application_is_served_without_asyncio(images: dict[str, str]) -> None:
+    app = web.Application()
+    ask = "exec 3<>/dev/tcp/127.0.0.1/$0; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; head -n 1 <&3"
+    with Sandbox(image=images[""], memory_mib=512) as box, box.serve(app) as served:
+        assert box.exec(["bash", "-c", ask, str(served.port)]).stdout == "HTTP/1.0 404 Not Found\r\n"
+        assert served.error is None
 
 
 async def test_files_are_a_users_by_name_or_number(tmp_path: Path, images: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Programs of a slot reach what answers here, over every way to a slot (:meth:`agentenv.sdk.slot_tools.SlotTools.serve`)."""
+"""Programs of a slot reach what answers here, over every way to a slot (:mod:`agentenv.sdk.serving`)."""
 
 from __future__ import annotations
 
@@ -76,6 +76,15 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=300) as p
     except ConnectionError as error:
         print("end", type(error).__name__)
 """
+UNTIL_REFUSED: Final = """
+import socket, sys, time
+for _ in range(600):
+    with socket.socket() as program:
+        if found := program.connect_ex(("127.0.0.1", int(sys.argv[1]))):
+            break
+    time.sleep(0.1)
+print(found)
+"""
 KILL: Final = """
 import os, sys
 for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -126,8 +135,7 @@ async def test_an_application_answers_at_both_addresses_of_the_slot(session: Too
         urls = [f"{served.url}/a", f"http://[::1]:{served.port}/b"]
         assert await python(box, ASKS, *urls) == "/a asked\n/b asked\n"
         assert served.error is None
-    gone = "import socket, sys; print(socket.socket().connect_ex(('127.0.0.1', int(sys.argv[1]))))"
-    assert await python(box, gone, served.port) == f"{errno.ECONNREFUSED}\n"
+    assert await python(box, UNTIL_REFUSED, served.port) == f"{errno.ECONNREFUSED}\n"
     async with box.serve(application(), served.port) as again:  # a port of one's choice
         assert again.port == served.port
         assert await python(box, ASKS, again.url) == "/ asked\n"
@@ -195,6 +203,7 @@ async def test_a_process_of_the_slot_that_kills_the_listener_ends_it(session: To
     box = ToolContext(session)
     async with box.serve(streams(deaf)) as served:
         port = served.port
+    await python(box, UNTIL_REFUSED, port)
     async with box.serve(streams(deaf), port) as served, waiting(box, served) as program:
         assert await python(box, KILL, port) == "killed\n"
         assert (await program.stdout.readline()).startswith(b"end")

@@ -56,8 +56,14 @@ class Listening:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
 
     def send(self, *frames: bytes) -> None:
         assert self.process.stdin is not None
@@ -191,6 +197,7 @@ def test_what_is_echoed_is_what_was_sent(seed: int) -> None:
         assert listening.process.stdin is not None
         listening.process.stdin.close()
         assert listening.code() == 0
+        echo.join()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +314,7 @@ def test_a_port_that_is_taken_in_either_family(family: socket.AddressFamily) -> 
         taken.listen()
         listening = Listening(taken.getsockname()[1])
         assert listening.code() == errno.EADDRINUSE
-        listening.process.communicate()
+        listening.close()
 
 
 @pytest.mark.parametrize("given", [[], ["1", "2"], ["x"], ["-1"], ["65536"], [""]])
