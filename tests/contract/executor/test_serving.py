@@ -92,7 +92,7 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
         line = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
     except OSError:
         continue
-    if line[0].endswith(b"slotlisten") and line[1:2] == [sys.argv[1].encode()]:
+    if os.path.basename(line[0]).startswith(b"slotlisten") and line[1:2] == [sys.argv[1].encode()]:
         os.kill(int(pid), 9)
         print("killed")
 """
