@@ -13,11 +13,12 @@ from typing import Final
 import pytest
 from aiohttp import web
 
+from agentenv.containers.listen import ProtocolFactory
 from agentenv.containers.programs import StreamedProgram
 from agentenv.errors import ConfigError, ConnectionLostError, LeaseLostError, ServingEndedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.sdk.serving import ProtocolFactory, Served
+from agentenv.sdk.serving import Served
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.connections import MAX_CONNECTIONS
 from tests.waiting import until
