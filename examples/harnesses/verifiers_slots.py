@@ -1,6 +1,6 @@
 """Slots as a runtime of verifiers (docs/harnesses.md):
 
-python verifiers_slots.py … --harness.runtime.type agentenv --harness.runtime.image python:3.12-slim
+python verifiers_slots.py TASKSET --env.agent.runtime.type agentenv --env.agent.runtime.image python:3.12-slim
 
 verifiers has a closed list of runtimes and no entry point for others: it is added to before the rest of the package
 reads it. Import this module before verifiers.
@@ -120,7 +120,8 @@ class SlotRuntime(Runtime):
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
         if max_bytes is not None:
-            return await super()._read(path, max_bytes)
+            first: bytes = await super()._read(path, max_bytes)
+            return first
         try:
             data: bytes = await _named(self._slot.read_file(self._at(path), binary=True))
         except (OSError, AgentEnvError) as error:
