@@ -112,6 +112,9 @@ class SlotRuntime(rex.AbstractRuntime):
         done = await self._box.exec(argv, cwd=command.cwd, env=command.env, timeout_s=limit_s, output_bytes=64 * 2**20)
         if done.timed_out:
             raise exceptions.CommandTimeoutError(f"Timeout ({command.timeout}s) exceeded while running command")
+        if done.truncated:
+            lost = done.stdout_dropped_bytes + done.stderr_dropped_bytes
+            raise exceptions.SwerexException(f"{lost} bytes are missing from the output of {command.command!r}")
         if command.check and done.exit_code:
             failed = f"Command {command.command!r} failed with exit code {done.exit_code}: {done.stdout} {done.stderr}"
             raise exceptions.NonZeroExitCodeError(": ".join(filter(None, [command.error_msg, failed])))

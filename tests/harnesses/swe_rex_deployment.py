@@ -15,6 +15,7 @@ from swerex.exceptions import (
     NonZeroExitCodeError,
     SessionDoesNotExistError,
     SessionExistsError,
+    SwerexException,
 )
 from swerex.runtime.abstract import (
     BashAction,
@@ -87,6 +88,8 @@ async def test_commands_and_files(runtime: SlotRuntime, tmp_path: Path) -> None:
     assert (await runtime.execute(merged)).stdout == "a\nb\n"
     with pytest.raises(NonZeroExitCodeError):
         await runtime.execute(Command(command="false", check=True))
+    with pytest.raises(SwerexException, match="missing from the output"):
+        await runtime.execute(Command(command=["head", "-c", "70M", "/dev/zero"]))
     with pytest.raises(CommandTimeoutError):
         await runtime.execute(Command(command=["sleep", "60"], timeout=1))
     (tmp_path / "d").mkdir()

@@ -51,7 +51,9 @@ async def test_rollouts_are_played_and_a_lost_one_is_not_scored(tmp_path: Path) 
         for one in played:
             said = [node["message"]["content"] for node in one["nodes"]]
             assert said == ["[task:repaired] repair /app/sum", REPAIR, "42", "done"]
-        *_, lost = await evaluate(tmp_path / "again", policy, "--env.agent.runtime.slots", "1")
+        both = await evaluate(tmp_path / "again", policy, "--env.agent.runtime.slots", "1")
         await losses[0]
-    assert (lost["ok"], lost["rewards"]) == (False, {}), lost
+    assert sorted(one["ok"] for one in both) == [False, True]
+    (lost,) = (one for one in both if not one["ok"])
+    assert (lost["nodes"][0]["message"]["content"], lost["rewards"]) == ("[task:lost] repair /app/sum", {})
     assert [error["type"] for error in lost["errors"]] == ["SandboxError"], lost["errors"]
