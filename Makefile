@@ -105,8 +105,8 @@ sweep: slotagent testing ## Compare with independent programs: random cases of S
 	@seed="$(SEED)"; seed="$${seed:-$$RANDOM}"; echo "seed $$seed, $(SECONDS) s"; \
 	  SWEEP_SECONDS=$(SECONDS) SWEEP_SEED="$$seed" exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) -m sweep tests $(PYTEST_ARGS)
 
-harnesses: slotagent ## Run other people's harnesses on agentenv, each in an environment of its own (HARNESSES, ARGS)
-	@HARNESSES="$(HARNESSES)" ARGS="$(ARGS)" exec scripts/harnesses
+harnesses: slotagent ## Run other people's harnesses on agentenv, each in an environment of its own (HARNESSES, ARGS, EVERY_PYTHON)
+	@HARNESSES="$(HARNESSES)" ARGS="$(ARGS)" EVERY_PYTHON="$(EVERY_PYTHON)" exec scripts/harnesses
 
 hosts: as-root slotagent containers ## Boot whole Debian machines in QEMU and try agentenv on each; root (GUEST, HOSTS_ARGS)
 	@scripts/system-packages hosts

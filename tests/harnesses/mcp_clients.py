@@ -1,5 +1,6 @@
-"""`agentenv mcp` with an agent of the OpenAI Agents SDK as its client, over both transports. Run in an environment that
-has openai-agents (scripts/harnesses makes it); the server is the project's own, by AGENTENV_PYTHON."""
+"""`agentenv mcp` with an agent of the OpenAI Agents SDK and MCP's own inspector as its clients, over both transports.
+Run in an environment that has both (scripts/harnesses makes it; NODE_MODULES has the inspector); the server is the
+project's own, by AGENTENV_PYTHON."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ async def served(*arguments: str) -> AsyncIterator[str]:
         await server.wait()
 
 
+async def inspected(server: Sequence[str], *asked: str) -> tuple[int, Any]:
+    """The inspector's command on a server, a command and its arguments or a URL: its exit code and what it printed."""
+    node = Path(sys.executable).with_name("node")
+    program = Path(os.environ["NODE_MODULES"], ".bin/mcp-inspector")
+    process = await asyncio.create_subprocess_exec(
+        node, program, "--cli", *server, "--method", *asked,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, errors = await asyncio.wait_for(process.communicate(), STARTS_S)
+    assert process.returncode is not None
+    return process.returncode, json.loads(printed or errors)
+
+
 def play(turn: Turn) -> Reply:
     """Look which system this is, fail, and answer with what was seen."""
     if turn.step == 0:
@@ -103,6 +117,20 @@ async def test_agents_over_http_have_a_slot_each() -> None:
             assert "exit code: 3" in answer
         await one.call_tool("bash", {"command": "echo 1 > /tmp/mine"})
         assert (await other.call_tool("bash", {"command": "cat /tmp/mine"})).is_error
+
+
+async def test_the_inspector() -> None:
+    call = ("tools/call", "--tool-name", "bash", "--tool-arg")
+    async with served("--slots", "1") as url:
+        for server in (COMMAND, [url]):
+            code, listed = await inspected(server, "tools/list")
+            assert code == 0, listed
+            assert {"bash", "terminal", "read_file", "patch"} < {tool["name"] for tool in listed["tools"]}
+            assert all(tool["description"] and tool["inputSchema"]["type"] == "object" for tool in listed["tools"])
+            code, done = await inspected(server, *call, "command=. /etc/os-release; echo $ID")
+            assert (code, done["content"]) == (0, [{"type": "text", "text": "exit code: 0\nstdout:\ndebian"}])
+            code, failed = await inspected(server, *call, "command=exit 3")
+            assert (code, failed["error"]["code"]) == (5, "tool_is_error"), failed
 
 
 async def test_a_client_that_leaves_gives_its_slot_back() -> None:

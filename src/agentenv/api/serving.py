@@ -16,8 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentenv.api.door import HEADER_S, ConnectionLimits, Door
-from agentenv.api.listening import listen, url_of
 from agentenv.errors import ConfigError, InfraError
+from agentenv.listening import listen, url_of
 
 _GRACE_S = 2
 

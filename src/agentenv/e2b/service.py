@@ -11,7 +11,6 @@ from pathlib import Path
 
 from agentenv.api.door import behind_door
 from agentenv.api.farm_server.tokens import Right
-from agentenv.api.listening import listen, url_of
 from agentenv.api.passing import client_session
 from agentenv.deadlines import START_TIMEOUT_S
 from agentenv.e2b.builds import Builds, Uploads
@@ -21,6 +20,7 @@ from agentenv.e2b.sandboxes import LONGEST_S, Sandboxes, Tenant
 from agentenv.e2b.templates import TemplateBook
 from agentenv.errors import ForbiddenError
 from agentenv.farm_client.access import FarmAccess
+from agentenv.listening import listen, url_of
 from agentenv.sdk.async_sandbox import AsyncFarm
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import MIB, SlotLimits

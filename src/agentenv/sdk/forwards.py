@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 from typing import Final
 
-from agentenv.config import cannot_listen
 from agentenv.containers.connect import Streams
 from agentenv.errors import AgentEnvError, ConfigError
+from agentenv.listening import listen, url_of
 from agentenv.wire.connections import LINGER_S
 
 _HERE: Final = "127.0.0.1"
@@ -50,14 +50,8 @@ def listening(local_port: int, unix: Path | None) -> Iterator[tuple[socket.socke
     """A bound socket and how to reach it: of this machine's loopback (port 0: any free one), or at the path ``unix``,
     which only this user may connect to and which is removed at the end. Raises ConfigError when it cannot be."""
     if unix is None:
-        # asyncio switches Nagle's delays off only for sockets that name their protocol; a small answer took 40 ms.
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((_HERE, local_port))
-            except (OSError, OverflowError) as error:
-                raise cannot_listen(OSError(str(error)), _HERE, local_port, prefix="local_") from error
-            yield sock, f"http://{_HERE}:{sock.getsockname()[1]}"
+        with listen(_HERE, local_port, prefix="local_") as sock:
+            yield sock, url_of(sock, _HERE)
         return
     if local_port:
         raise ConfigError("local_port", "is for forwarding without unix", next_step="leave one of them out")

@@ -14,8 +14,8 @@ import pytest
 
 from agentenv.api import serving
 from agentenv.api.door import ConnectionLimits, Door, peer_of
-from agentenv.api.listening import listen
 from agentenv.api.serving import HEADER_BYTES
+from agentenv.listening import listen
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"

@@ -23,7 +23,6 @@ from yarl import URL
 
 from agentenv._version import __version__
 from agentenv.api.door import behind_door
-from agentenv.api.listening import listen, url_of
 from agentenv.api.passing import LOST, NoHandshakeError, client_session, pass_request, pass_socket, passed_on
 from agentenv.errors import (
     AgentEnvError,
@@ -34,6 +33,7 @@ from agentenv.errors import (
     UnauthorizedError,
 )
 from agentenv.farm_client.client import FarmClient
+from agentenv.listening import listen, url_of
 from agentenv.wire.farm import ContainerList
 from agentenv.wire.server import ErrorReply, Health
 

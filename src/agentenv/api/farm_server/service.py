@@ -19,12 +19,12 @@ from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.revocations import Revocations
 from agentenv.api.farm_server.settings import FarmSettings, ImageSettings, Reloaded, SettingsFile
 from agentenv.api.farm_server.tokens import DeniedFile, Right, TokenKeys
-from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import read_token
 from agentenv.background import report_failure
 from agentenv.errors import InfraError
 from agentenv.farm_client.access import announced
 from agentenv.image_placement.keepers import Keepers, keeper_at
+from agentenv.listening import listen, url_of
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.wire.farm import PAGE_TOKEN_S

@@ -28,10 +28,10 @@ from pydantic import BaseModel, ValidationError
 from agentenv._version import __version__
 from agentenv.api.door import behind_door
 from agentenv.api.image_keeper.keeper import Keeper
-from agentenv.api.listening import listen, url_of
 from agentenv.api.tool_server.auth import authorized
 from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError, ProtocolError, UnauthorizedError
+from agentenv.listening import listen, url_of
 from agentenv.locks import hold
 from agentenv.metrics.catalog import Metric
 from agentenv.store.layers import CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Listening sockets of services, and the URLs to reach them at."""
+"""Listening sockets of services and of forwarded ports, and the URLs to reach them at."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import socket
 from agentenv.config import cannot_listen
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one. Raises ConfigError when it cannot listen there."""
+def listen(host: str, port: int, *, prefix: str = "") -> socket.socket:
+    """A listening socket; port 0: any free one. Raises ConfigError when it cannot listen there; the setting that it
+    names begins with ``prefix``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio turns off Nagle's delay (40 ms a call) only for TCP.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -16,9 +17,10 @@ def listen(host: str, port: int) -> socket.socket:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
         opened.listen(1024)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         opened.close()
-        raise cannot_listen(error, host, port) from error
+        wrong = error if isinstance(error, OSError) else OSError(str(error))
+        raise cannot_listen(wrong, host, port, prefix=prefix) from error
     return opened
 
 
