@@ -54,7 +54,7 @@ TASK: Final = {
 LIMITS: Final = "[environment]\ncpus = 1\nmemory_mb = 512\n"
 
 
-class Missing(Exception):  # noqa: N818
+class Missing(Exception):
     """What has to be there to measure at all."""
 
 
@@ -190,7 +190,9 @@ def show(measured: dict[str, Measured]) -> None:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.harbor_trials", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.harbor_trials", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("--harbor", default="harbor", help="Harbor's program (default: the one in PATH)")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind (default: 3)")
     parser.add_argument("--at-once", default="1,8", help="comma-separated numbers of trials at once (default: 1,8)")

@@ -15,6 +15,7 @@ from benchmarks import table
 from benchmarks.__main__ import busy, main, told
 from benchmarks.baselines import bare_bash, output_file
 from benchmarks.chaos import Tally
+from benchmarks.harbor_trials import Measured, Missing, check
 from benchmarks.ledger_costs import decisions, moves
 from benchmarks.measure import MIB, Latencies, at_least, at_most, beside, percentile
 from benchmarks.processes import (
@@ -203,3 +204,44 @@ def test_what_kills_of_the_service_did_is_told() -> None:
     bad = killed_outcomes(tally, 1, [4.0])
     assert [(one.value, one.holds) for one in bad] == [(4, False), (1, False), (1, False), (4.0, False)]
     assert bad[0].details["errors"] == {"LeaseLostError": 2}
+
+
+def harbor_result(began_s: int, *ends_s: int) -> dict[str, object]:
+    """Of a trial whose environment, agent and verifier ended then, and the trial last."""
+    times = [f"2026-01-01T00:00:{second:02}Z" for second in (began_s, *ends_s)]
+    spans = [{"started_at": times[0], "finished_at": end} for end in times[1:]]
+    return {**dict(zip(("environment_setup", "agent_execution", "verifier"), spans, strict=False)), **spans[-1]}
+
+
+def test_a_trial_of_harbor_is_divided_into_its_phases() -> None:
+    measured = Measured()
+    measured.add([harbor_result(0, 4, 5, 8, 18), harbor_result(2, 3, 4, 5, 6)])
+    assert measured.phases == {
+        "environment": [4, 1],
+        "agent": [1, 1],
+        "verifier": [3, 1],
+        "end": [10, 1],
+        "trial": [18, 4],
+    }
+    assert measured.per_trial == [9]
+
+
+def test_trials_of_harbor_need_harbor_an_engine_and_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for programs, why in (
+        ({}, "no program harbor"),
+        ({"harbor": "echo 1.2.3"}, "no program docker"),
+        ({"docker": "echo of the daemon >&2; exit 1"}, "no Docker engine (of the daemon)"),
+        ({"docker": '[ "$1" = version ] && echo 20.10'}, "no docker compose"),
+    ):
+        for name, text in programs.items():
+            program(name, text)
+        with pytest.raises(Missing) as raised:
+            check("harbor")
+        assert str(raised.value).startswith(why)
+    program("docker", 'if [ "$1" = version ]; then echo 20.10; else echo 2.26; fi')
+    assert check("harbor") == "Harbor 1.2.3, Docker engine 20.10, docker compose 2.26"
