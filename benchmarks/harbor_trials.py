@@ -4,8 +4,10 @@
 
 Needs a Docker engine (``DOCKER_HOST``) and the plugin ``docker compose``, beside what slots need. The image is Debian's
 base: it is put into the engine and into an image store of this run, and each environment plays one trial, before
-anything is measured. Prints medians over all trials of all rounds, and docker's divided by those of slots. A loaded
-machine slows all of them: the load is printed, too.
+anything is measured. Prints medians over all trials of all rounds, and docker's divided by those of slots.
+
+On a machine that others use, run this and the engine by ``nice``, with ``--others 0.25``: a job begins once programs
+that are not nice have less than this share of the machine, and is played again when they had more of it meanwhile.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -42,6 +46,7 @@ KINDS: Final = {
     "shared": (*AGENTENV, "--ek", "slots={at_once}"),
 }
 """Harbor's options for each; ``slots``: a container for each trial, ``shared``: the trials of a job share one."""
+QUIET_S: Final = 5.0
 PHASES: Final = ("environment", "agent", "verifier", "end", "trial")
 TASK: Final = {
     "instruction.md": "Write the number of lines of /etc/passwd to /srv/lines.txt.\n",
@@ -156,18 +161,48 @@ def play(place: Path, harbor: str, kind: str, at_once: int, trials: int) -> list
     return results
 
 
-def measure(place: Path, harbor: str, at_once: int, rounds: int, jobs_each: int) -> dict[str, Measured]:
+class Others:
+    """How much of this machine's cores programs have that are not nice, since this was made."""
+
+    def __init__(self) -> None:
+        self._began_s, self._before_s = time.monotonic(), self._cpu_s()
+
+    @staticmethod
+    def _cpu_s() -> float:
+        return int(Path("/proc/stat").read_text().split()[1]) / os.sysconf("SC_CLK_TCK")
+
+    def share(self) -> float:
+        """In user space; 1 is all of it."""
+        elapsed_s = time.monotonic() - self._began_s
+        return (self._cpu_s() - self._before_s) / elapsed_s / (os.cpu_count() or 1)
+
+
+def play_undisturbed(others_max: float, play_job: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A job, again and again until others have left enough of the machine to it."""
+    while True:
+        before = Others()
+        while others_max < 1 and (time.sleep(QUIET_S) or before.share() > others_max):
+            before = Others()
+        meanwhile = Others()
+        results = play_job()
+        if (had := meanwhile.share()) <= others_max:
+            return results
+        print(f"  again: others had {had:.0%} of the machine", flush=True)
+
+
+def measure(place: Path, given: argparse.Namespace, at_once: int) -> dict[str, Measured]:
     """Every kind in each round, another one first in each."""
     measured = {kind: Measured() for kind in KINDS}
+    trials = given.times * at_once
     for kind in KINDS:
-        play(place, harbor, kind, at_once, 1)
-    for number in range(rounds):
+        play(place, given.harbor, kind, at_once, 1)
+    for number in range(given.rounds):
         first = number % len(KINDS)
         for kind in [*KINDS, *KINDS][first : first + len(KINDS)]:
-            load = os.getloadavg()[0]
-            measured[kind].add(play(place, harbor, kind, at_once, jobs_each * at_once))
-            latest = median(measured[kind].phases["trial"][-jobs_each * at_once :])
-            print(f"  round {number + 1}, {kind}: {latest:.2f} s, load before it {load:.1f}", flush=True)
+            job = partial(play, place, given.harbor, kind, at_once, trials)
+            measured[kind].add(play_undisturbed(given.others, job))
+            latest = median(measured[kind].phases["trial"][-trials:])
+            print(f"  round {number + 1}, {kind}: {latest:.2f} s, load {os.getloadavg()[0]:.1f}", flush=True)
     return measured
 
 
@@ -197,6 +232,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind (default: 3)")
     parser.add_argument("--at-once", default="1,8", help="comma-separated numbers of trials at once (default: 1,8)")
     parser.add_argument("--times", type=int, default=3, help="trials of a job, divided by those at once (default: 3)")
+    parser.add_argument(
+        "--others", type=float, default=1.0, help="of the machine, what programs that are not nice may use"
+    )
     parser.add_argument("--built", action="store_true", help="a task with a Dockerfile, built before")
     given = parser.parse_args()
     try:
@@ -207,7 +245,7 @@ def main() -> None:
         write_task(Path(made) / "task", given.built)
         for at_once in map(int, given.at_once.split(",")):
             print(f"{at_once} at once, {given.rounds} rounds of {given.times * at_once} trials of each kind")
-            show(measure(Path(made), given.harbor, at_once, given.rounds, given.times))
+            show(measure(Path(made), given, at_once))
 
 
 if __name__ == "__main__":
