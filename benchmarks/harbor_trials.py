@@ -177,15 +177,23 @@ class Others:
         return (self._cpu_s() - self._before_s) / elapsed_s / (os.cpu_count() or 1)
 
 
+def wait_until_quiet(others_max: float) -> None:
+    """Until programs that are not nice have less than this share for a while."""
+    while others_max < 1:
+        before = Others()
+        time.sleep(QUIET_S)
+        if before.share() <= others_max:
+            return
+
+
 def play_undisturbed(others_max: float, play_job: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """A job, again and again until others have left enough of the machine to it."""
     while True:
-        before = Others()
-        while others_max < 1 and (time.sleep(QUIET_S) or before.share() > others_max):
-            before = Others()
+        wait_until_quiet(others_max)
         meanwhile = Others()
         results = play_job()
-        if (had := meanwhile.share()) <= others_max:
+        had = meanwhile.share()
+        if others_max >= 1 or had <= others_max:
             return results
         print(f"  again: others had {had:.0%} of the machine", flush=True)
 
