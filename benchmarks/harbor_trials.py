@@ -5,9 +5,6 @@
 Needs a Docker engine (``DOCKER_HOST``) and the plugin ``docker compose``, beside what slots need. The image is Debian's
 base: it is put into the engine and into an image store of this run, and each environment plays one trial, before
 anything is measured. Prints medians over all trials of all rounds, and docker's divided by those of slots.
-
-On a machine that others use, run this and the engine by ``nice``, with ``--others 0.25``: a job begins once programs
-that are not nice have less than this share of the machine, and is played again when they had more of it meanwhile.
 """
 
 from __future__ import annotations
@@ -19,12 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -46,7 +41,6 @@ KINDS: Final = {
     "shared": (*AGENTENV, "--ek", "slots={at_once}"),
 }
 """Harbor's options for each; ``slots``: a container for each trial, ``shared``: the trials of a job share one."""
-QUIET_S: Final = 5.0
 PHASES: Final = ("environment", "agent", "verifier", "end", "trial")
 TASK: Final = {
     "instruction.md": "Write the number of lines of /etc/passwd to /srv/lines.txt.\n",
@@ -161,43 +155,6 @@ def play(place: Path, harbor: str, kind: str, at_once: int, trials: int) -> list
     return results
 
 
-class Others:
-    """How much of this machine's cores programs have that are not nice, since this was made."""
-
-    def __init__(self) -> None:
-        self._began_s, self._before_s = time.monotonic(), self._cpu_s()
-
-    @staticmethod
-    def _cpu_s() -> float:
-        return int(Path("/proc/stat").read_text().split()[1]) / os.sysconf("SC_CLK_TCK")
-
-    def share(self) -> float:
-        """In user space; 1 is all of it."""
-        elapsed_s = time.monotonic() - self._began_s
-        return (self._cpu_s() - self._before_s) / elapsed_s / (os.cpu_count() or 1)
-
-
-def wait_until_quiet(others_max: float) -> None:
-    """Until programs that are not nice have less than this share for a while."""
-    while others_max < 1:
-        before = Others()
-        time.sleep(QUIET_S)
-        if before.share() <= others_max:
-            return
-
-
-def play_undisturbed(others_max: float, play_job: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A job, again and again until others have left enough of the machine to it."""
-    while True:
-        wait_until_quiet(others_max)
-        meanwhile = Others()
-        results = play_job()
-        had = meanwhile.share()
-        if others_max >= 1 or had <= others_max:
-            return results
-        print(f"  again: others had {had:.0%} of the machine", flush=True)
-
-
 def measure(place: Path, given: argparse.Namespace, at_once: int) -> dict[str, Measured]:
     """Every kind in each round, another one first in each."""
     measured = {kind: Measured() for kind in KINDS}
@@ -207,8 +164,7 @@ def measure(place: Path, given: argparse.Namespace, at_once: int) -> dict[str, M
     for number in range(given.rounds):
         first = number % len(KINDS)
         for kind in [*KINDS, *KINDS][first : first + len(KINDS)]:
-            job = partial(play, place, given.harbor, kind, at_once, trials)
-            measured[kind].add(play_undisturbed(given.others, job))
+            measured[kind].add(play(place, given.harbor, kind, at_once, trials))
             latest = median(measured[kind].phases["trial"][-trials:])
             print(f"  round {number + 1}, {kind}: {latest:.2f} s, load {os.getloadavg()[0]:.1f}", flush=True)
     return measured
@@ -240,9 +196,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind (default: 3)")
     parser.add_argument("--at-once", default="1,8", help="comma-separated numbers of trials at once (default: 1,8)")
     parser.add_argument("--times", type=int, default=3, help="trials of a job, divided by those at once (default: 3)")
-    parser.add_argument(
-        "--others", type=float, default=1.0, help="of the machine, what programs that are not nice may use"
-    )
     parser.add_argument("--built", action="store_true", help="a task with a Dockerfile, built before")
     given = parser.parse_args()
     try:
