@@ -30,6 +30,7 @@ from benchmarks.targets.output import t6_output
 from benchmarks.targets.pulls import i10_pull
 from benchmarks.targets.relay import f8_relay
 from benchmarks.targets.runs import f3_real, f11_neighbour_run
+from benchmarks.targets.serving import a_serving
 from benchmarks.targets.sharing import f3_shares, f4_arrival, f10_pick
 from benchmarks.targets.short import t1_short_calls, t2_alone
 from benchmarks.targets.size import f9_size
@@ -68,6 +69,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "I8": i8_disk,
     "I9": i9_apt,
     "I10": i10_pull,
+    "A": a_serving,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }
