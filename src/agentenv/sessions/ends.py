@@ -45,7 +45,14 @@ class ReadEnd:
 
     async def _readable(self) -> None:
         ready = self._watcher.loop.create_future()
-        self._watcher.add(self._fd, lambda: None if ready.done() else ready.set_result(None))
+
+        def found() -> None:
+            # At once: the coroutine reads later, and until then a watcher finds the descriptor again and again.
+            self._watcher.remove(self._fd)
+            if not ready.done():
+                ready.set_result(None)
+
+        self._watcher.add(self._fd, found)
         try:
             await ready
         finally:
