@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from agentenv.containers.frames import Frame, broken, packed
-from agentenv.wire.connections import MAX_DATA_BYTES, WINDOW_BYTES, FrameKind
+from agentenv.wire.connections import MAX_DATA_BYTES, ROOM_BYTES, WINDOW_BYTES, FrameKind
 
 _HIGH_WATER_BYTES: Final = 64 * 1024
 
@@ -88,7 +88,7 @@ class SlotTransport(asyncio.Transport):
     def sendable(self) -> bool:
         """Whether there are frames to send now."""
         return not self.ended and bool(
-            self._broken_off or self._taken or (self._out and self._room) or self._over_is_next
+            self._broken_off or self._gives_room or (self._out and self._room) or self._over_is_next
         )
 
     @property
@@ -104,7 +104,7 @@ class SlotTransport(asyncio.Transport):
             self.ended = True
             return packed(self.number, FrameKind.RESET)
         frames = b""
-        if self._taken:
+        if self._gives_room:
             frames += packed(self.number, FrameKind.ROOM, room=self._taken)
             self._window += self._taken
             self._taken = 0
@@ -224,6 +224,10 @@ class SlotTransport(asyncio.Transport):
         raise NotImplementedError("there is no socket to send a file to")
 
     # ----------------------------------------------------------------------------------------------
+
+    @property
+    def _gives_room(self) -> bool:
+        return self._taken >= ROOM_BYTES
 
     @property
     def _over_is_next(self) -> bool:

@@ -21,7 +21,8 @@ RESET     both ways             it was broken off; nothing more is sent for it
 ROOM      both ways             so many bytes were taken: as many more may be sent
 ========  ====================  ===================================================================
 
-Each side may send :data:`WINDOW_BYTES` for a connection before the first ROOM. A connection has ended when both sides
+Each side may send :data:`WINDOW_BYTES` for a connection before the first ROOM. Room is given once at least
+:data:`ROOM_BYTES` were taken: most requests and answers need no frame for it. A connection has ended when both sides
 sent OVER and took everything, or one sent RESET; frames for one that has ended are ignored. Whoever breaks these rules
 is not heard any further.
 """
@@ -37,6 +38,7 @@ MAX_CONNECTIONS: Final = 64
 """Maximum number of WebSockets to connections and ports open at once for one slot, and of connections to one port that
 its client answers."""
 WINDOW_BYTES: Final = 128 * 1024
+ROOM_BYTES: Final = WINDOW_BYTES // 4
 MAX_DATA_BYTES: Final = 32 * 1024
 OVER: Final = "over"
 LINGER_S: Final = 2.0

@@ -16,6 +16,7 @@ struct connection {
     size_t room;            /* what may still be sent to the client */
     bool out_over, in_over; /* the program sends no more; the client sends no more */
     size_t at, bytes;       /* a ring: what came from the client and is not yet written */
+    size_t taken;           /* what was written since the client was last given room */
     char ring[WINDOW_BYTES];
 };
 
@@ -54,7 +55,7 @@ bool accept_from(int listener) {
     one->id = ++last_id;
     one->room = WINDOW_BYTES;
     one->out_over = one->in_over = false;
-    one->at = one->bytes = 0;
+    one->at = one->bytes = one->taken = 0;
     connections[free_place()] = one;
     put_frame(one->id, OPEN, 0);
     return true;
@@ -122,8 +123,11 @@ static void write_to_program(size_t place) {
         }
         one->at = (one->at + (size_t)put) % WINDOW_BYTES;
         one->bytes -= (size_t)put;
-        if (put > 0)
-            put_frame(one->id, ROOM, (uint32_t)put);
+        one->taken += (size_t)put;
+        if (one->taken >= ROOM_BYTES) {
+            put_frame(one->id, ROOM, (uint32_t)one->taken);
+            one->taken = 0;
+        }
     }
     if (one->in_over && !one->bytes && !drop_if_over(place))
         shutdown(one->fd, SHUT_WR);

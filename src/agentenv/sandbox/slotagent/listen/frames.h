@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum kind { PORT = 1, OPEN, DATA, OVER, RESET, ROOM };
-enum { WINDOW_BYTES = 128 * 1024, MAX_DATA_BYTES = 32 * 1024 };
+enum { WINDOW_BYTES = 128 * 1024, ROOM_BYTES = WINDOW_BYTES / 4, MAX_DATA_BYTES = 32 * 1024 };
 
 struct frame {
     uint32_t connection, kind, count;

@@ -84,6 +84,8 @@ static void pass_on(const int listeners[FAMILIES]) {
     struct frame frame;
     bool accepting = true;
     for (;;) {
+        if (frames_wait())
+            flush_frames();
         while (frames_fit(MOST_ANSWERS, false) && next_frame(&frame))
             obey(&frame);
         bool obeyed = frames_fit(MOST_ANSWERS, false); /* otherwise stdin waits for stdout; only its end is noticed */
@@ -99,8 +101,6 @@ static void pass_on(const int listeners[FAMILIES]) {
                 end_with(errno);
             continue;
         }
-        if (polled[STDOUT_AT].revents)
-            flush_frames();
         if (polled[STDIN_AT].revents && !obeyed)
             _exit(0);
         if (polled[STDIN_AT].revents)
