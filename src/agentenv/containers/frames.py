@@ -26,33 +26,38 @@ class Frame:
     data: bytes = b""
 
 
-def packed(connection: int, kind: FrameKind, data: bytes | bytearray = b"", *, room: int = 0) -> bytes:
+def packed(connection: int, kind: FrameKind, data: bytes = b"", *, room: int = 0) -> bytes:
     """A frame as it is sent."""
-    return _HEAD.pack(connection, kind << _KIND_SHIFT | (room or len(data))) + data
+    return packed_head(connection, kind, room or len(data)) + data
+
+
+def packed_head(connection: int, kind: FrameKind, count: int) -> bytes:
+    """A frame without its data."""
+    return _HEAD.pack(connection, kind << _KIND_SHIFT | count)
 
 
 class FrameReader:
     """Cuts what a slot sends into frames. Holds less than one frame."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._rest = b""
 
     def read(self, piece: bytes) -> Iterator[Frame]:
         """The frames that are complete with this piece. Raises ServingEndedError at the first that is not valid."""
-        self._rest += piece
-        at = 0
+        pieces = self._rest + piece if self._rest else piece
+        view, at = memoryview(pieces), 0
         try:
-            while len(self._rest) - at >= _HEAD.size:
-                connection, head = _HEAD.unpack_from(self._rest, at)
+            while len(view) - at >= _HEAD.size:
+                connection, head = _HEAD.unpack_from(view, at)
                 kind, count = _checked(head)
                 end = at + _HEAD.size + (count if kind is FrameKind.DATA else 0)
-                if end > len(self._rest):
+                if end > len(view):
                     break
-                data = bytes(self._rest[at + _HEAD.size : end])
+                data = bytes(view[at + _HEAD.size : end])
                 at = end
                 yield Frame(connection, kind, count, data)
         finally:
-            del self._rest[:at]
+            self._rest = bytes(view[at:])
 
 
 def broken(why: str) -> ServingEndedError:

@@ -148,13 +148,14 @@ class _Connections:
         message = b""
         while not message:
             await self._some_due.wait()
-            parts = []
+            parts: list[bytes | bytearray] = []
             size = 0
             while self._due and size < _MESSAGE_BYTES:
                 one = self._due.popleft()
                 one.queued = False
-                parts.append(one.next_frames())
-                size += len(parts[-1])
+                frames = one.next_frames()
+                parts += frames
+                size += sum(map(len, frames))
                 self._forget_if_ended(one)
                 if one.sendable:
                     self._have_due(one)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from agentenv.containers.frames import Frame, broken, packed
+from agentenv.containers.frames import Frame, broken, packed, packed_head
 from agentenv.wire.connections import MAX_DATA_BYTES, ROOM_BYTES, WINDOW_BYTES, FrameKind
 
 _HIGH_WATER_BYTES: Final = 64 * 1024
@@ -96,25 +96,25 @@ class SlotTransport(asyncio.Transport):
         """Whether something written, or its end, is still to be sent, now or when there is room."""
         return not self.ended and bool(self._broken_off or self._out or (self._eof and not self._over_sent))
 
-    def next_frames(self) -> bytes:
-        """The frames to send now, one of each kind at most."""
+    def next_frames(self) -> list[bytes | bytearray]:
+        """The frames to send now, one of each kind at most, in pieces."""
         if self.ended:
-            return b""
+            return []
         if self._broken_off:
             self.ended = True
-            return packed(self.number, FrameKind.RESET)
-        frames = b""
+            return [packed(self.number, FrameKind.RESET)]
+        frames: list[bytes | bytearray] = []
         if self._gives_room:
-            frames += packed(self.number, FrameKind.ROOM, room=self._taken)
+            frames.append(packed(self.number, FrameKind.ROOM, room=self._taken))
             self._window += self._taken
             self._taken = 0
         if size := min(len(self._out), self._room, MAX_DATA_BYTES):
-            frames += packed(self.number, FrameKind.DATA, self._out[:size])
+            frames += packed_head(self.number, FrameKind.DATA, size), self._out[:size]
             del self._out[:size]
             self._room -= size
             self._resume_writing()
         if self._over_is_next:
-            frames += packed(self.number, FrameKind.OVER)
+            frames.append(packed(self.number, FrameKind.OVER))
             self._over_sent = True
         if self._closing and not self._out:
             self._lose_soon()
