@@ -21,6 +21,7 @@ from agentenv.wire.connections import (
     MAX_CONNECTIONS,
     MAX_DATA_BYTES,
     OVER,
+    ROOM_BYTES,
     WINDOW_BYTES,
     ConnectionReply,
     FrameKind,
@@ -106,6 +107,9 @@ class Both:
     def made(self) -> Kept:
         self.protocols.append(Kept())
         return self.protocols[-1]
+
+    def room_given(self, number: int) -> int:
+        return sum(frame.count for frame in self.slot.of(number, K.ROOM))
 
     async def opened(self, number: int = 1) -> Kept:
         await self.slot.send(packed(number, K.OPEN))
@@ -253,6 +257,52 @@ async def test_whoever_reads_again_gets_everything_and_gives_room() -> None:
         await it.slot.sees(1, K.OVER)
         assert (one.received, one.eof) == (piece * 4, True)
         assert sum(frame.count for frame in it.slot.of(1, K.ROOM)) == WINDOW_BYTES
+
+
+async def test_room_is_given_by_the_quarter_window() -> None:
+    async with both() as it:
+        one = await it.opened()
+        await it.slot.send(packed(1, K.DATA, b"x" * (ROOM_BYTES - 1)))
+        beside = await it.opened(2)
+        beside.transport.write(b"z")
+        await it.slot.sees(2, K.DATA)
+        assert len(one.received) == ROOM_BYTES - 1
+        assert not it.slot.of(1, K.ROOM)
+        await it.slot.send(packed(1, K.DATA, b"x"))
+        assert (await it.slot.sees(1, K.ROOM)).count == ROOM_BYTES
+
+
+async def test_whoever_fills_its_window_exactly_gets_room_again() -> None:
+    async with both() as it:
+        one = await it.opened()
+        draw, sent, given = random.Random(1), 0, 0
+        for window in range(1, 11):
+            if window % 2:
+                one.transport.pause_reading()
+            while left := WINDOW_BYTES - (sent - given):  # in pieces of any length, and always all that it may
+                size = draw.randint(1, min(left, MAX_DATA_BYTES))
+                await it.slot.send(packed(1, K.DATA, b"x" * size))
+                sent += size
+            one.transport.resume_reading()
+            await until(lambda sent=sent: len(one.received) == sent)  # type: ignore[misc]
+            await until(lambda sent=sent: sent - it.room_given(1) < ROOM_BYTES)  # type: ignore[misc]
+            given = it.room_given(1)
+        assert it.listener.error is None
+
+
+async def test_a_slot_never_makes_it_hold_more_than_the_windows() -> None:
+    async with both() as it:
+        for number in range(1, MAX_CONNECTIONS + 1):
+            (await it.opened(number)).transport.pause_reading()
+            await it.slot.send(*[packed(number, K.DATA, b"x" * MAX_DATA_BYTES)] * (WINDOW_BYTES // MAX_DATA_BYTES))
+        connections = it.listener._connections._open
+        held = lambda: sum(len(data) for one in connections.values() for data in one._in)  # noqa: E731
+        await until(lambda: held() == MAX_CONNECTIONS * WINDOW_BYTES)
+        assert not any(frame.kind is K.ROOM for frame in it.slot.frames)
+        assert it.listener.error is None
+        await it.slot.send(packed(MAX_CONNECTIONS, K.DATA, b"x"))
+        assert type(await ended(it.listener)) is ServingEndedError
+        assert held() == 0
 
 
 async def test_what_is_written_waits_for_room() -> None:

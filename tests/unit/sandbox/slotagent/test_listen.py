@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,13 +23,25 @@ from typing import Final, Self
 import pytest
 
 from agentenv.containers.frames import Frame, FrameReader, packed
-from agentenv.wire.connections import MAX_CONNECTIONS, MAX_DATA_BYTES, WINDOW_BYTES, FrameKind
+from agentenv.wire.connections import MAX_CONNECTIONS, MAX_DATA_BYTES, ROOM_BYTES, WINDOW_BYTES, FrameKind
 from tests.unit.sandbox.slotagent.agent_box import sanitized
 
 K = FrameKind
 WAIT_S: Final = 120.0
 ENV: Final = {"ASAN_OPTIONS": "detect_leaks=0"}
 AT_ONCE: Final = struct.pack("ii", 1, 0)
+FEW_PORTS: Final = """
+import fcntl, socket, struct, subprocess, sys
+with open("/proc/sys/net/ipv4/ip_local_port_range", "w") as ports:
+    ports.write("40000 40007")
+with socket.socket() as any_of_them:
+    fcntl.ioctl(any_of_them, 0x8914, struct.pack("16sh", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
+taken = [socket.create_server(("::1", port), family=socket.AF_INET6) for port in (40003, 40005)]
+for _ in range(10):
+    with subprocess.Popen([sys.argv[1], "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listening:
+        print(struct.unpack("<I", listening.stdout.read(9)[1:5])[0])
+        listening.stdin.close()
+"""
 
 
 class Listening:
@@ -248,6 +261,28 @@ def test_frames_cut_anywhere_are_the_same_frames() -> None:
         assert (taken, frame.data) == (len(data) * 2, b"answer")
 
 
+def test_room_is_given_by_the_quarter_window_and_in_time() -> None:
+    with Listening() as listening, listening.connect() as program, program.makefile("rb") as reading:
+        listening.next(K.OPEN)
+        listening.send(packed(1, K.DATA, b"x" * (ROOM_BYTES - 1)))
+        assert len(reading.read(ROOM_BYTES - 1)) == ROOM_BYTES - 1
+        program.sendall(b"answer")
+        assert listening.next(K.DATA).data == b"answer"  # and there was no frame before it
+        listening.send(packed(1, K.DATA, b"x"))
+        assert listening.next() == Frame(1, K.ROOM, ROOM_BYTES)
+        assert reading.read(1) == b"x"
+        room, size = WINDOW_BYTES, 999
+        for _ in range(20):  # all that it may send, in pieces that fit no quarter
+            wanted = room
+            while room:
+                piece = min(room, size)
+                listening.send(packed(1, K.DATA, b"y" * piece))
+                room, size = room - piece, size % 20_000 + 999
+            assert len(reading.read(wanted)) == wanted
+            while room <= WINDOW_BYTES - ROOM_BYTES:
+                room += listening.next(K.ROOM).count
+
+
 def test_the_end_of_stdin_ends_it_though_nobody_reads_its_stdout() -> None:
     with Listening() as listening:
         programs = [listening.connect() for _ in range(16)]
@@ -317,6 +352,17 @@ def test_a_port_that_is_taken_in_either_family(family: socket.AddressFamily) -> 
         listening = Listening(taken.getsockname()[1])
         assert listening.code() == errno.EADDRINUSE
         listening.close()
+
+
+def test_any_free_port_is_free_in_both_families() -> None:
+    # IPv4 has the odd ports first: every other try finds one that ::1 has in use.
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", FEW_PORTS, sanitized().listen]
+    done = subprocess.run(
+        command, env={**os.environ, **ENV}, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 10
+    assert not {"40003", "40005"} & {*done.stdout.split()}
 
 
 @pytest.mark.parametrize("given", [[], ["1", "2"], ["x"], ["-1"], ["65536"], [""]])
