@@ -26,7 +26,7 @@ class Frame:
     data: bytes = b""
 
 
-def packed(connection: int, kind: FrameKind, data: bytes = b"", *, room: int = 0) -> bytes:
+def packed(connection: int, kind: FrameKind, data: bytes | bytearray = b"", *, room: int = 0) -> bytes:
     """A frame as it is sent."""
     return packed_head(connection, kind, room or len(data)) + data
 

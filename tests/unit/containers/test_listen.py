@@ -296,7 +296,10 @@ async def test_a_slot_never_makes_it_hold_more_than_the_windows() -> None:
             (await it.opened(number)).transport.pause_reading()
             await it.slot.send(*[packed(number, K.DATA, b"x" * MAX_DATA_BYTES)] * (WINDOW_BYTES // MAX_DATA_BYTES))
         connections = it.listener._connections._open
-        held = lambda: sum(len(data) for one in connections.values() for data in one._in)  # noqa: E731
+
+        def held() -> int:
+            return sum(len(data) for one in connections.values() for data in one._in)
+
         await until(lambda: held() == MAX_CONNECTIONS * WINDOW_BYTES)
         assert not any(frame.kind is K.ROOM for frame in it.slot.frames)
         assert it.listener.error is None

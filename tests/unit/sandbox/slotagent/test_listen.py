@@ -356,7 +356,16 @@ def test_a_port_that_is_taken_in_either_family(family: socket.AddressFamily) -> 
 
 def test_any_free_port_is_free_in_both_families() -> None:
     # IPv4 has the odd ports first: every other try finds one that ::1 has in use.
-    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", FEW_PORTS, sanitized().listen]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        sys.executable,
+        "-c",
+        FEW_PORTS,
+        str(sanitized().listen),
+    ]
     done = subprocess.run(
         command, env={**os.environ, **ENV}, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
