@@ -91,6 +91,7 @@ async def test_a_policy_does_not_find_the_solution_in_its_image(records: Path, t
     assert "stdout" not in member.messages[3]["content"]
 
 
+@pytest.mark.timeout(1800)  # two installations of sympy, and its tests twice
 def test_a_repair_of_sympy_by_pytest_and_by_sympys_own_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
