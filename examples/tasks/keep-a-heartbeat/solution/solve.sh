@@ -9,3 +9,4 @@ done
 END
 chmod +x /srv/heartbeat.sh
 setsid nohup /srv/heartbeat.sh > /dev/null 2>&1 < /dev/null &
+until [ -s /run/heartbeat ]; do sleep 0.1; done # whoever looks from now on finds a number
