@@ -121,7 +121,8 @@ async def test_agents_over_http_have_a_slot_each() -> None:
 
 async def test_the_inspector() -> None:
     call = ("tools/call", "--tool-name", "bash", "--tool-arg")
-    async with served("--slots", "1") as url:
+    # It ends no session, so its slots are given back when they are idle.
+    async with served("--slots", "2", "--idle-timeout", "5", "--wait", "120") as url:
         for server in (COMMAND, [url]):
             code, listed = await inspected(server, "tools/list")
             assert code == 0, listed
