@@ -1,6 +1,6 @@
 """Harbor's trials in slots and in Harbor's own docker environment: the same small task, image and oracle, in turn.
 
-    python -m benchmarks.harbor_trials --harbor DIR/bin/harbor [--rounds 3] [--at-once 1,8] [--built]
+    python -m benchmarks.harbor_trials --harbor DIR/bin/harbor [--rounds 3] [--at-once 1,8]
 
 Needs a Docker engine (``DOCKER_HOST``) and the plugin ``docker compose``, beside what slots need. The image is Debian's
 base: it is put into the engine and into an image store of this run, and each environment plays one trial, before
@@ -49,8 +49,8 @@ TASK: Final = {
     'reward=0; [ "$(cat /srv/lines.txt)" = "$(wc -l < /etc/passwd)" ] && reward=1\n'
     'echo "$reward" > /logs/verifier/reward.txt\n',
     "environment/README": "There is nothing to see here.\n",
+    "task.toml": f'[environment]\ncpus = 1\nmemory_mb = 512\ndocker_image = "{IMAGE}"\n',
 }
-LIMITS: Final = "[environment]\ncpus = 1\nmemory_mb = 512\n"
 
 
 class Missing(Exception):
@@ -92,12 +92,9 @@ def image(place: Path) -> Iterator[None]:
         subprocess.run(["docker", "rmi", "--force", IMAGE], check=False, capture_output=True)
 
 
-def write_task(directory: Path, built: bool) -> None:
-    """The task: of the image as it is, or of a Dockerfile on it."""
-    files = {**TASK, "task.toml": LIMITS if built else f'{LIMITS}docker_image = "{IMAGE}"\n'}
-    if built:
-        files["environment/Dockerfile"] = f"FROM {IMAGE}\nWORKDIR /srv\nCOPY README /srv/\n"
-    for name, text in files.items():
+def write_task(directory: Path) -> None:
+    """The task, of the image as it is."""
+    for name, text in TASK.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -196,14 +193,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind (default: 3)")
     parser.add_argument("--at-once", default="1,8", help="comma-separated numbers of trials at once (default: 1,8)")
     parser.add_argument("--times", type=int, default=3, help="trials of a job, divided by those at once (default: 3)")
-    parser.add_argument("--built", action="store_true", help="a task with a Dockerfile, built before")
     given = parser.parse_args()
     try:
         print(check(given.harbor))
     except Missing as error:
         sys.exit(str(error))
     with tempfile.TemporaryDirectory(prefix="agentenv-bench-") as made, image(Path(made)):
-        write_task(Path(made) / "task", given.built)
+        write_task(Path(made) / "task")
         for at_once in map(int, given.at_once.split(",")):
             print(f"{at_once} at once, {given.rounds} rounds of {given.times * at_once} trials of each kind")
             show(measure(Path(made), given, at_once))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from agentenv.errors import InfraError
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy, Turn
 from examples.harnesses.mini_swe_agent import SlotEnvironment
+from tests.harnesses import program
 from tests.harnesses.lost_container import kill_container_of
 
 IMAGE = "debian:bookworm-slim"
@@ -36,16 +36,7 @@ async def run(*argv: str, policy: ScriptedPolicy) -> tuple[int, str]:
     words += ["-c", f"model.model_kwargs.api_base={policy.base_url}", "-c", "model.model_kwargs.api_key=none"]
     words += ["-c", "model.cost_tracking=ignore_errors"]
     settings = {"MSWEA_CONFIGURED": "true", "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *words,
-        env=os.environ | settings,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        stdin=asyncio.subprocess.DEVNULL,
-    )
-    printed, _ = await process.communicate()
-    return process.returncode or 0, printed.decode()
+    return await program.run(*words, env=settings)
 
 
 @pytest.fixture(scope="module")

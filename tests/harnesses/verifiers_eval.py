@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from agentenv.testing import Reply, ScriptedPolicy, Turn
+from tests.harnesses import program
 from tests.harnesses.lost_container import kill_container_of
 
 RECIPE = Path(__file__).parents[2] / "examples/harnesses/verifiers_slots.py"
@@ -22,16 +22,8 @@ async def evaluate(out: Path, policy: ScriptedPolicy, *options: str) -> list[dic
     words = [str(RECIPE), "verifiers-task", "-o", str(out), "--run.dir", "run", "--no-push", "--no-rich"]
     words += ["--model", "scripted", "--client.base-url", policy.base_url]
     words += ["--env.agent.runtime.type", "agentenv", "--env.agent.runtime.image", "debian:bookworm-slim", *options]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *words,
-        env=os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        stdin=asyncio.subprocess.DEVNULL,
-    )
-    printed, _ = await process.communicate()
-    assert process.returncode == 0, printed.decode()
+    code, printed = await program.run(*words, env={"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"})
+    assert code == 0, printed
     episodes = (out / "run/traces.jsonl").read_text().splitlines()
     return [trace for line in episodes for trace in json.loads(line)["traces"]]
 
