@@ -31,7 +31,7 @@ NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test test-quick sweep harnesses hosts check check-bare check-pythons format bench doctor clean
+.PHONY: demo agents test test-quick sweep harnesses hosts check check-bare check-pythons format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
@@ -86,6 +86,10 @@ nomad-dev-status: setup ## Say what of it runs
 
 demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (BACKEND=nomad: on that cluster)
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
+
+agents: slotagent ## Agent programs of others repair real packages (ARGS='--program codex'); writes out/agents
+	@scripts/agent-programs >/dev/null
+	@exec $(BIN)/python -m examples.agents $(ARGS)
 
 test: slotagent testing containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder --max-worker-restart 1000 $(PYTEST_ARGS)

@@ -49,6 +49,7 @@ with open(sys.argv[1], "wb") as file:
     for part in engine.images.get(IMAGE).save(named=True):
         file.write(part)
 """
+_IN_CHROOT: Final = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"'
 _NETWORK: Final = """[Match]
 MACAddress={mac}
 [Network]
@@ -168,8 +169,6 @@ def _set_up(tree: Path, commit: str) -> None:
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")  # a proxy's own are there, where one is needed
     if certificates.exists():
         shutil.copy(certificates, tree / "etc/ssl/certs/ca-certificates.crt")
-    _run("mount", "-t", "proc", "proc", str(tree / "proc"))
-    _run("mount", "--rbind", "--make-rslave", "/dev", str(tree / "dev"))
     for user in USERS:
         _inside(tree, "useradd", "--create-home", "--shell", "/bin/bash", user)
     _inside(tree, "usermod", "--del-subuids", "1-999999999", "--del-subgids", "1-999999999", "bob")
@@ -182,7 +181,6 @@ def _set_up(tree: Path, commit: str) -> None:
     shutil.copy(base, f"{tree}{BASE}")
     _copy_cluster(tree, base)
     _inside(tree, "chown", "-R", "ann:ann", AT)
-    _unmount(tree)
 
 
 def _copy_cluster(tree: Path, base: Path) -> None:
@@ -239,15 +237,19 @@ def _forget(place: Path, prefix: str) -> None:
 
 
 def _inside(tree: Path, *command: str) -> None:
-    """In the guest's tree, natively. pip's own settings reach it."""
+    """In the guest's tree, natively. pip's own settings reach it. /proc and /dev are mounted there for this command's
+    processes alone, so that nothing stays mounted where this is killed."""
     kept = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    _run("chroot", str(tree), "/usr/bin/env", "-i", path, "HOME=/root", "LC_ALL=C.UTF-8", *kept, *command)
+    _run(
+        "unshare", "--mount", "sh", "-c", _IN_CHROOT, str(tree),
+        "/usr/bin/env", "-i", path, "HOME=/root", "LC_ALL=C.UTF-8", *kept, *command,
+    )  # fmt: skip
 
 
 def _unmount(tree: Path) -> None:
-    """Everything that is mounted below: by us, or by an mmdebstrap that was killed. Ends the program
-    when something stays: the machine's own /dev is among it, and what comes next deletes."""
+    """Everything that is mounted below, by an mmdebstrap that was killed. Ends the program when something stays: the
+    machine's own /dev is among it, and what comes next deletes."""
     for point in _mounts(tree):
         subprocess.run(["umount", "--", point], capture_output=True, check=False)
     if left := _mounts(tree):

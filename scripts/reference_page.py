@@ -14,6 +14,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 PACKAGES = {
     "agentenv": "Environments, sandboxes, the farm below them, and every error that documented code may have to catch.",
+    "agentenv.agents": "Agent programs of others, as the agents of environments.",
     "agentenv.slots": "The pool and its backends.",
     "agentenv.executor": "From a tool call to its result.",
     "agentenv.api": "The tool server and tools of your own; needs `agentenv[farm]`.",

@@ -27,6 +27,7 @@ from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.once import f13_once
 from benchmarks.targets.output import t6_output
+from benchmarks.targets.programs import a_exact, a_programs
 from benchmarks.targets.pulls import i10_pull
 from benchmarks.targets.relay import f8_relay
 from benchmarks.targets.runs import f3_real, f11_neighbour_run
@@ -70,6 +71,8 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "I9": i9_apt,
     "I10": i10_pull,
     "A": a_serving,
+    "A4": a_programs,
+    "A6": a_exact,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

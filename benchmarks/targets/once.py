@@ -93,6 +93,12 @@ class _Hooks:
     def build_agent_config(self, item: Any) -> AgentSettings:  # noqa: ARG002
         return AgentSettings()
 
+    def agent_program(self, item: Any) -> None:  # noqa: ARG002
+        return None
+
+    def trains_conversation(self, conversation: Any) -> bool:
+        return bool(conversation.trained)
+
     def task_image(self, item: Any) -> str:
         return str(item)
 

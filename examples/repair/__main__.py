@@ -8,23 +8,12 @@ OPENAI_MODEL), that model repairs the packages; OPENAI_API_KEY is its key.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from agentenv.cli.output import (
-    EXIT_NOT_ALL_WELL,
-    InterruptedBySignalError,
-    err,
-    escape,
-    exit_code_of,
-    print_error,
-    run_to_end,
-)
-from agentenv.config import debug
-from agentenv.errors import AgentEnvError
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, escape, run_to_end, verb
 from examples.repair.settings import DemoSettings, check
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -33,6 +22,7 @@ Isolation = Literal["auto", "full", "user"]
 
 
 @app.command(help=__doc__)
+@verb
 def main(
     groups: Annotated[
         int, typer.Option(min=1, max=10_000, help="Groups to roll out; tasks repeat if there are too few.")
@@ -60,26 +50,17 @@ def main(
     settings = DemoSettings(
         groups, group_size, slots, seed, isolation, model, base_url, max_steps, out, backend, job, tuple(package)
     )
-    try:
-        check(settings)
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
-        from examples.repair.demo import run_demo  # late: atropos takes seconds to import, and a typo should not
+    check(settings)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
+    from examples.repair.demo import run_demo  # late: atropos takes seconds to import, and a typo should not
 
-        try:
-            failed = run_to_end(run_demo(settings))
-        except OSError as error:  # what it writes at its end: the disk is full, say
-            failed = str(error)
-        if failed:
-            err().print(f"[bold red]failed[/] {escape(failed)}", soft_wrap=True)
-            sys.exit(EXIT_NOT_ALL_WELL)
-    except AgentEnvError as error:
-        if debug():
-            raise
-        print_error(error, as_json=False)
-        sys.exit(exit_code_of(error))
-    except InterruptedBySignalError as ended:
-        err().print(f"[yellow]interrupted by {ended}[/]; nothing was left running")
-        sys.exit(128 + ended.number)
+    try:
+        failed = run_to_end(run_demo(settings))
+    except OSError as error:  # what it writes at its end: the disk is full, say
+        failed = str(error)
+    if failed:
+        err().print(f"[bold red]failed[/] {escape(failed)}", soft_wrap=True)
+        raise typer.Exit(EXIT_NOT_ALL_WELL)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class _DemoEnv(RepairEnv):
 async def run_demo(settings: DemoSettings) -> str:
     """The whole demo, with settings that were checked. Returns why it failed, in one line; empty if it did not (see
     :func:`failure`). Raises: what the environment's setup raises; InfraError when no task could be verified."""
-    _quiet()
+    log_errors_only()
     began = time.monotonic()
     catalogue, chosen, made = await _tasks(settings)
     records = settings.out / "rollouts.jsonl"
@@ -87,9 +87,10 @@ def failure(groups: Sequence[GroupRecord], results: Results, *, scripted: bool) 
     return "; ".join(found)
 
 
-def _quiet() -> None:
-    """Silence the logs of atropos and its libraries; the important parts are in the records."""
+def log_errors_only() -> None:
+    """Of this project, atropos and its libraries: what else is important is in the records."""
     if not debug():
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
         logging.disable(logging.WARNING)
 
 

@@ -94,22 +94,23 @@ class RepairEnv(AgentEnv):
         await super().setup()
         if self.config.tool_pool_mode == "farm":
             try:
-                await expect_in_slots(self._opened().sessions, [self._bind], SLOT_ENV)
+                await expect_in_slots(self._opened().sessions, self.shown, SLOT_ENV)
             except BaseException:
                 await self.close()
                 raise
 
     @property
-    def _bind(self) -> Bind:
+    def shown(self) -> tuple[Bind, ...]:
+        """Directories of this machine that slots see, read-only: the test runner."""
         assert self.catalogue is not None, "setup() has fetched it"
-        return Bind(str(self.catalogue.runner), RUNNER)
+        return (Bind(str(self.catalogue.runner), RUNNER),)
 
     def build_backend(self) -> ContainerBackend:
         """The configured backend; its slots see the test runner. On Nomad the nodes must have it under the same
         path, as in a cluster on this machine."""
         settings = self.config.container_settings()
         shown = settings.model_copy(
-            update={"binds": (*settings.binds, self._bind), "env": {**SLOT_ENV, **settings.env}}
+            update={"binds": (*settings.binds, *self.shown), "env": {**SLOT_ENV, **settings.env}}
         )
         nomad = self.config.nomad_settings()
         mode = self.config.tool_pool_mode

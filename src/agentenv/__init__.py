@@ -14,9 +14,11 @@ from agentenv.exports import exported
 
 if TYPE_CHECKING:
     from agentenv.agent.loop import AgentLoop
+    from agentenv.agent.program import AgentProgram
     from agentenv.agent.result import AgentResult
     from agentenv.agent.settings import AgentSettings
     from agentenv.agent.tool_call import ToolCall, ToolResult
+    from agentenv.agent.transcript import ConversationRecord
     from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
     from agentenv.containers.live_output import OutputBytes
     from agentenv.env.environment import AgentEnv, AgentEnvConfig
@@ -63,6 +65,7 @@ _HOMES: Final = {
     "AgentEnvConfig": "agentenv.env.environment",
     "AgentEnvError": "agentenv.errors",
     "AgentLoop": "agentenv.agent.loop",
+    "AgentProgram": "agentenv.agent.program",
     "AgentResult": "agentenv.agent.result",
     "AgentSettings": "agentenv.agent.settings",
     "AsyncFarm": "agentenv.sdk.async_sandbox",
@@ -75,6 +78,7 @@ _HOMES: Final = {
     "ConfigError": "agentenv.errors",
     "ContainerLostError": "agentenv.errors",
     "ContainerSettings": "agentenv.config",
+    "ConversationRecord": "agentenv.agent.transcript",
     "ExecutorSettings": "agentenv.config",
     "FakeBackend": "agentenv.slots.backends.fake",
     "Farm": "agentenv.sdk.sandbox",
@@ -118,6 +122,7 @@ __all__ = [
     "AgentEnvConfig",
     "AgentEnvError",
     "AgentLoop",
+    "AgentProgram",
     "AgentResult",
     "AgentSettings",
     "AsyncFarm",
@@ -130,6 +135,7 @@ __all__ = [
     "ConfigError",
     "ContainerLostError",
     "ContainerSettings",
+    "ConversationRecord",
     "ExecutorSettings",
     "FakeBackend",
     "Farm",

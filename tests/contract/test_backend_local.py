@@ -25,7 +25,7 @@ from tests.integration.supervisor_harness import cgroups_of, processes_with
 from tests.waiting import START_S, until
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
-PATIENT = PoolSettings(max_containers=1, acquire_timeout_s=120)
+PATIENT = PoolSettings(max_containers=1, acquire_timeout_s=START_S)
 
 
 async def test_closing_leaves_no_process_and_no_file(tmp_path: Path) -> None:
@@ -58,11 +58,12 @@ from pathlib import Path
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
+from tests.waiting import START_S
 
 async def main():
     settings = ContainerSettings(slots_per_container=1, require_sandbox=False)
     backend = LocalBackend(settings, state_dir=Path(sys.argv[1]))
-    async with SlotPool(backend, PoolSettings(acquire_timeout_s=120)) as pool:
+    async with SlotPool(backend, PoolSettings(acquire_timeout_s=START_S)) as pool:
         await pool.lease("t")
         print("leased", flush=True)
         await asyncio.sleep(600)

@@ -22,8 +22,7 @@ from agentenv.errors import ConfigError, PoolClosedError, SandboxUnavailableErro
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.registry import BackendName
 from tests.farm_service import served
-
-START_S = 120.0
+from tests.waiting import START_S
 
 
 @pytest.fixture(params=["fake", "local"])

@@ -30,7 +30,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from tests.faults.bare_loop import bare_loop, this_loop
-from tests.waiting import eventually
+from tests.waiting import START_S, eventually
 
 MIB = 1024 * 1024
 ATTEMPTS = 6
@@ -188,7 +188,7 @@ class Container:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[ToolExecutor]:
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     backend = LocalBackend(ContainerSettings(slots_per_container=3))
     async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
         yield executor
@@ -213,7 +213,10 @@ async def container(kept: Kept) -> AsyncIterator[Container]:
     if kept.executor is None:
         kept.executor = await kept.stack.enter_async_context(opened())
     executor = kept.executor
-    async with executor.open("bad", acquire_timeout_s=120) as bad, executor.open("good", acquire_timeout_s=120) as good:
+    async with (
+        executor.open("bad", acquire_timeout_s=START_S) as bad,
+        executor.open("good", acquire_timeout_s=START_S) as good,
+    ):
         made = Container(executor, bad, good)
         yield made
         held_s = [(await made.stalls(process))["longest_s"] for process in ("server", "supervisor")]
@@ -298,10 +301,10 @@ async def test_no_reset_holds_the_supervisors_loop(container: Container) -> None
     fill = "head -c 900M /dev/zero > f; seq 100000 | xargs touch; for n in $(seq 300); do sleep 1000 & done"
 
     async def act() -> None:
-        async with container.executor.open("third", acquire_timeout_s=120) as third:
+        async with container.executor.open("third", acquire_timeout_s=START_S) as third:
             filled = await third.call("bash", {"command": fill}, timeout_s=120)
             assert filled.exit_code == 0, filled
-        async with container.executor.open("next", acquire_timeout_s=120):  # that slot, after its reset
+        async with container.executor.open("next", acquire_timeout_s=START_S):  # that slot, after its reset
             await asyncio.sleep(SUPERVISOR_TELLS_S)
 
     await lived_through(container, act, "supervisor")

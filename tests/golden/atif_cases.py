@@ -15,6 +15,7 @@ from agentenv.agent.token_sequences import IGNORED, NO_LOGPROB, TokenSequence
 from agentenv.agent.transcript import GroupRecord, Phase, RunRecord, Shortening, Step, ToolRecord, Transcript
 from agentenv.runs.atif import trajectory
 from agentenv.wire.calls import CallResult
+from tests import programs_played
 
 GOLDEN = Path(__file__).with_name("atif.json")
 RUN = RunRecord(
@@ -150,9 +151,15 @@ def group() -> GroupRecord:
     )
 
 
+def of_programs() -> GroupRecord:
+    """Those of agent programs: the first has three conversations, and tokens."""
+    record = programs_played.group()
+    record.trajectories[0] = programs_played.with_tokens()
+    return record
+
+
 def trajectories() -> list[dict[str, Any]]:
-    record = group()
-    return [trajectory(member, record) for member in record.trajectories]
+    return [trajectory(member, record) for record in (group(), of_programs()) for member in record.trajectories]
 
 
 if __name__ == "__main__":

@@ -17,4 +17,5 @@ if __name__ == "__main__":
     for document in documents:
         read = Trajectory.model_validate(document)
         assert read.to_json_dict() == document, "Harbor read something else"
-        print(f"{read.trajectory_id}: {len(read.steps)} steps, as {read.schema_version}")
+        others = [f", and {len(each.steps)} of {each.trajectory_id}" for each in read.subagent_trajectories or ()]
+        print(f"{read.trajectory_id}: {len(read.steps)} steps, as {read.schema_version}{''.join(others)}")

@@ -23,6 +23,10 @@ from agentenv.testing import Call, Reply, ScriptedPolicy, Turn
 IMAGE = "debian:bookworm-slim"
 COMMAND = [os.environ["AGENTENV_PYTHON"], "-c", "from agentenv.cli import main; main()", "mcp", "--image", IMAGE]
 STARTS_S = 300
+PLACES = [
+    word for name in ("AGENTENV_CACHE_DIR", "AGENTENV_STATE_DIR") for word in ("-e", f"{name}={os.environ[name]}")
+]
+"""Of images and containers: the inspector hands on little of its own environment to a server."""
 KILLED = """
 import asyncio, sys
 from agents.mcp import MCPServerStdio
@@ -67,7 +71,7 @@ async def inspected(server: Sequence[str], *asked: str) -> tuple[int, Any]:
     node = Path(sys.executable).with_name("node")
     program = Path(os.environ["NODE_MODULES"], ".bin/mcp-inspector")
     process = await asyncio.create_subprocess_exec(
-        node, program, "--cli", *server, "--method", *asked,
+        node, program, "--cli", *server, *PLACES, "--method", *asked,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     printed, errors = await asyncio.wait_for(process.communicate(), STARTS_S)

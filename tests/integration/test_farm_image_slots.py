@@ -34,10 +34,13 @@ from agentenv.wire import images as wire
 from agentenv.wire.spec import MIB
 from tests.farm_process import COMMAND, SETTINGS, FarmProcess
 from tests.image_sources import member, oci_layout, tar_of
+from tests.integration.test_agent_programs import check_sampled
+from tests.integration.test_agent_programs_images import TURNS, playing, python_image
 from tests.integration.test_env_prepared import PreparedEnv
 from tests.plain_http import plain_http
 from tests.small_image import small_image
 from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
+from tests.unit.env.managed_stubs import managed
 from tests.waiting import START_S, eventually
 
 pytestmark = [
@@ -268,6 +271,17 @@ async def test_an_environments_items_have_images_which_are_fetched_ahead(shared:
             assert group is not None
             assert group["scores"] == [1.0, 1.0]
         assert await env.get_next_item() is None
+
+
+async def test_an_agent_program_plays_in_an_image_that_the_node_fetched(shared: Shared, tmp_path: Path) -> None:
+    of_the_farm = {"tool_pool_mode": "farm", "farm_url": shared.farm.url, "farm_token": shared.token}
+    kind = playing(python_image(shared.directory / "images" / "python"), user="agent")
+    changed: dict[str, Any] = {**of_the_farm, "require_sandbox": False, "group_size": 2, "acquire_timeout_s": START_S}
+    async with managed(kind, tmp_path, {"*": [TURNS]}, **changed) as (env, voice):
+        group, _ = await env.collect_trajectories({"id": "x"})
+        assert group is not None
+        assert check_sampled(voice, group) == 4
+    assert group["scores"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("reference", ["dockerfile:.", "docker-daemon:task:1"])

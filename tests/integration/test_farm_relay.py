@@ -78,7 +78,9 @@ async def relayed(container: ContainerHandle) -> AsyncIterator[ContainerHandle]:
 
 @asynccontextmanager
 async def executor_of(handle: ContainerHandle, **settings: float) -> AsyncIterator[ToolExecutor]:
-    pool = SlotPool(AttachedBackend([handle]), PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120))
+    pool = SlotPool(
+        AttachedBackend([handle]), PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
+    )
     async with pool, ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings.model_validate(settings)) as executor:
         yield executor
 

@@ -52,6 +52,7 @@ def run(*arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.timeout(1800)  # two rollouts of every task of the corpus, which install packages: two minutes of CPU
 def test_the_oracle_scores_1_and_the_empty_agent_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "    .venv/bin/agentenv tasks check examples/tasks --network\n" in README.read_text()
     assert run(TASKS, "--network", "--out", tmp_path) == 0

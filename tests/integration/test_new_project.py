@@ -125,7 +125,7 @@ def test_hooks_as_documented_pass_a_strict_type_checker(project: Path, tmp_path:
     """The template, the pages' environments, and hooks with fewer keywords than there are, plain and async."""
     blocks = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES]
     environments = [block for page in blocks for block in page if "(AgentEnv)" in block]
-    assert len(environments) == 4
+    assert len(environments) == 5
     for number, block in enumerate((*environments, FEWER_KEYWORDS)):
         (project / f"shown_{number}.py").write_text(block)
     (project / "wrong.py").write_text(FEWER_KEYWORDS.replace("-> float", "-> str").replace("1.0", "'1'"))

@@ -21,6 +21,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB
+from tests.waiting import START_S
 
 HERE = Path(__file__).parent
 BUDGET_BYTES = 64 * MIB
@@ -60,7 +61,7 @@ class Slots:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def slots(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Slots]:
     settings = ContainerSettings(slots_per_container=5, require_sandbox=False, checkpoint_bytes=BUDGET_BYTES)
-    pools = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    pools = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     backend = LocalBackend(settings, state_dir=tmp_path_factory.mktemp("state"))
     async with SlotPool(backend, pools) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
         yield Slots(backend, executor)

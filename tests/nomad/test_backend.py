@@ -29,7 +29,7 @@ from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
 from tests.waiting import START_S, eventually, until
 
-ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
 
 
 def _farm(cluster: Cluster, slots: int = 2, **settings: Any) -> KillableNomad:
@@ -197,7 +197,7 @@ async def test_a_replaced_container_gives_way_to_another(cluster: Cluster) -> No
 
 async def test_a_restarted_server_disturbs_no_lease(cluster: Cluster) -> None:
     backend = _farm(cluster)
-    settings = PoolSettings(min_containers=1, max_containers=2, acquire_timeout_s=120)
+    settings = PoolSettings(min_containers=1, max_containers=2, acquire_timeout_s=START_S)
     async with _pool(backend, settings) as pool:
         lease = await pool.lease("through it all")
         cluster.server.kill()

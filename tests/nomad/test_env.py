@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from docker.errors import APIError
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
+from tests.integration.test_agent_programs import SOLVE, check_sampled, playing
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import docker_name
 from tests.unit.env.env_stubs import IDLE, WRITE, AnswerEnv, environment
+from tests.unit.env.managed_stubs import managed
 
 KILLS = 3
 LONG = [*(Reply("", (Call("bash", {"command": f"echo {n}; sleep 0.2"}),)) for n in range(4)), *WRITE]
 HALF = [Reply("", (Call("bash", {"command": "echo 41 > answer"}),)), Reply("done")]
 
 
-async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path, job_id: str) -> None:
-    changed = {
+def settings_of(cluster: Cluster, job_id: str) -> dict[str, Any]:
+    return {
         "tool_pool_mode": "nomad",
         "nomad_address": cluster.address,
         "sandbox_job_id": job_id,
@@ -28,11 +31,21 @@ async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path
         "container_memory_oversubscription": True,
         "container_cpu_mhz": 20,
         "slots_per_container": 4,
-        "min_containers": 2,
-        "max_containers": 2,
-        "infra_retries": 30,
         "acquire_timeout_s": 120.0,
     }
+
+
+async def test_an_agent_program_plays_and_every_token_is_exact(cluster: Cluster, tmp_path: Path, job_id: str) -> None:
+    changed = {**settings_of(cluster, job_id), "max_containers": 1, "group_size": 2, "agent_max_steps": 20}
+    async with managed(playing("forking"), tmp_path, {"*": [SOLVE]}, **changed) as (env, voice):
+        group, _ = await env.collect_trajectories({"id": "x"})
+        assert group is not None
+        assert check_sampled(voice, group) == 2 * 7
+    assert group["scores"] == [1.0] * 6, "three sequences of each"
+
+
+async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path, job_id: str) -> None:
+    changed = {**settings_of(cluster, job_id), "min_containers": 2, "max_containers": 2, "infra_retries": 30}
     async with environment(AnswerEnv, tmp_path, {"*": [LONG, HALF, IDLE, WRITE]}, **changed) as env:
         groups = [asyncio.create_task(env.collect_trajectories({"id": f"g{n}"})) for n in range(6)]
         kills = 0

@@ -29,8 +29,9 @@ from tests.debian_images import base_in_cache
 from tests.farm_service import served
 from tests.image_sources import member, oci_layout, tar_of
 from tests.nomad.cluster import Cluster
+from tests.nomad.containers import healthy
 from tests.nomad.farm import docker_name, nomad_farm
-from tests.waiting import START_S, eventually
+from tests.waiting import START_S, eventually, wait_for
 
 AGENTENV = Path(sys.executable).with_name("agentenv")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -80,6 +81,8 @@ async def nodes(
         ):
             # As on a new node: the container may be there first.
             _submit_keepers(cluster, keepers, token, port, directory)
+            url = f"http://127.0.0.1:{port}"
+            await asyncio.to_thread(wait_for, lambda: healthy(url), START_S, lambda: cluster.tell(keepers))
             yield Nodes(farm, f"oci:{directory}/debian:t", directory)
     finally:
         cluster.purge(keepers)
@@ -91,7 +94,7 @@ def _submit_keepers(cluster: Cluster, job_id: str, token: str, port: int, readab
     cluster.nomad.put(f"/v1/var/{path}", {"Path": path, "Items": {"token": token}})
     given = {
         "job_id": job_id, "driver": "raw_exec", "command": str(AGENTENV), "store": str(cluster.client.place.store),
-        "port": port, "cpu_mhz": 20, "memory_mib": 256,
+        "port": port, "cpu_mhz": 500, "memory_mib": 512,
         "args": ["--allow-path", str(readable), "--patience", "1", "--registry", "127.0.0.1:9"],
     }  # fmt: skip
     text = shipped.path("nomad/images.nomad.hcl").read_text()

@@ -55,7 +55,7 @@ def _registered(cluster: Cluster, job_id: str) -> tuple[int, int]:
 
 
 async def test_the_second_trainer_is_refused_and_told_whose_the_job_is(cluster: Cluster, job_id: str) -> None:
-    one = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=120)
+    one = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=START_S)
     async with SlotPool(_farm(cluster, job_id, run_name="exp7"), one) as pool:
         lease = await pool.lease("working")
         await until(lambda: len(cluster.allocations(job_id)) == 2, START_S)
@@ -166,8 +166,9 @@ async def test_a_frozen_trainer_that_lost_its_job_changes_nothing_of_it(
             before = _registered(cluster, job_id)
             os.kill(other.pid, signal.SIGCONT)
             assert other.stdout is not None
-            lines = [json.loads(await asyncio.to_thread(other.stdout.readline)) for _ in range(2)]
-            said = {name: text for line in lines for name, text in line.items()}
+            said: dict[str, str] = {}
+            while not {"problem", "told"} <= said.keys():  # on a loaded machine it is told twice before the problem
+                said |= json.loads(await asyncio.to_thread(other.stdout.readline))
             assert said.keys() == {"problem", "told"}
             assert "'successor'" in said["problem"]
             assert "'successor'" in said["told"]
@@ -214,12 +215,12 @@ async def test_a_standby_succeeds_a_frozen_farm_and_keeps_its_containers(
 
 
 async def test_a_second_run_keeps_the_containers_it_finds_until_they_are_idle(cluster: Cluster, job_id: str) -> None:
-    two = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=120)
+    two = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=START_S)
     async with SlotPool(_farm(cluster, job_id, purge_job_on_shutdown=False), two) as pool:
         await until(lambda: pool.statistics().containers.get(ContainerState.ready) == 2, START_S)
     before, count = set(cluster.serving(job_id, 2)), _registered(cluster, job_id)[1]
     assert (len(before), count) == (2, 2)
-    patient = PoolSettings(min_containers=1, max_containers=4, acquire_timeout_s=120, idle_containers_after_s=3600)
+    patient = PoolSettings(min_containers=1, max_containers=4, acquire_timeout_s=START_S, idle_containers_after_s=3600)
     async with SlotPool(_farm(cluster, job_id, purge_job_on_shutdown=False), patient) as pool:
         await until(lambda: pool.statistics().containers.get(ContainerState.ready) == 2, START_S)
         assert pool.statistics().goal_containers == 2
@@ -244,7 +245,7 @@ async def test_another_number_of_slots_is_refused_while_containers_run(cluster: 
 
 async def test_containers_that_somebody_gave_other_slots_are_left_alone(cluster: Cluster, job_id: str) -> None:
     """The job is changed under a trainer, by hand: what runs then is not its own to end."""
-    one = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    one = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     async with SlotPool(_farm(cluster, job_id), one) as pool:
         async with await pool.lease("first") as lease:
             ours = lease.container.id

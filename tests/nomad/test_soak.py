@@ -10,9 +10,10 @@ from benchmarks.farm import Farm
 from benchmarks.soak import at_rest, cycles, drift, footprint
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import first_pid, nomad_farm
+from tests.waiting import START_S
 
 SLOTS = 4
-ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
 
 
 async def test_leases_leave_nothing_behind(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.deadlines import scaled
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
@@ -18,6 +19,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
 from tests.nomad.farm import nomad_farm
+from tests.waiting import START_S
 
 LIMITS = SlotLimits(
     processes=60,
@@ -40,7 +42,7 @@ async def executor(request: pytest.FixtureRequest) -> AsyncIterator[ToolExecutor
 async def executor_of(backend: str, request: pytest.FixtureRequest, **limits: int) -> AsyncIterator[ToolExecutor]:
     """One container of plain slots on this backend, with LIMITS except these."""
     containers = ContainerSettings(slots_per_container=3, limits=replace(LIMITS, **limits))
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     pool = SlotPool(_backend(backend, containers, request), settings)
     async with pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
         yield opened
@@ -70,7 +72,8 @@ async def slots(executor: ToolExecutor) -> AsyncIterator[Slots]:
 
 
 async def sh(session: ToolSession, command: str, *, timeout_s: float = 20.0) -> str:
-    """stdout of a command (whatever its exit code); an infra fault raises."""
-    result = await session.call("bash", {"command": command}, timeout_s=timeout_s)
+    """stdout of a command (whatever its exit code); an infra fault raises. ``timeout_s``: on a machine of ordinary
+    speed."""
+    result = await session.call("bash", {"command": command}, timeout_s=scaled(timeout_s))
     assert result.fault == "none", result
     return result.stdout

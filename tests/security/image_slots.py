@@ -28,6 +28,7 @@ from tests.few_ids import few_ids
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad, first_pid, nomad_farm
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, file_capability, files, programs, use_store
+from tests.waiting import START_S
 
 Kind = Literal["local", "nomad", "lean"]
 """lean: local, of few ids."""
@@ -157,7 +158,7 @@ async def container(
     if allowing:
         allowed = {"allowed_capabilities": get_args(Capability), "allow_nested_namespaces": True}
         containers = containers.model_copy(update=allowed)
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     with pytest.MonkeyPatch.context() as patch, few_ids() if kind == "lean" else contextlib.nullcontext():
         use_store(patch, images.store)
         usual = images.over_programs(*usual_files())

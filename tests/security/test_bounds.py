@@ -36,7 +36,7 @@ from agentenv.wire.states import SlotState
 from tests.farm_service import served
 from tests.security.image_slots import LIMITS, Images, make_images, usual_files
 from tests.small_root import RUNTIME, files, use_store
-from tests.waiting import eventually
+from tests.waiting import START_S, eventually
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -111,7 +111,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 @pytest_asyncio.fixture(params=["local", "farm"], scope="module", loop_scope="module")
 async def beside(request: pytest.FixtureRequest, images: Images, tmp_path_factory: Any) -> AsyncIterator[Beside]:
     containers = ContainerSettings(slots_per_container=SLOTS, limits=LIMITS)
-    one_container = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    one_container = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     async with contextlib.AsyncExitStack() as stack:
         use_store(stack.enter_context(pytest.MonkeyPatch.context()), images.store)
         usual = images.over_programs(*usual_files())

@@ -29,6 +29,7 @@ from agentenv.wire.transfers import LEASE_HEADER
 from tests.faults.bare_loop import bare_loop
 from tests.security.conftest import executor_of, sh
 from tests.security.image_slots import container, make_images
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -148,7 +149,7 @@ class Neighbours:
     root: RootSpec | None
 
     def slot(self, name: str) -> ToolSession:
-        return self.executor.open(name, root=self.root, acquire_timeout_s=120)
+        return self.executor.open(name, root=self.root, acquire_timeout_s=START_S)
 
 
 @pytest_asyncio.fixture(

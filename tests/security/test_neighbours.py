@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.deadlines import scaled
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from tests.security.conftest import Slots, sh
 
@@ -70,10 +71,10 @@ async def test_terminals_are_not_shared(slots: Slots) -> None:
     await sh(one, "setsid python3 hold.py > held 2>&1 & until [ -s held ]; do sleep 0.05; done")
     assert await sh(one, "cat held") == f"{MAX_TERMINALS} ENOSPC\n"
     terminal = {"command": "tty", "session": "own", "pty": True}
-    in_one = await one.call("terminal", terminal, timeout_s=20)
+    in_one = await one.call("terminal", terminal, timeout_s=scaled(20.0))
     assert in_one.fault == "none", "its own doing, and data"
     assert "terminal limit of the slot is reached" in in_one.stdout + in_one.stderr, in_one
-    in_two = await two.call("terminal", terminal, timeout_s=20)
+    in_two = await two.call("terminal", terminal, timeout_s=scaled(20.0))
     assert "/dev/pts/0" in in_two.stdout
     assert "/dev/pts" in await sh(two, "script -qc tty /dev/null")
 

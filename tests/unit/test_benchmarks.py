@@ -172,7 +172,14 @@ def test_a_busy_machine_is_mentioned_and_every_target_explained() -> None:
 def test_there_is_a_measurement_for_every_id() -> None:
     farm = {f"F{number}" for number in range(1, 15)} | {"F3.real"}
     images = {"I1", "I4", "I5", "I6", "I7", "I8", "I9", "I10"}
-    assert TARGETS.keys() == {f"T{number}" for number in range(1, 10)} | farm | images | {"S1", "A", "N1", "N2"}
+    assert TARGETS.keys() == {f"T{number}" for number in range(1, 10)} | farm | images | {
+        "S1",
+        "A",
+        "A4",
+        "A6",
+        "N1",
+        "N2",
+    }
 
 
 def _stays(run: str, slots: int, lengths_s: Sequence[float]) -> list[Stay]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hosts import disk
+from tests.small_root import programs
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="make hosts is root's")
 
@@ -55,3 +59,26 @@ def test_it_is_found_where_the_cache_is_a_link_and_has_a_space(tmp_path: Path) -
 
 def test_a_directory_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     disk._remove(tmp_path / "tree")
+
+
+def test_what_a_command_in_the_tree_has_mounted_is_never_left(tmp_path: Path) -> None:
+    """Neither beside it, while it runs, nor by a run that is killed."""
+    tree = tmp_path / "tree"
+    inside = (
+        "import sys; from pathlib import Path; from hosts import disk; disk._inside(Path(sys.argv[1]), *sys.argv[2:])"
+    )
+    for name in ("dev", "proc"):
+        (tree / name).mkdir(parents=True)
+    subprocess.run(["tar", "-xC", tree], input=programs("bash", "env", "cat", "sleep", python=False), check=True)
+    within = "cat /proc/self/mounts /dev/null >/seen; : >/begun; exec sleep 600"
+    running = subprocess.Popen([sys.executable, "-c", inside, tree, "bash", "-c", within], start_new_session=True)
+    try:
+        wait_for((tree / "begun").exists)
+        seen = {line.split()[1] for line in (tree / "seen").read_text().splitlines()}
+        assert {"/proc", "/dev"} <= seen
+        assert disk._mounts(tree) == []
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    disk._remove(tree)
+    assert not tree.exists()

@@ -27,6 +27,12 @@ class Hooks(Protocol):
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:
         """Limits and sampling for this item."""
 
+    def agent_program(self, item: Any) -> Any:
+        """The program that runs in the place of the built-in loop; None: that loop."""
+
+    def trains_conversation(self, conversation: Any) -> bool | Awaitable[bool]:
+        """Whether a conversation of such a program is trained on."""
+
     def task_image(self, item: Any) -> Any:
         """The image that is the root of this item's slots; None: plain slots."""
 
@@ -75,6 +81,8 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
     "build_task": frozenset(),
     "score_trajectory": frozenset(),
     "build_agent_config": frozenset(),
+    "agent_program": frozenset(),
+    "trains_conversation": frozenset(),
     "task_image": frozenset(),
     "prepare": frozenset({"exec_tool"}),
     "prepare_key": frozenset(),
@@ -85,6 +93,7 @@ HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
 }
 """The keywords a hook may declare; it is given those that it does."""
 _POSITIONAL: Final = {
+    "trains_conversation": ("conversation",),
     "score_trajectory": ("item", "final_response"),
     "verify_and_score_trajectory": ("item", "final_response"),
     "score_destroyed_slot": ("item", "agent_result"),

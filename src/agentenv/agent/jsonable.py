@@ -14,6 +14,7 @@ DEEPEST_ARGUMENTS = 100
 """Maximum nesting of lists and objects in a call's arguments; deeper calls are refused."""
 DEEPEST_RECORDED = 200
 """Maximum nesting of values in records."""
+_SIMPLE = (str, int, float, type(None))
 
 
 def clean_text(text: str) -> str:
@@ -25,7 +26,7 @@ def clean_text(text: str) -> str:
 def deeper_than(value: Any, levels: int) -> bool:
     """Whether ``value`` nests lists and objects more than ``levels`` deep. Does not recurse: a kilobyte of text can
     nest deeper than Python's stack, and most code that reads or writes such a value may fail."""
-    inner = [value] if isinstance(value, (Mapping, list, tuple)) else []
+    inner = [value] if _nests(value) else []
     for _ in range(levels):
         inner = [part for each in inner for part in _parts(each)]
         if not inner:
@@ -36,7 +37,12 @@ def deeper_than(value: Any, levels: int) -> bool:
 def _parts(value: Any) -> list[Any]:
     """The lists and objects directly inside a list or object."""
     found = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [part for part in found if isinstance(part, (Mapping, list, tuple))]
+    return [part for part in found if _nests(part)]
+
+
+def _nests(value: Any) -> bool:
+    # An abstract class is asked last, because that takes long and most values are simple.
+    return not isinstance(value, _SIMPLE) and isinstance(value, (dict, list, tuple, Mapping))
 
 
 def jsonable(value: Any, levels: int = DEEPEST_RECORDED) -> Any:

@@ -7,14 +7,13 @@ failing command is data; InfraError is never caught here.
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from agentenv.agent.assistant_messages import RequestedCall, as_history, requested_calls
 from agentenv.agent.context_budget import ContextBudget
-from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than, jsonable
+from agentenv.agent.jsonable import clean_text
 from agentenv.agent.observations import cut_middle, shown
 from agentenv.agent.protocols import (
     REASONING_FIELDS,
@@ -28,84 +27,17 @@ from agentenv.agent.protocols import (
 from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings, default_system_prompt, opening
 from agentenv.agent.timeline import Timeline
-from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord, text_of
+from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord
 from agentenv.errors import ConfigError, LeaseLostError, SlotDestroyedError
-from agentenv.tools.json_text import read_json
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import FOR_CODE
 
-CALL_ID_CHARS = 64
-"""Longer call ids are replaced by our own: servers reject conversations that contain them, and results cannot carry
-them."""
-NAME_CHARS = 64
-UNSENDABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters that servers reject in a tool name, and with it the whole conversation."""
 UNREADABLE_BYTES = 4096
 """Size of an unreadable call in its record; ``Step.raw`` has all of it."""
 
 MODEL_READ_BYTES = 1024 * 1024
 """How much of a file a model may read in one call."""
-
-
-@dataclass(frozen=True)
-class RequestedCall:
-    """One tool call as read from a message. ``arguments`` is an object if it could be parsed as one, otherwise the
-    text that was sent, for which the session returns an error. ``problem``: reason, for the model, why the call is
-    not run at all. ``cut``: the message ended inside the call, so its arguments may be incomplete."""
-
-    call_id: str
-    tool: str
-    arguments: dict[str, Any] | str
-    problem: str = ""
-    cut: bool = False
-
-
-def requested_calls(message: Message, step: int) -> list[RequestedCall]:
-    """The calls of an assistant message, in order. Never raises, however malformed the calls are."""
-    raw = message.get("tool_calls") or []
-    return [_requested(call, f"call_{step}_{n}") for n, call in enumerate(raw if isinstance(raw, list) else [raw])]
-
-
-def _requested(call: Any, fallback_id: str) -> RequestedCall:
-    call = call if isinstance(call, dict) else {}
-    function = call.get("function") if isinstance(call.get("function"), dict) else {}
-    call_id, tool = _sendable_id(call.get("id"), fallback_id), clean_text(str(function.get("name") or ""))
-    sent = function.get("arguments")
-    if sent is None or sent == "":
-        return RequestedCall(call_id, tool, {})
-    try:
-        read = read_json(sent, strict=False) if isinstance(sent, str) else sent
-        if deeper_than(read, DEEPEST_ARGUMENTS):
-            problem = f"not run: its arguments nest more than {DEEPEST_ARGUMENTS} levels deep"
-            return RequestedCall(call_id, tool, clean_text(sent) if isinstance(sent, str) else "", problem)
-        return RequestedCall(call_id, tool, read if isinstance(read, dict) else str(sent))
-    except ValueError:  # the session returns the error
-        return RequestedCall(call_id, tool, str(sent))
-
-
-def _sendable_id(given: Any, fallback: str) -> str:
-    found = clean_text(str(given or ""))
-    return found if 0 < len(found) <= CALL_ID_CHARS else fallback
-
-
-def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
-    """The assistant message as it is sent back to the model: with ids, valid names, and arguments that are valid
-    JSON. Servers reject the whole conversation for one malformed call, which would let the model end its rollouts."""
-    history: Message = {"role": "assistant", "content": clean_text(text_of(message.get("content")))}
-    if calls:
-        history["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {
-                    "name": UNSENDABLE.sub("_", call.tool[:NAME_CHARS]) or "invalid",
-                    "arguments": json.dumps(jsonable(_as_object(call.arguments))),
-                },
-            }
-            for call in calls
-        ]
-    return history
 
 
 def mark_truncated_call(calls: list[RequestedCall], completion: Completion) -> list[RequestedCall]:
@@ -122,10 +54,6 @@ def with_reasoning(history: Message, sent: Message) -> Message:
     return {**history, **kept}
 
 
-def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
-    return arguments if isinstance(arguments, dict) else {"unparsable": arguments}
-
-
 def outcome_of_turn(completion: Completion, calls: Sequence[RequestedCall]) -> StepOutcome:
     """The outcome of a model turn."""
     if completion.finish_reason == "length":
@@ -133,6 +61,29 @@ def outcome_of_turn(completion: Completion, calls: Sequence[RequestedCall]) -> S
     if completion.problem:
         return "malformed"
     return "tool_calls" if calls else "answer"
+
+
+def step_of(completion: Completion, index: int, started_s: float, ended_s: float) -> Step:
+    """The record of a model turn, before its calls are run."""
+    return Step(
+        index=index,
+        model_started_s=started_s,
+        model_ended_s=ended_s,
+        message=completion.message,
+        usage=completion.usage,
+        reasoning=clean_text(completion.reasoning),
+        raw=None if completion.raw is None else clean_text(completion.raw),
+    )
+
+
+def too_small(overflow: ContextOverflow, settings: AgentSettings) -> ConfigError:
+    """The error when not even the first prompt fits: nothing was generated, so there is no rollout to score."""
+    return ConfigError(
+        "agent_context_tokens" if settings.context_tokens is not None else "context length",
+        f"the first prompt does not fit: {overflow}",
+        next_step="raise its limit (agent_context_tokens, the model server's own limit, the trainer's "
+        "max_token_length), or shorten the task, the system prompt or the list of tools",
+    )
 
 
 class AgentLoop:
@@ -189,7 +140,7 @@ class AgentLoop:
                 step, completion = await self._fitting_turn(index)
             except ContextOverflow as overflow:
                 if index == 0:
-                    raise self._too_small(overflow) from overflow
+                    raise too_small(overflow, self._settings) from overflow
                 result.finish_reason = "context_overflow"
                 return result
             calls = mark_truncated_call(requested_calls(step.message, index), completion)
@@ -214,16 +165,6 @@ class AgentLoop:
     def _out_of_time(self) -> bool:
         limit_s = self._settings.max_s
         return limit_s is not None and self._timeline.now() - self._began_s >= limit_s
-
-    def _too_small(self, overflow: ContextOverflow) -> ConfigError:
-        """Nothing was generated, so there is no rollout to score."""
-        limited = self._settings.context_tokens is not None
-        return ConfigError(
-            "agent_context_tokens" if limited else "context length",
-            f"the first prompt does not fit: {overflow}",
-            next_step="raise its limit (agent_context_tokens, the model server's own limit, the trainer's "
-            "max_token_length), or shorten the task, the system prompt or the list of tools",
-        )
 
     async def _fitting_turn(self, index: int) -> tuple[Step, Completion]:
         """A model turn; old outputs are shortened if it would not fit, or did not. Raises: ContextOverflow."""
@@ -273,15 +214,7 @@ class AgentLoop:
             completion: Completion = await self._within_idle_limit(
                 self._model.complete(self.result.messages, self._tools, **params)
             )
-        step = Step(
-            index=index,
-            model_started_s=started_s,
-            model_ended_s=self._timeline.now(),
-            message=completion.message,
-            usage=completion.usage,
-            reasoning=clean_text(completion.reasoning),
-            raw=None if completion.raw is None else clean_text(completion.raw),
-        )
+        step = step_of(completion, index, started_s, self._timeline.now())
         self._budget.learn(self.result.messages, completion.usage)
         self.result.steps.append(step)
         return step, completion

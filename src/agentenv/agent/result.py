@@ -9,7 +9,7 @@ from typing import Any
 
 from agentenv.agent.protocols import Message
 from agentenv.agent.tool_call import failure_of
-from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, ToolRecord
+from agentenv.agent.transcript import FinishReason, Phase, ProgramRecord, Shortening, Step, ToolRecord
 
 __all__ = ["AgentResult", "ToolError"]
 
@@ -50,6 +50,8 @@ class AgentResult:
     shortenings: list[Shortening] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     """The tools the model was offered, by name."""
+    program: ProgramRecord | None = None
+    """Of the agent program that ran in the place of the built-in loop; ``messages`` are its main conversation's."""
 
     def __iter__(self) -> Iterator[str | dict[str, Any]]:
         yield self.final_response
@@ -90,7 +92,10 @@ class AgentResult:
 
     @property
     def tool_errors(self) -> list[ToolError]:
-        """The calls that did not succeed: refused, timed out, or with another exit code than 0."""
+        """The calls that did not succeed: refused, timed out, or with another exit code than 0. An agent program runs
+        its calls itself, so nothing is known of them."""
+        if self.program is not None:
+            return []
         calls = ((step.index, call) for step in self.steps for call in step.tool_calls)
         return [ToolError.of(turn, call) for turn, call in calls if call.result is None or not call.result.success]
 

@@ -12,6 +12,7 @@ from typing import Any
 from agentenv.agent.estimates import Attempts
 from agentenv.agent.failure_log import same_kind
 from agentenv.agent.parsers import format_of
+from agentenv.agent.program_totals import ProgramTotals
 from agentenv.agent.transcript import Transcript
 from agentenv.errors import InfraError, TaskError
 
@@ -135,6 +136,7 @@ class Results:
     """Scores by item, where they are wanted."""
     tokens: Counter[str] = field(default_factory=Counter)
     """``prompt`` and ``completion`` tokens of all turns, as the model's server counts them."""
+    programs: ProgramTotals = field(default_factory=ProgramTotals)
     partial: int = 0
     """Rollouts without a score in groups that have one."""
     could_call: int = 0
@@ -160,6 +162,7 @@ class Results:
         for transcript in transcripts:
             self.rollouts += 1
             self._count_calls(transcript)
+            self.programs.add(transcript)
             if self.attempts is not None:
                 self.attempts.add(transcript.item_id, [] if transcript.score is None else [transcript.score])
             if transcript.fault != "none":
@@ -211,7 +214,8 @@ class Results:
         return {k: each for k, each in found if each is not None}
 
     def document(self) -> dict[str, Any]:
-        """For programs: what the lines at the end of a command say."""
+        """For programs: what the lines at the end of a command say. ``programs`` and ``dialects`` only where agent
+        programs have played."""
         return {
             "groups": self.groups,
             "rollouts": self.rollouts,
@@ -221,6 +225,7 @@ class Results:
             "stderr": self.stderr,
             "pass_at": {str(k): estimate for k, (estimate, _) in self.pass_at().items()},
             "tokens": dict(self.tokens),
+            **self.programs.document(),
             "missing": [{"what": name, "text": text} for name, text in self.missing.rows()],
             "faults": dict(self.faults),
             "errors": [

@@ -32,6 +32,7 @@ from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop
 from agentenv.agent.preparation import Preparation, Preparations, fork_patience_s
 from agentenv.agent.prepared import Key, PreparedState
+from agentenv.agent.program import AgentProgram, ProgramRunner
 from agentenv.agent.protocols import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings
@@ -85,6 +86,8 @@ class RolloutServices:
     """For what the settings of a hook leave open."""
     turn_headers: Callable[[str, int], dict[str, str]] | None = None
     """HTTP headers of the request to the model for a turn (0 first) of an attempt, which is named as its slot is."""
+    programs: ProgramRunner | None = None
+    """Runs the agent programs of ``agent_program``."""
     continues: bool = False
     """Whether ``continue_task`` is called when the model has ended its turns."""
 
@@ -229,6 +232,10 @@ class Rollout:
                 await self._verify(attempt, session)
 
     async def _act(self, attempt: Attempt, session: Session, settings: AgentSettings, task: str) -> None:
+        program = await call_hook("agent_program", self._hooks.agent_program, self._item)
+        if program is not None:
+            await self._play(expected("agent_program", program, AgentProgram), attempt, session, settings, task)
+            return
         async with opened(self._farm.model_for(attempt.trajectory)) as model:
             headers = self._farm.turn_headers
             of_turn = None if headers is None else partial(headers, attempt.trajectory)
@@ -242,6 +249,35 @@ class Rollout:
             finally:
                 # also for a rollout that ends half way, because it may be scored
                 attempt.sequences = sequences_of(model)
+
+    async def _play(
+        self, program: AgentProgram, attempt: Attempt, session: Session, settings: AgentSettings, task: str
+    ) -> None:
+        """An agent program in the place of the loop."""
+        assert self._farm.programs is not None
+        handle, headers = self._farm.handle_for(session), self._farm.turn_headers
+        of_turn = None if headers is None else partial(headers, attempt.trajectory)
+        model_for = partial(self._farm.model_for, attempt.trajectory)
+        run = self._farm.programs(program, handle, model_for, settings, attempt.timeline, of_turn)
+        attempt.agent = run.result
+        attempt.acted = True
+        try:
+            try:
+                await run.run(task)
+            except SlotDestroyedError:  # which is scored, too
+                await self._choose_trained(run.result)
+                raise
+            await self._choose_trained(run.result)
+        finally:
+            attempt.sequences = run.sequences()
+            await handle.cleanup()
+
+    async def _choose_trained(self, result: AgentResult) -> None:
+        """Ask the environment which conversations of a program are trained on."""
+        assert result.program is not None
+        for conversation in result.program.conversations:
+            trains = await call_hook("trains_conversation", self._hooks.trains_conversation, conversation)
+            conversation.trained = expected("trains_conversation", trains, bool)
 
     async def _continued(self, attempt: Attempt, session: Session) -> tuple[str, AgentSettings | None] | None:
         """A further task of the same conversation; None: the rollout has come to its end."""
@@ -436,6 +472,7 @@ class Rollout:
             workspace_meta=jsonable(attempt.workspace_meta),
             verification=jsonable(attempt.verification),
             model_faults=agent.model_faults,
+            program=agent.program,
             shortenings=agent.shortenings,
             last_recordings=attempt.last_recordings,
             sequences=[

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from agentenv.agent.jsonable import jsonable
 from agentenv.agent.observations import SESSION_TOOL_NAMES, cut_middle
+from agentenv.agent.program_totals import ProgramTotals
 from agentenv.agent.protocols import Message
 from agentenv.agent.transcript import ToolRecord, Transcript
 
@@ -79,7 +80,10 @@ class _Gathered:
     times: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in TIMES})
     turns: Counter[str] = field(default_factory=Counter)
     shortenings: int = 0
+    programs: ProgramTotals = field(default_factory=ProgramTotals)
     calls: int = 0
+    observed: int = 0
+    """Calls that were not an agent program's."""
     errors: int = 0
     timeouts: int = 0
     call_faults: Counter[str] = field(default_factory=Counter)
@@ -98,11 +102,13 @@ class _Gathered:
             series.add(transcript.totals.get(name, 0.0))
         self.turns.update(step.outcome for step in transcript.steps)
         self.shortenings += len(transcript.shortenings)
-        for call in _calls(transcript):
+        self.calls += sum(1 for _ in _calls(transcript))
+        self.programs.add(transcript)
+        for call in observed_calls(transcript):
             self._add_call(call)
 
     def _add_call(self, call: ToolRecord) -> None:
-        self.calls += 1
+        self.observed += 1
         self.errors += is_error(call)
         self.timeouts += is_timeout(call)
         if call.result:
@@ -129,11 +135,11 @@ class _Gathered:
 
     def of_calls(self) -> dict[str, float]:
         found = {"tool_calls": float(self.calls)}
-        if not self.calls:
+        if not self.observed:
             return found
-        found |= {f"call_fault_{fault}_rate": self.call_faults[fault] / self.calls for fault in CALL_FAULTS}
-        found["tool_error_rate"] = self.errors / self.calls
-        found["tool_timeout_rate"] = self.timeouts / self.calls
+        found |= {f"call_fault_{fault}_rate": self.call_faults[fault] / self.observed for fault in CALL_FAULTS}
+        found["tool_error_rate"] = self.errors / self.observed
+        found["tool_timeout_rate"] = self.timeouts / self.observed
         return found | self.latency_s.spread("tool_latency_s")
 
 
@@ -157,11 +163,18 @@ class RolloutMetrics:
         if not gathered.rollouts:
             return {}
         completeness = {"group_completeness": gathered.completeness.mean}
-        return {**completeness, **gathered.of_rollouts(), **gathered.of_turns(), **gathered.of_calls()}
+        return {
+            **completeness,
+            **gathered.of_rollouts(),
+            **gathered.programs.metrics(),
+            **gathered.of_turns(),
+            **gathered.of_calls(),
+        }
 
 
 class ToolErrors:
-    """Counts failed tool calls until they are drained, with the details of the first :data:`MOST_TOOL_ERRORS`."""
+    """Counts failed tool calls until they are drained, with the details of the first :data:`MOST_TOOL_ERRORS`. Those of
+    agent programs are not among them: nobody knows how they ended."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -170,6 +183,8 @@ class ToolErrors:
     def add(self, transcripts: Iterable[Transcript]) -> None:
         """Add a finished group."""
         for transcript in transcripts:
+            if transcript.program is not None:
+                continue
             for step in transcript.steps:
                 for call in filter(is_error, step.tool_calls):
                     self._count += 1
@@ -207,7 +222,7 @@ def _one_line(text: str) -> str:
 
 
 def is_error(call: ToolRecord) -> bool:
-    """Whether a call failed: a fault, a timeout, or a nonzero exit code."""
+    """Whether an observed call failed: a fault, a timeout, or a nonzero exit code."""
     result = call.result
     return result is None or result.fault != "none" or is_timeout(call) or bool(result.exit_code)
 
@@ -216,6 +231,11 @@ def is_timeout(call: ToolRecord) -> bool:
     """Whether a call was ended by its deadline. A wait in a session does not count: what it waited for keeps
     running."""
     return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
+
+
+def observed_calls(transcript: Transcript) -> Iterator[ToolRecord]:
+    """The calls whose end and time are known: none of an agent program, which runs them itself."""
+    return iter(()) if transcript.program is not None else _calls(transcript)
 
 
 def _calls(transcript: Transcript) -> Iterator[ToolRecord]:
@@ -245,8 +265,10 @@ def rollout_row(transcript: Transcript, text_of: Callable[[list[Message]], str])
 
 
 def readable(transcript: Transcript, text_of: Callable[[list[Message]], str]) -> str:
-    """The conversation for human readers, and what ended it if that was a failure."""
+    """The conversation for human readers (an agent program's main one), and what ended it if that was a failure."""
     ended = f"\n\n## ended by {transcript.fault}\n{transcript.error}" if transcript.error else ""
+    if (program := transcript.program) is not None and program.exit_code:
+        ended += f"\n\n## {program.name} ended with {program.exit_code}\n{program.stderr[-ERROR_BYTES:]}"
     return cut_middle(text_of(transcript.messages) + ended, READABLE_BYTES)
 
 

@@ -52,15 +52,15 @@ class AgentSettings:
 
     ``max_steps``: maximum number of model turns; ``max_calls_per_turn``: tool calls executed per turn; ``max_s``:
     seconds after which no call and no turn but the first begins (None: no limit); ``max_idle_s``: seconds without a
-    tool call after which the slot is released and the rollout has no score (None: no limit); ``tool_delay_s``: pause
-    between two tool calls; ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps
-    each of stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted). ``temperature``,
-    ``max_tokens`` and ``extra_body`` are sent to the model's server when set. ``system_prompt`` None: one that
-    describes the offered tools; an empty one is not sent. ``tools`` restricts the agent to these names (None: all
-    that are enabled); ``tool_aliases`` are other names that calls may use for them. ``context_tokens`` bounds prompt
-    and answer of a turn together; when the next turn would exceed it, all tool outputs but the last
-    ``keep_tool_outputs`` are shortened (None: never), which the transcript records. ``send_reasoning`` sends a model
-    its earlier reasoning back.
+    tool call (of an agent program: without a turn) after which the slot is released and the rollout has no score (None:
+    no limit); ``tool_delay_s``: pause between two tool calls; ``tool_timeout_s`` bounds each call (None: the executor's
+    default); ``shown_bytes`` caps each of stdout and stderr as the model sees them (head and tail kept, the dropped
+    bytes counted). ``temperature``, ``max_tokens`` and ``extra_body`` are sent to the model's server when set.
+    ``system_prompt`` None: one that describes the offered tools; an empty one is not sent. ``tools`` restricts the
+    agent to these names (None: all that are enabled); ``tool_aliases`` are other names that calls may use for them.
+    ``context_tokens`` bounds prompt and answer of a turn together; when the next turn would exceed it, all tool outputs
+    but the last ``keep_tool_outputs`` are shortened (None: never), which the transcript records. ``send_reasoning``
+    sends a model its earlier reasoning back.
 
     What a hook's settings leave None or empty is as the environment's config has it.
 

@@ -31,7 +31,7 @@ class TokenSequence:
     @property
     def trained(self) -> int:
         """Number of tokens that are the policy's."""
-        return sum(mask != IGNORED for mask in self.masks)
+        return len(self.masks) - self.masks.count(IGNORED)  # counted with every turn
 
 
 @runtime_checkable

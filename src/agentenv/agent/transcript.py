@@ -15,13 +15,20 @@ from agentenv.agent.tool_call import ToolResult
 from agentenv.errors import Fault
 from agentenv.wire.calls import CallResult
 
-__all__ = ["GroupRecord", "Phase", "RunRecord", "SequenceSummary", "Shortening", "Step", "ToolRecord", "Transcript"]
+__all__ = [
+    "ConversationRecord", "GroupRecord", "Phase", "ProgramRecord", "RunRecord", "SequenceSummary", "Shortening", "Step",
+    "ToolRecord", "Transcript",
+]  # fmt: skip
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
-FinishReason = Literal["stop", "max_steps", "max_time", "length", "context_overflow", "slot_destroyed", "fault"]
-"""``max_time``: ``AgentSettings.max_s`` passed before it ended; ``length``: the last message was cut at its token
-limit; ``context_overflow``: there was no room for another turn; ``slot_destroyed``: the policy's own commands
-destroyed its slot (``fault`` is "policy")."""
+FinishReason = Literal[
+    "stop", "max_steps", "max_time", "length", "context_overflow", "max_conversations", "program_failed",
+    "slot_destroyed", "fault",
+]  # fmt: skip
+"""``max_time``: ``AgentSettings.max_s`` (of an agent program: its time limit) passed before it ended; ``length``: the
+last message was cut at its token limit; ``context_overflow``: there was no room for another turn;
+``max_conversations``: an agent program began too many; ``program_failed``: it ended with another exit code than 0;
+``slot_destroyed``: the policy's own commands destroyed its slot (``fault`` is "policy")."""
 StepOutcome = Literal["answer", "tool_calls", "malformed", "truncated"]
 """``malformed``: something that looked like a call could not be parsed; ``truncated``: cut at the token limit."""
 
@@ -31,6 +38,17 @@ def text_of(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return str(content or "")
+
+
+def _unset(value: Any) -> bool:
+    """Whether a field that only agent programs have is unset, and is not written: the built-in loop's records do not
+    grow by it."""
+    return value is None
+
+
+def _empty(value: Any) -> bool:
+    """As :func:`_unset`, of fields whose defaults are 0 and ''."""
+    return not value
 
 
 class Record(BaseModel):
@@ -53,7 +71,8 @@ class ToolRecord(Record):
 
     ``arguments`` is what the model sent (a string when it could not be parsed). ``batch_wait_s`` is the time in the
     executor before the batch left; ``queue_s`` and ``duration_s`` are in ``result``. ``shown`` is the observation
-    the model was given.
+    the model was given. Of a call that an agent program ran, ``result`` is None: it was run between ``started_s`` (the
+    model's answer) and ``ended_s`` (the request with ``shown``).
     """
 
     call_id: str
@@ -91,6 +110,12 @@ class Step(Record):
     reasoning: str = ""
     raw: str | None = None
     """The message exactly as the model wrote it, markup included (managed servers)."""
+    conversation: int = Field(default=0, exclude_if=_empty)
+    """Which conversation of an agent program it belongs to (``ProgramRecord.conversations``)."""
+    after: int | None = Field(default=None, exclude_if=_unset)
+    """The step whose answer an agent program's request continued; None: it began with messages of its own."""
+    dialect: str = Field(default="", exclude_if=_empty)
+    """The API in which an agent program asked for it."""
 
     @property
     def tool_results(self) -> list[ToolResult]:
@@ -130,6 +155,40 @@ class SequenceSummary(Record):
     trained: int
 
 
+class ConversationRecord(Record):
+    """One conversation of an agent program with its model. ``behind``: it began with the messages up to this step's
+    answer; None: with messages of its own. ``trained``: whether its tokens are given to a trainer. ``messages``, empty
+    for the main one, whose messages are the transcript's, end with its last answer."""
+
+    behind: int | None = None
+    tools: list[str] = Field(default_factory=list)
+    trained: bool = True
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ProgramRecord(Record):
+    """What an agent program did in the place of the built-in loop. ``stdout`` and ``stderr`` are the first and last of
+    its output; the bytes left out between are counted."""
+
+    name: str
+    exit_code: int | None = None
+    """None: it was ended, at a limit or with the slot."""
+    duration_s: float = 0.0
+    stdout: str = ""
+    stderr: str = ""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    refused: list[str] = Field(default_factory=list)
+    """Requests that were refused, by their reason: the first of them."""
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Parts of requests that the model was not shown, by their path."""
+    overruled: list[str] = Field(default_factory=list)
+    """Settings in requests for which the environment's were used."""
+    main: int = 0
+    """The conversation whose messages are the transcript's."""
+    conversations: list[ConversationRecord] = Field(default_factory=list)
+
+
 class Transcript(Record):
     """One complete trajectory (its last attempt). ``score`` is None if it was not scored. A rollout with a
     ``fault`` has no score, except for a slot the policy destroyed, which the environment scores."""
@@ -159,6 +218,8 @@ class Transcript(Record):
     """Data the verifier chose to record (tests run, their outcome)."""
     model_faults: int = 0
     """Number of calls the model got wrong: unreadable, unknown tool, bad arguments, refused path."""
+    program: ProgramRecord | None = Field(default=None, exclude_if=_unset)
+    """Of the agent program that ran in the place of the built-in loop, if one did."""
     shortenings: list[Shortening] = Field(default_factory=list)
     last_recordings: list[dict[str, Any]] = Field(default_factory=list)
     """Output of recorded tmux sessions after the model's last call to each. The rest of the recordings is in the

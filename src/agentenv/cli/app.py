@@ -29,6 +29,7 @@ VERBS: Final = {
     "mcp": "Give clients of the Model Context Protocol a slot each: its shell, its files, its terminals.",
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
     "tasks": "Task directories of Harbor and Terminal-Bench: list, check and play them.",
+    "agents": "Agent programs of others, as the agents of environments: list their recipes, and try one in a slot.",
     "report": "Write the HTML page of a run's rollouts: scores, errors, every turn and call.",
     "view": "Serve the page of a run on this machine until Ctrl-C; it follows a running run.",
     "runs": "Runs of environments: list and show them, resume one, compare several, see them on one page.",

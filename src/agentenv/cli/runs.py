@@ -158,6 +158,7 @@ def _state(run: FoundRun, found: Recorded) -> str:
 
 
 def _results(results: dict[str, Any], *, own: bool) -> list[tuple[str, str]]:
+    from agentenv.agent.program_totals import program_rows
     from agentenv.agent.results import scored_text
 
     if not results:
@@ -169,6 +170,7 @@ def _results(results: dict[str, Any], *, own: bool) -> list[tuple[str, str]]:
         rows.append(("mean", f"{results['mean']:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")))
     if estimates := results.get("pass_at"):
         rows.append(("pass@k", ", ".join(f"pass@{k} {estimate:.3f}" for k, estimate in estimates.items())))
+    rows += program_rows(results)
     rows.append(("faults", ", ".join(f"{count} {fault}" for fault, count in results["faults"].items()) or "none"))
     errors = results.get("errors", [])
     rows += [("" if number else "errors", f"{each['count']} × {each['text']}") for number, each in enumerate(errors)]

@@ -142,16 +142,19 @@ def _print_table(found: list[Figures]) -> None:
     from agentenv.agent.results import counted
 
     ks = sorted({estimate.k for figures in found for estimate in figures.pass_at_k})
+    has_programs = any(figures.programs for figures in found)
     has_cost = any(figures.cost is not None for figures in found)
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = ["run", "model", "state", "scored", "mean ± se", *(f"pass@{k}" for k in ks), "faults", "tokens in, out"]
+    names[3:3] = ["agent", "failed"] * has_programs
     for name in [*names, *(["cost"] if has_cost else []), "a rollout", "in all"]:
         table.add_column(name, overflow="fold")
     for one in found:
         passes = {estimate.k: estimate for estimate in one.pass_at_k}
         tokens = [_thousands(count) for count in (one.prompt_tokens, one.completion_tokens)]
         table.add_row(
-            escape(one.run), escape(one.model), one.state, f"{one.scored} of {one.rollouts}", mean_text(one),
+            escape(one.run), escape(one.model), one.state, *map(escape, program_texts(one) * has_programs),
+            f"{one.scored} of {one.rollouts}", mean_text(one),
             *(f"{passes[k].value:.3f} {interval_text(passes[k].interval)}" if k in passes else "–" for k in ks),
             ", ".join(f"{count} {fault}" for fault, count in one.faults.items()) or "none", ", ".join(tokens),
             *(["–" if one.cost is None else f"{one.cost:,.2f}"] if has_cost else []),
@@ -163,6 +166,12 @@ def _print_table(found: list[Figures]) -> None:
             if (fewer := one.items - estimate.items) > 0:
                 said = f"{one.run}: pass@{estimate.k} is without {counted(fewer, 'item')} of fewer scored attempts"
                 err().print(f"[yellow]note[/] {escape(said)}", soft_wrap=True)
+
+
+def program_texts(figures: Figures) -> list[str]:
+    """The agent programs that played, and how many of their rollouts ended with another exit code than 0."""
+    failed = sum(counted["failed"] for counted in figures.programs.values())
+    return [", ".join(figures.programs) or "built-in", str(failed) if figures.programs else "–"]
 
 
 def mean_text(figures: Figures) -> str:

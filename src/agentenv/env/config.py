@@ -49,6 +49,7 @@ from agentenv.env.farm_fields import (
 )
 from agentenv.env.invocation import named_as_secret, without_user
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
+from agentenv.env.programs import ProgramFields
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
@@ -84,7 +85,7 @@ def _without_secrets(value: Any) -> Any:
     return without_user(value) if isinstance(value, str) else value
 
 
-class AgentFields(ContainerFields, FarmFields, PoolSettings):
+class AgentFields(ContainerFields, FarmFields, ProgramFields, PoolSettings):
     """Settings of an agent environment. Raises ConfigError naming the field of the first contradiction."""
 
     model_config = ConfigDict(frozen=False)
@@ -158,7 +159,7 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
     )
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address to serve metrics on")
     # The agent
-    agent_max_steps: int = Field(default=50, ge=1, description="Most model turns of a rollout")
+    agent_max_steps: int = Field(default=AgentSettings.max_steps, ge=1, description="Most model turns of a rollout")
     agent_max_s: float | None = Field(
         default=5400.0,
         gt=0,
@@ -167,7 +168,7 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
     )
     agent_temperature: float | None = Field(default=None, ge=0, description="By default the server's")
     agent_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens per model turn")
-    agent_tool_delay_s: float = Field(default=0.0, ge=0, description="Pause between tool calls")
+    agent_tool_delay_s: float = Field(default=AgentSettings.tool_delay_s, ge=0, description="Pause between tool calls")
     agent_context_tokens: int | None = Field(
         default=None, ge=1, description="Maximum tokens of prompt and answer of a turn together"
     )
@@ -180,7 +181,7 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
         default=False, description="Send earlier reasoning back to the model (OpenAI-type servers)"
     )
     agent_shown_bytes: int = Field(
-        default=32 * 1024, ge=256, description="Maximum bytes of a tool output shown to the model"
+        default=AgentSettings.shown_bytes, ge=256, description="Maximum bytes of a tool output shown to the model"
     )
     system_prompt: str | None = Field(
         default=None, description="By default one that describes the offered tools; an empty one is not sent"
@@ -231,7 +232,10 @@ class AgentFields(ContainerFields, FarmFields, PoolSettings):
         default=None, description="Append each group's transcripts to this .jsonl instead of the run's own"
     )
     terminal_lifetime: float | None = Field(
-        default=None, gt=0, description="A slot is given up after this long without a tool call; no limit by default"
+        default=None,
+        gt=0,
+        description="A slot is given up after this long without a tool call (of an agent program: a turn); no limit by "
+        "default",
     )
     # Names of other harnesses
     max_agent_turns: int | None = Field(default=None, ge=1, description="Same as agent_max_steps")

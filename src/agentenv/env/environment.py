@@ -36,6 +36,7 @@ from agentenv.agent.hooks import (
 )
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.preparation import Preparations
+from agentenv.agent.program import AgentProgram
 from agentenv.agent.protocols import Model, ToolDefinition
 from agentenv.agent.result import AgentResult
 from agentenv.agent.results import counted
@@ -44,7 +45,7 @@ from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.single_run import run_single
-from agentenv.agent.transcript import Transcript
+from agentenv.agent.transcript import ConversationRecord, Transcript
 from agentenv.env.command_line import run_command
 from agentenv.env.config import AgentFields, explained
 from agentenv.env.farm import open_pool
@@ -71,6 +72,7 @@ from agentenv.env.preflight import (
     probe,
     warn_of_queueing,
 )
+from agentenv.env.programs import check_programs, runner_of, with_program
 from agentenv.env.progress import RunProgress, print_rows
 from agentenv.env.records import RunFiles, groups_in_run
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
@@ -128,6 +130,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     config: ConfigT
     env_config_cls: type[AgentEnvConfig] = AgentEnvConfig
     server_cls: type[APIServer] = APIServer
+    program: AgentProgram | None = None
+    """The agent program of every item; None: the built-in loop."""
     as_json: ClassVar[bool] = False
     """Whether the command prints its results as one JSON document: ``--json``."""
     dry_run: ClassVar[bool] = False
@@ -232,6 +236,16 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """The image that is the root of this item's slots, with limits or without; it is fetched if this machine does
         not have it. None, the default: plain slots."""
         return None
+
+    def agent_program(self, item: Any) -> Awaitable[AgentProgram | None] | AgentProgram | None:  # noqa: ARG002
+        """The agent program that runs in this item's slots in the place of the built-in loop (docs/agents.md); by
+        default ``program``. None: the built-in loop."""
+        return self.program
+
+    def trains_conversation(self, conversation: ConversationRecord) -> Awaitable[bool] | bool:
+        """Whether a conversation of an agent program is trained on; by default as ``program_train`` says, which is
+        ``conversation.trained``."""
+        return conversation.trained
 
     def build_tools(self) -> ToolCatalog:
         """The tools of this environment; by default the built-in ones and the tool server's that the config enables."""
@@ -345,6 +359,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
 
     def _check_hooks(self) -> None:
         check_hooks(self, AgentEnv)
+        check_programs(type(self), AgentEnv)
 
     async def setup(self) -> None:
         """Start the pool and the executor, check that a slot is available, then call ``setup_agent_env``.
@@ -387,6 +402,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 failures=failures,
                 preparations=preparations if config.prepare == "once" else None,
                 agent=config.agent_settings(),
+                programs=runner_of(config.program_settings()),
                 continues=type(self).continue_task is not AgentEnv.continue_task,
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
@@ -434,9 +450,12 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         config = self.config
         if config.tool_pool_mode == "farm":
             raise ConfigError("tool_pool_mode", "'farm' has no backend of its own")
+        settings = config.container_settings()
+        if config.tool_pool_mode == "local" and type(self).task_image is AgentEnv.task_image:
+            settings = with_program(settings, self.program)
         return make_backend(
             config.tool_pool_mode,
-            config.container_settings(),
+            settings,
             nomad=config.nomad_settings(),
             start_timeout_s=config.start_timeout_s,
         )
@@ -562,6 +581,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             await self._expect_model()
             await self.setup()
             tools = ", ".join(tool["function"]["name"] for tool in self._opened().tools) or "none"
+            tools = tools if self.program is None else f"those of {self.program.title}"
             rows = [("would", what), ("model", self._model_and_place()), ("tools", tools)]
             rows.append(("slots", self.config.tool_pool_mode))
             if draws:

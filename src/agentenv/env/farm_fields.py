@@ -12,11 +12,13 @@ from typing_extensions import TypeAliasType
 
 from agentenv.config import ContainerSettings, stated
 from agentenv.errors import ConfigError
-from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
+from agentenv.wire.spec import MIB, Bind, ContainerSpec, SlotLimits
 
 
 def _split(value: object) -> object:
-    """Split comma-separated text, the form in which atropos' CLI passes lists."""
+    """Split comma-separated text, the form in which atropos' CLI passes lists. Binds become text."""
+    if isinstance(value, (list, tuple)):
+        return [f"{one.source}:{one.target}" if isinstance(one, Bind) else one for one in value]
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 

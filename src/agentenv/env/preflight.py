@@ -26,6 +26,7 @@ from agentenv.agent.hooks import (
 )
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.models.openai import LIMITS
+from agentenv.agent.program import AgentProgram
 from agentenv.agent.protocols import ToolDefinition
 from agentenv.agent.results import one_line
 from agentenv.agent.settings import AgentSettings
@@ -151,7 +152,10 @@ async def first_item(
     image = await call_hook("task_image", hooks.task_image, item)
     if image is not None and root_of is not None:
         await root_of(image)
-    return [("item", item_id(item)), ("task", one_line(task)), ("image", "none" if image is None else str(image))]
+    program = await call_hook("agent_program", hooks.agent_program, item)
+    agent = "built-in loop" if program is None else expected("agent_program", program, AgentProgram).title
+    rows = [("item", item_id(item)), ("task", one_line(task)), ("image", "none" if image is None else str(image))]
+    return [*rows, ("agent", agent)]
 
 
 def places(config: Any, *, groups_in_run: bool = False) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ from rich.table import Table
 
 from agentenv.agent import failure_log
 from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
+from agentenv.agent.program_totals import program_rows
 from agentenv.agent.results import Results, counted, faults_text, one_line, scored_text, scores_text
 from agentenv.agent.transcript import Transcript
 from agentenv.config import debug
@@ -223,6 +224,7 @@ def result_rows(results: Results, took_s: float, end: Ending) -> list[tuple[str,
     if estimates := results.pass_at():
         rows.append(("pass@k", _pass_at_text(estimates)))
     rows += results.missing.rows()
+    rows += program_rows(results.programs.document())
     rows.append(("faults", faults_text(results.faults)))
     errors = results.errors.most_frequent()
     for number, error in enumerate(errors[:ERRORS_SHOWN]):

@@ -50,17 +50,17 @@ def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
     return MADE_HERE
 
 
-def base_tarball(cache: Path) -> Path:
-    """The same base made here, as the tar of its files; made if it is not in the cache. Raises
-    SandboxUnavailableError."""
-    tarball = _tarball(cache)
+def base_tarball(cache: Path, packages: Sequence[str] = ()) -> Path:
+    """The same base made here, with these packages of Debian's besides, as the tar of its files; made if it is not in
+    the cache. Raises SandboxUnavailableError."""
+    tarball = _tarball(cache, packages)
     if not tarball.exists():
-        _make(tarball, "not asked for")
+        _make(tarball, "not asked for", packages)
     return tarball
 
 
-def _tarball(cache: Path) -> Path:
-    return cache / f"base-{SUITE}-{platform.machine()}.tar"
+def _tarball(cache: Path, packages: Sequence[str] = ()) -> Path:
+    return cache / f"{'-'.join(['base', SUITE, platform.machine(), *packages])}.tar"
 
 
 def _has(client: docker.DockerClient, name: str) -> bool:
@@ -73,14 +73,15 @@ def _has(client: docker.DockerClient, name: str) -> bool:
     return True
 
 
-def mmdebstrap_argv(output: Path) -> list[str]:
-    """Debian's required packages and apt, without documentation."""
+def mmdebstrap_argv(output: Path, packages: Sequence[str] = ()) -> list[str]:
+    """Debian's required packages, apt and these, without documentation."""
     argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=tar"]
+    argv += [f"--include={','.join(packages)}"] if packages else []
     argv += [f"--dpkgopt=path-exclude=/usr/share/{pattern}" for pattern in _LEFT_OUT]
     return [*argv, "--dpkgopt=path-include=/usr/share/doc/*/copyright", SUITE, str(output)]
 
 
-def _make(tarball: Path, refused: str) -> None:
+def _make(tarball: Path, refused: str, packages: Sequence[str] = ()) -> None:
     if shutil.which("mmdebstrap") is None:
         raise SandboxUnavailableError(
             f"no base image is available: {FROM_REGISTRY} could not be pulled ({refused}), mmdebstrap is not installed",
@@ -89,7 +90,7 @@ def _make(tarball: Path, refused: str) -> None:
     tarball.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".base-", dir=tarball.parent) as directory:
         made = Path(directory) / "base.tar"
-        _run(mmdebstrap_argv(made))
+        _run(mmdebstrap_argv(made, packages))
         made.replace(tarball)
 
 

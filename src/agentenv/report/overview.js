@@ -81,7 +81,7 @@ function runRow(index) {
   const name = element("th", { scope: "row" }, element("label", {}, box, letter(index)), " ", runLink(index));
   if (run.state) name.append(" ", element("span", { class: `badge ${RUN_STATES[run.state] ?? ""}`, title: visible(run.error || "") }, run.state));
   if (run.problems.length) name.append(" ", element("span", { class: "badge bad", title: run.problems.map(visible).join("\n") }, `${run.problems.length} line${run.problems.length > 1 ? "s" : ""} left out`));
-  name.append(element("small", {}, [visible(run.model || "model not known"), began(run), run.verb].filter(Boolean).join(" · ")));
+  name.append(element("small", {}, [visible(run.model || "model not known"), began(run), run.verb, visible(Object.keys(run.programs).join(", "))].filter(Boolean).join(" · ")));
   return element("tr", {}, name, ...COLUMNS.map(([label, text]) => element("td", { "data-label": label }, text(run))));
 }
 

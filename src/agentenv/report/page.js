@@ -4,7 +4,7 @@ const FOLD_CHARACTERS = 4000;
 const UNFOLD_AT_ONCE = 60;
 const SHORT_ARGUMENT = 60;
 const KIND_NAMES = {
-  slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
+  slot_wait: "slot wait", prepare: "prepare", model: "model", program: "program", batch_wait: "batch wait", queue: "queued in slot",
   run: "run", transport: "transport", lost: "lost", verify: "verify", release: "release",
 };
 
@@ -111,7 +111,9 @@ function callTop(call) {
   for (const flag of call.flags || []) mark(flag.replace("_", " "), "bad");
   if (call.goesOn) mark("still running", "");
   if (call.exit !== null && call.exit !== undefined) mark(`exit ${call.exit}`, call.exit === 0 ? "" : "warn");
-  const facts = [seconds(call.took)];
+  const facts = call.took === undefined ? [] : [seconds(call.took)];
+  if (call.back === false) facts.push("nothing of it came back");
+  else if (call.within) facts.push(`within ${seconds(call.within)}`); // an agent program ran it
   if (call.batchWait > 0.0005) facts.push(`batch wait ${seconds(call.batchWait)}`);
   if (call.run) facts.push(`run ${seconds(call.run)}`);
   if (call.queue > 0.0005) facts.push(`queued ${seconds(call.queue)}`);
@@ -151,9 +153,11 @@ function toolCall(call) {
 }
 
 function turn(said) {
-  const who = element("div", { class: "who" }, element("b", {}, said.role + (said.index === undefined ? "" : ` · step ${said.index + 1}`)));
+  const number = said.index === undefined ? (said.own ? " · written by the program" : "") : ` · step ${said.index + 1}`;
+  const who = element("div", { class: "who" }, element("b", {}, said.role + number));
   if (said.model !== undefined) who.append(element("span", {}, `model ${seconds(said.model)}`));
   if (said.usage && said.usage.completion_tokens !== undefined) who.append(element("span", {}, `${said.usage.prompt_tokens ?? "?"} → ${said.usage.completion_tokens} tokens`));
+  if (said.dialect) who.append(element("span", {}, said.dialect));
   const made = element("div", { class: `turn ${said.role === "assistant" ? "assistant" : ""}` }, who);
   if (said.thought) made.append(element("details", { class: "fold" }, element("summary", {}, "reasoning"), ...folded(said.thought)));
   if (said.text) {
@@ -162,6 +166,25 @@ function turn(said) {
   }
   made.append(...(said.calls || []).map(toolCall));
   return made;
+}
+
+function conversation(one) {
+  const about = [`${one.steps} turn${one.steps === 1 ? "" : "s"}`, one.tools.length ? `tools ${one.tools.join(", ")}` : "no tools"];
+  if (one.behind !== undefined) about.push(`began behind step ${one.behind + 1} of conversation ${one.of + 1}`);
+  const marks = [...(one.main ? [["main", "badge"]] : []), ...(one.trained ? [] : [["not trained", "badge warn"]])];
+  const made = element("details", { class: "conversation" }, element("summary", {}, element("b", {}, `Conversation ${one.number + 1}`),
+    ...marks.flatMap(([text, kind]) => [" ", element("span", { class: kind }, text)]), " ", element("small", {}, visible(about.join(" · ")))));
+  made.open = one.main;
+  if (one.before.length) made.append(element("details", { class: "fold" }, element("summary", {}, `the ${one.before.length} messages before it`), ...one.before.map(turn)));
+  made.append(...one.turns.map(turn));
+  return made;
+}
+
+function program(about) {
+  return [
+    element("p", { class: "said" }, element("b", {}, visible(about.name)), `, ${seconds(about.took)}`), pairs(about.facts),
+    element("div", { class: "call" }, ...callOutput("stdout", about.out, ""), ...callOutput("stderr", about.err, "err"), ...(about.out || about.err ? [] : [element("small", {}, "It printed nothing.")])),
+  ];
 }
 
 function section(title, ...content) {
@@ -183,7 +206,8 @@ function trajectoryBody(number) {
   if (body.error) made.append(...section("Error", preformatted(body.error, "err")));
   if (body.earlier.length) made.append(...section(`Earlier attempts (${body.earlier.length})`, ...body.earlier.map((error) => preformatted(error, "err"))));
   if (body.bars.length) made.append(...section("Time", waterfall(body.bars, body.total)));
-  made.append(...section("Conversation", ...body.turns.map(turn)));
+  if (body.program) made.append(...section("Agent program", ...program(body.program)), ...section("Conversations", ...body.conversations.map(conversation)));
+  else made.append(...section("Conversation", ...body.turns.map(turn)));
   made.append(...section("tmux recordings", ...recordings(body.recordings)));
   if (body.verification.length) made.append(...section("Verification", pairs(body.verification)));
   const rest = [["began", new Date(body.began * 1000).toISOString()], ...body.workspace, ...Object.entries(body.totals).map(([key, value]) => [key, String(value)])];
@@ -200,6 +224,8 @@ function trajectoryRow(member, group) {
   if (member.fault !== "none") badges.push(element("span", { class: `badge fault-${member.fault}` }, `${member.fault} fault`));
   if (member.attempt > 1) badges.push(element("span", { class: "badge warn" }, `attempt ${member.attempt}`));
   if (member.finish !== "stop" && member.finish !== "fault") badges.push(element("span", { class: "badge" }, member.finish.replace("_", " ")));
+  if (member.exit) badges.push(element("span", { class: "badge warn" }, `exit ${member.exit}`));
+  if (member.conversations > 1) badges.push(element("span", { class: "badge" }, `${member.conversations} conversations`));
   if (member.timedOut) badges.push(element("span", { class: "badge warn" }, `${member.timedOut} timed out`));
   if (member.callFaults) badges.push(element("span", { class: "badge warn" }, `${member.callFaults} call fault${member.callFaults > 1 ? "s" : ""}`));
   const rest = member.id.startsWith(group.id) ? member.id.slice(group.id.length).replace(/^[-:/._]+/, "") || member.id : member.id;
@@ -292,7 +318,7 @@ function fits(group, member) {
   if (byId("run") && byId("run").value && byId("run").value !== group.run) return false;
   const wanted = byId("score").value;
   if (wanted !== "any" && scoreKind(member.score) !== wanted) return false;
-  return !byId("faulty").checked || member.fault !== "none" || member.callFaults > 0 || member.attempt > 1;
+  return !byId("faulty").checked || member.fault !== "none" || member.finish === "program_failed" || member.callFaults > 0 || member.attempt > 1;
 }
 
 function applyFilters() {

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentenv.agent.conversations import Conversation, conversations_of
 from agentenv.agent.observations import RENDERERS, SESSION_TOOL_NAMES, content_shown, session_standing
-from agentenv.agent.rollout_metrics import is_timeout
+from agentenv.agent.program_totals import by_dialect
+from agentenv.agent.rollout_metrics import is_timeout, observed_calls
 from agentenv.agent.tmux_recordings import recordings_of
-from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
+from agentenv.agent.transcript import GroupRecord, Phase, ProgramRecord, Step, ToolRecord, Transcript, text_of
 
 PAGE_BUDGET_BYTES = 48 * 1024 * 1024
 """Total size of all outputs: browsers open pages of this size without trouble."""
@@ -27,8 +29,13 @@ LONGEST_RECORDING = 1024 * 1024
 
 def text_cap(groups: Iterable[GroupRecord]) -> int:
     """Maximum number of characters per text, so that all texts fit the page's budget."""
-    texts = sum(2 * len(step.tool_calls) + 2 for group in groups for t in group.trajectories for step in t.steps)
+    texts = sum(_texts(transcript) for group in groups for transcript in group.trajectories)
     return max(SHORTEST_TEXT, min(LONGEST_TEXT, PAGE_BUDGET_BYTES // max(1, texts)))
+
+
+def _texts(transcript: Transcript) -> int:
+    conversations = transcript.program.conversations if transcript.program is not None else []
+    return sum(2 * len(step.tool_calls) + 2 for step in transcript.steps) + sum(len(c.messages) for c in conversations)
 
 
 def group_row(group: GroupRecord, first: int, cap: int) -> dict[str, Any]:
@@ -66,7 +73,12 @@ def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
         "total": round(duration_s(transcript), 4),
         "bars": [[kind, round(start, 4), round(end, 4)] for kind, _, start, end in bars(transcript)],
         "timedOut": sum(map(is_timeout, calls)),
+        **_program_marks(transcript.program),
     }
+
+
+def _program_marks(program: ProgramRecord | None) -> dict[str, Any]:
+    return {} if program is None else {"exit": program.exit_code, "conversations": len(program.conversations)}
 
 
 def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
@@ -77,7 +89,8 @@ def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
         "error": _plain(transcript.error, cap),
         "earlier": [_plain(error, cap) for error in transcript.earlier_attempts],
         "final": _plain(transcript.final_response, cap),
-        "turns": _turns(transcript, cap),
+        "turns": _turns(transcript, cap) if transcript.program is None else [],
+        **_of_program(transcript, cap),
         "recordings": {
             name: cast for name, cast in recordings_of(transcript).items() if len(cast) <= LONGEST_RECORDING
         },
@@ -96,12 +109,20 @@ def duration_s(transcript: Transcript) -> float:
 
 
 def bars(transcript: Transcript) -> list[tuple[str, str, float, float]]:
-    """(kind, label, start, end) of every phase; a tool call is shown as batch wait, queue, run and transport."""
+    """(kind, label, start, end) of every phase; a tool call is shown as batch wait, queue, run and transport. What an
+    agent program did between two turns is one bar, whatever it called there."""
     found = [part for phase in transcript.phases if phase.name != "tool" for part in _phase_bar(phase)]
-    for step in transcript.steps:
-        for call in step.tool_calls:
-            found.extend(_call_bars(call))
+    if transcript.program is not None:
+        found += [_program_bar(phase, transcript) for phase in transcript.phases if phase.name == "tool"]
+    for call in observed_calls(transcript):
+        found.extend(_call_bars(call))
     return sorted(found, key=lambda bar: (bar[2], bar[3]))
+
+
+def _program_bar(phase: Phase, transcript: Transcript) -> tuple[str, str, float, float]:
+    steps = [step for step in transcript.steps if step.model_ended_s == phase.started_s]
+    label = ", ".join(_call_label(call) for step in steps for call in step.tool_calls)[:LABEL_LENGTH]
+    return "program", label or phase.label, phase.started_s, max(phase.started_s, phase.ended_s)
 
 
 def _phase_bar(phase: Phase) -> list[tuple[str, str, float, float]]:
@@ -141,14 +162,83 @@ def _call_label(call: ToolRecord) -> str:
 def _turns(transcript: Transcript, cap: int) -> list[dict[str, Any]]:
     """The conversation in order; a tool message is omitted if its call's record contains everything."""
     recorded = {call.call_id for step in transcript.steps for call in step.tool_calls}
-    steps = iter(transcript.steps)
-    turns = []
-    for message in transcript.messages:
-        if message.get("role") == "tool" and message.get("tool_call_id") in recorded:
+    (only,) = conversations_of(transcript)
+    return [
+        _turn(message, step, cap)
+        for message, step in only.said
+        if not (message.get("role") == "tool" and message.get("tool_call_id") in recorded)
+    ]
+
+
+def _of_program(transcript: Transcript, cap: int) -> dict[str, Any]:
+    """What an agent program did, and its conversations; empty for the built-in loop."""
+    program = transcript.program
+    if program is None:
+        return {}
+    facts = {
+        "exit code": "none: it was ended" if program.exit_code is None else str(program.exit_code),
+        "settings overruled": ", ".join(program.overruled),
+        "dropped from requests": "\n".join(f"{count} × {path}" for path, count in program.dropped.items()),
+        "refused requests": "\n".join(program.refused),
+        "asked in": ", ".join(f"{name} × {counted['turns']}" for name, counted in by_dialect(transcript).items()),
+    }
+    about = {
+        "name": program.name,
+        "took": round(program.duration_s, 4),
+        "facts": [[name, _plain(text, cap)] for name, text in facts.items() if text],
+        "out": _stream(program.stdout, program.stdout_dropped_bytes, cap),
+        "err": _stream(program.stderr, program.stderr_dropped_bytes, cap),
+    }
+    return {
+        "program": about,
+        "conversations": [_conversation(each, transcript, cap) for each in conversations_of(transcript)],
+    }
+
+
+def _conversation(one: Conversation, transcript: Transcript, cap: int) -> dict[str, Any]:
+    behind = one.record.behind
+    row: dict[str, Any] = {
+        "number": one.number,
+        "main": one.is_main,
+        "trained": one.record.trained,
+        "tools": one.record.tools,
+        "steps": len(one.steps),
+    }
+    if behind is not None and behind < len(transcript.steps):
+        row |= {"behind": behind, "of": transcript.steps[behind].conversation}
+    turns = _program_turns(one, cap)
+    before = [turn for at, turn in turns if at < one.shared]
+    return row | {"before": before, "turns": [turn for _, turn in turns[len(before) :]]}
+
+
+def _program_turns(one: Conversation, cap: int) -> list[tuple[int, dict[str, Any]]]:
+    """Its messages with their places. The outputs of a turn's calls are with the calls: what this conversation was
+    shown of them, since another that goes on behind the same answer may have been shown something else."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    calls: dict[str, tuple[ToolRecord, dict[str, Any]]] = {}
+    for at, (message, step) in enumerate(one.said):
+        if message.get("role") == "tool" and (called := calls.get(str(message.get("tool_call_id")))):
+            call, shown = called
+            output = text_of(message.get("content"))
+            shown |= {"back": True, "shown": _plain(output, cap)}
+            if output == call.shown:
+                shown["within"] = round(call.ended_s - call.started_s, 5)
             continue
-        step = next(steps, None) if message.get("role") == "assistant" else None
-        turns.append(_turn(message, step, cap))
-    return turns + [_turn(step.message, step, cap) for step in steps]
+        turn = _turn(message, step, cap)
+        calls = {}
+        if step is not None:
+            turn |= {"calls": [_unobserved(call, cap) for call in step.tool_calls], "dialect": step.dialect}
+            calls = {call.call_id: (call, row) for call, row in zip(step.tool_calls, turn["calls"], strict=True)}
+        elif message.get("role") == "assistant":
+            turn["own"] = True
+        found.append((at, turn))
+    return found
+
+
+def _unobserved(call: ToolRecord, cap: int) -> dict[str, Any]:
+    """A call that an agent program ran. Nothing is known of how it ended but what came back."""
+    row = {name: value for name, value in _call(call, cap).items() if name not in ("lost", "took")}
+    return row | {"back": False, "shown": ""}
 
 
 def _turn(message: Mapping[str, Any], step: Step | None, cap: int) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentenv.agent.jsonable import clean_text
+from agentenv.agent.program_totals import ProgramTotals
 from agentenv.agent.results import DistinctErrors
-from agentenv.agent.rollout_metrics import is_timeout
+from agentenv.agent.rollout_metrics import is_timeout, observed_calls
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.report.shaping import bars
 from agentenv.runs.frame import tokens_of
@@ -23,6 +24,7 @@ KINDS = {
     "slot_wait": "Waiting for a slot",
     "prepare": "Preparing the workspace",
     "model": "Model turns",
+    "program": "Agent programs between turns",
     "batch_wait": "Waiting for the batch to be sent",
     "queue": "Queued in the slot",
     "run": "Tools running",
@@ -62,6 +64,8 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "faults": _faults(transcripts),
         "errors": _errors(transcripts),
         "calls": len(calls),
+        "unobserved": len(calls) - sum(1 for t in transcripts for _ in observed_calls(t)),
+        **{"programs": {}, "dialects": {}, **_programs(transcripts).document()},
         "tools": dict(Counter(call.tool for call in calls).most_common()),
         "commands_failed": sum(1 for call in calls if call.result and call.result.exit_code),
         "timed_out": sum(map(is_timeout, calls)),
@@ -157,7 +161,7 @@ def _faults(transcripts: Iterable[Transcript]) -> dict[str, dict[str, int]]:
 
 def _latencies(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
     by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    whole_calls = [c.ended_s - c.started_s for t in transcripts for step in t.steps for c in step.tool_calls]
+    whole_calls = [call.ended_s - call.started_s for t in transcripts for call in observed_calls(t)]
     for transcript in transcripts:
         for kind, _, start, end in bars(transcript):
             by_kind[kind].append(end - start)
@@ -193,6 +197,13 @@ def _tokens(transcripts: Iterable[Transcript]) -> tuple[int, int] | None:
     counted = [tokens_of(transcript) for transcript in transcripts]
     known = [(prompt or 0, completion or 0) for prompt, completion in counted if (prompt, completion) != (None, None)]
     return (sum(prompt for prompt, _ in known), sum(completion for _, completion in known)) if known else None
+
+
+def _programs(transcripts: Iterable[Transcript]) -> ProgramTotals:
+    found = ProgramTotals()
+    for transcript in transcripts:
+        found.add(transcript)
+    return found
 
 
 def _span_s(transcripts: Sequence[Transcript]) -> float:

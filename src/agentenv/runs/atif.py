@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agentenv.agent.conversations import Conversation, conversations_of
 from agentenv.agent.jsonable import jsonable
-from agentenv.agent.token_sequences import IGNORED, TokenSequence
-from agentenv.agent.transcript import GroupRecord, Step, ToolRecord, Transcript, text_of
+from agentenv.agent.transcript import GroupRecord, RunRecord, Step, Transcript
+from agentenv.runs.atif_steps import (
+    TOKENS,
+    AtifStep,
+    metrics_of,
+    other_messages,
+    steps_of_conversation,
+    steps_of_loop,
+    time_of,
+    tokens_of_steps,
+)
 from agentenv.runs.spans import attempt_name
 
 __all__ = ["trajectory", "write_trajectories"]
@@ -25,45 +34,77 @@ VERSION: Final = "ATIF-v1.7"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _LONGEST_NAME: Final = 200
 
-_TOKENS: Final = ("prompt_tokens", "completion_tokens")
-_OF_STEPS: Final = {"trajectory", "messages", "steps", "tools", "token_sequences"}
+_OF_STEPS: Final = {"trajectory", "messages", "steps", "tools", "token_sequences", "program"}
 """Fields of a Transcript that have a place of their own."""
 
 
 def trajectory(member: Transcript, group: GroupRecord | None = None) -> dict[str, Any]:
-    """The rollout as an ATIF trajectory, ready for ``json.dump``. ``group``: the record it is in, for the names of run
-    and item. Token ids and logprobs are those of ``member.token_sequences``, which no file has."""
+    """The rollout as an ATIF trajectory, ready for ``json.dump``. Of an agent program's conversations the main one is
+    the trajectory, and the others are its ``subagent_trajectories``. ``group``: the record it is in, for the names of
+    run and item. Token ids and logprobs are those of ``member.token_sequences``, which no file has."""
     run = group.run if group is not None else None
-    steps = list(_opening(member))
-    tokens = _tokens_of_steps(member)
-    steps += [_agent_step(member, step, tokens.get(step.index, {})) for step in member.steps]
+    tokens, other_sequences = tokens_of_steps(member)
+    if member.program is None:
+        steps, others = steps_of_loop(member, tokens), []
+    else:
+        conversations = conversations_of(member)
+        steps = [s for one in conversations if one.is_main for s in steps_of_conversation(member, one, tokens)]
+        others = [_subagent(member, one, run, tokens) for one in conversations if not one.is_main]
     if not steps:  # the format has no trajectory without a step
-        steps = [{"source": "system", "message": member.error, "timestamp": _time(member, 0.0)}]
+        steps = [{"source": "system", "message": member.error, "timestamp": time_of(member, 0.0)}]
     about = group.model_dump(exclude={"trajectories", "run"}) if group is not None else {}
     extra = {
         **member.model_dump(exclude=_OF_STEPS),
-        **({"messages": other} if (other := _other_messages(member)) else {}),
+        **({"messages": other} if member.program is None and (other := other_messages(member)) else {}),
         **({"run": run.model_dump()} if run is not None else {}),
         **({"group": about} if about else {}),
     }
-    if member.token_sequences and not tokens:
-        extra["token_sequences"] = [vars(sequence) for sequence in member.token_sequences]
-    agent = {
-        "name": run.environment if run is not None else "agentenv",
-        "version": run.agentenv if run is not None else "unknown",
-        **({"model_name": run.model} if run is not None and run.model else {}),
-        "extra": {"harness": "agentenv", "tools": member.tools},
-    }
+    if member.program is not None:  # the messages are those of the trajectories
+        extra["program"] = member.program.model_dump(exclude={"conversations": {"__all__": {"messages"}}})
+    if other_sequences:
+        extra["token_sequences"] = [vars(sequence) for sequence in other_sequences]
     found: dict[str, Any] = {
         "schema_version": VERSION,
         "session_id": member.trajectory,
         "trajectory_id": attempt_name(member),
-        "agent": agent,
-        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
-        "final_metrics": _totals(member, len(steps)),
+        "agent": _agent(member, run, member.tools),
+        "steps": _numbered(steps),
+        "final_metrics": _totals(member.steps, len(steps)),
         "extra": extra,
+        **({"subagent_trajectories": others} if others else {}),
     }
     return jsonable(found)  # type: ignore[no-any-return]
+
+
+def _subagent(
+    member: Transcript, conversation: Conversation, run: RunRecord | None, tokens: Mapping[int, dict[str, Any]]
+) -> dict[str, Any]:
+    steps = steps_of_conversation(member, conversation, tokens)
+    record = conversation.record
+    return {
+        "schema_version": VERSION,
+        "session_id": member.trajectory,
+        "trajectory_id": f"{attempt_name(member)}/conversation-{conversation.number}",
+        "agent": _agent(member, run, record.tools),
+        "steps": _numbered(steps),
+        "final_metrics": _totals(conversation.steps, len(steps)),
+        "extra": {"conversation": conversation.number, **record.model_dump(include={"behind", "trained"})},
+    }
+
+
+def _agent(member: Transcript, run: RunRecord | None, tools: list[str]) -> dict[str, Any]:
+    """The built-in loop is known by its environment. The version of a program is not known."""
+    name, version = (run.environment, run.agentenv) if run is not None else ("agentenv", "unknown")
+    extra: dict[str, Any] = {"harness": "agentenv", "tools": tools}
+    if member.program is not None:
+        extra |= {"environment": name, "agentenv": version}
+        name, version = member.program.name, "unknown"
+    model = {"model_name": run.model} if run is not None and run.model else {}
+    return {"name": name, "version": version, **model, "extra": extra}
+
+
+def _numbered(steps: Sequence[AtifStep]) -> list[dict[str, Any]]:
+    return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
 
 
 def write_trajectories(groups: Iterable[GroupRecord], directory: Path) -> int:
@@ -85,153 +126,13 @@ def write_trajectories(groups: Iterable[GroupRecord], directory: Path) -> int:
     return len(written)
 
 
-def _time(member: Transcript, at_s: float) -> str:
-    return datetime.fromtimestamp(member.began_unix_s + at_s, UTC).isoformat(timespec="milliseconds")
-
-
-def _before_the_model(member: Transcript) -> list[dict[str, Any]]:
-    """The messages that a conversation begins with."""
-    first = next((n for n, message in enumerate(member.messages) if message.get("role") == "assistant"), None)
-    return [message for message in member.messages[:first] if message.get("role") in ("system", "user")]
-
-
-def _opening(member: Transcript) -> Iterator[dict[str, Any]]:
-    for message in _before_the_model(member):
-        step = {"source": message["role"], "message": text_of(message.get("content")), "timestamp": _time(member, 0.0)}
-        more = _beside_text(message)
-        yield {**step, **({"extra": {"message": more}} if more else {})}
-
-
-def _beside_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a message but its role and its text."""
-    known = {"role", "content"} if isinstance(message.get("content"), str | None) else {"role"}
-    return {name: value for name, value in message.items() if name not in known}
-
-
-def _other_messages(member: Transcript) -> list[dict[str, Any]]:
-    """Messages that are neither the opening, nor a turn, nor the answer to a call. The loop adds none."""
-    opening = _before_the_model(member)
-    answered = {call.call_id for step in member.steps for call in step.tool_calls}
-    problems = {f"error: {step.problem}" for step in member.steps if step.problem}
-    turns = len(member.steps)
-    found = []
-    for message in member.messages:
-        role = message.get("role")
-        if role == "assistant" and turns:
-            turns -= 1
-        elif not (
-            any(message is one for one in opening)
-            or (role == "tool" and message.get("tool_call_id") in answered)
-            or (role == "user" and message.get("content") in problems)
-        ):
-            found.append(message)
-    return found
-
-
-def _agent_step(member: Transcript, step: Step, tokens: dict[str, Any]) -> dict[str, Any]:
-    calls = [_call(call) for call in step.tool_calls if call.tool]
-    results = [_result(call) for call in step.tool_calls]
-    more = _beside_text(step.message)
-    extra = {
-        **step.model_dump(include={"index", "model_started_s", "model_ended_s", "outcome"}),
-        **({"problem": step.problem} if step.problem else {}),
-        **({"raw": step.raw} if step.raw is not None else {}),
-        **({"message": more} if more else {}),
-    }
-    if cuts := [cut.model_dump() for cut in member.shortenings if cut.step == step.index]:
-        extra["shortenings"] = cuts
-    found = {
-        "source": "agent",
-        "timestamp": _time(member, step.model_started_s),
-        "message": text_of(step.message.get("content")),
-        "llm_call_count": 1,
-        "extra": extra,
-    }
-    if step.reasoning:
-        found["reasoning_content"] = step.reasoning
-    if calls:
-        found["tool_calls"] = calls
-    if results:
-        found["observation"] = {"results": results}
-    if metrics := {**_metrics(step.usage), **tokens}:
-        found["metrics"] = metrics
-    return found
-
-
-def _call(call: ToolRecord) -> dict[str, Any]:
-    """Arguments that are no object are in ``extra.arguments``, as they were sent."""
-    extra = {"started_s": call.started_s, "ended_s": call.ended_s, "batch_wait_s": call.batch_wait_s}
-    readable = isinstance(call.arguments, dict)
-    return {
-        "tool_call_id": call.call_id,
-        "function_name": call.tool,
-        "arguments": call.arguments if readable else {},
-        "extra": extra if readable else {**extra, "arguments": call.arguments},
-    }
-
-
-def _result(call: ToolRecord) -> dict[str, Any]:
-    """What the model was shown of a call. The complaint about what could not be read as a call is of no call."""
-    extra: dict[str, Any] = {"result": call.result.model_dump(exclude_defaults=True) if call.result else None}
-    if call.tool:
-        return {"source_call_id": call.call_id, "content": call.shown, "extra": extra}
-    return {"content": call.shown, "extra": {**extra, "unreadable": call.arguments}}
-
-
-def _cached(usage: Mapping[str, Any]) -> int | None:
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if isinstance(cached, int) else None
-
-
-def _metrics(usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not usage:
-        return {}
-    found: dict[str, Any] = {name: usage[name] for name in _TOKENS if isinstance(usage.get(name), int)}
-    if (cached := _cached(usage)) is not None:
-        found["cached_tokens"] = cached
-    if more := {name: value for name, value in usage.items() if name not in found}:
-        found["extra"] = more
-    return found
-
-
-def _totals(member: Transcript, steps: int) -> dict[str, Any]:
-    """Sums of what any turn has; a turn without a number adds nothing."""
-    usages = [_metrics(step.usage) for step in member.steps]
+def _totals(turns: Sequence[Step], steps: int) -> dict[str, Any]:
+    """Sums of what any turn has; a turn without a number adds nothing. Those of the whole trajectory are of its
+    sub-agents too, as in the trajectories of Harbor's own agents."""
+    usages = [metrics_of(step.usage) for step in turns]
     found: dict[str, Any] = {"total_steps": steps}
-    for name in (*_TOKENS, "cached_tokens"):
+    for name in (*TOKENS, "cached_tokens"):
         numbers = [usage[name] for usage in usages if name in usage]
         if numbers:
             found[f"total_{name}"] = sum(numbers)
-    return found
-
-
-def _tokens_of_steps(member: Transcript) -> dict[int, dict[str, Any]]:
-    """By step: its prompt's and its answer's token ids, and the answer's logprobs. Empty if the sequences do not give
-    exactly one answer for each step."""
-    found: dict[int, dict[str, Any]] = {}
-    for sequence in member.token_sequences:
-        for number, (begin, end) in enumerate(_answers(sequence)):
-            found[sequence.first_step + number] = {
-                "prompt_token_ids": sequence.tokens[:begin],
-                "completion_token_ids": sequence.tokens[begin:end],
-                "logprobs": sequence.logprobs[begin:end],
-            }
-    fits = found.keys() == {step.index for step in member.steps} and all(
-        (step.usage or {}).get("completion_tokens") == len(found[step.index]["completion_token_ids"])
-        for step in member.steps
-    )
-    return found if fits else {}
-
-
-def _answers(sequence: TokenSequence) -> Sequence[tuple[int, int]]:
-    """Where the policy's own tokens begin and end."""
-    found: list[tuple[int, int]] = []
-    begin: int | None = None
-    for at, mask in enumerate([*sequence.masks, IGNORED]):
-        if mask != IGNORED and begin is None:
-            begin = at
-        elif mask == IGNORED and begin is not None:
-            found.append((begin, at))
-            begin = None
     return found

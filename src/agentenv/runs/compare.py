@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from agentenv.agent.program_totals import ProgramTotals
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.runs.frame import tokens_of
 from agentenv.runs.records import Run
@@ -67,6 +68,11 @@ class Figures:
     """From the first rollout's beginning to the last one's end."""
     rollout_s: float | None
     """Mean duration of a rollout."""
+    programs: dict[str, dict[str, int]]
+    """By name the agent programs that played (:class:`~agentenv.agent.program_totals.ProgramTotals`); empty for the
+    built-in loop."""
+    dialects: dict[str, dict[str, int]]
+    """Their turns and tokens by the API in which they asked."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,9 @@ def scores_by_item(run: Run) -> Scores:
 def _figures(run: Run, scores: Scores, success: float, prices: Prices) -> Figures:
     played = run.transcripts
     mean, error = mean_and_standard_error(scores.values())
+    programs = ProgramTotals()
+    for transcript in played:
+        programs.add(transcript)
     counted = [tokens_of(transcript) for transcript in played]
     prompt, completion = (_sum([pair[kind] for pair in counted]) for kind in (0, 1))
     estimates = [estimate_pass_at_k(scores.values(), k, success=success) for k in attempts_to_show(scores)]
@@ -139,6 +148,7 @@ def _figures(run: Run, scores: Scores, success: float, prices: Prices) -> Figure
         cost=prices.cost(run.model, prompt, completion),
         took_s=max(map(ended_unix_s, played)) - min(t.began_unix_s for t in played) if played else None,
         rollout_s=sum(ended_unix_s(t) - t.began_unix_s for t in played) / len(played) if played else None,
+        **{"programs": {}, "dialects": {}, **programs.document()},
     )
 
 
@@ -160,6 +170,7 @@ def compare(first: Summary, second: Summary) -> Comparison:
         settings=settings,
         notes=[
             *_notes_on_settings(first.run, second.run, settings),
+            *_notes_on_programs(first.figures, second.figures),
             *_notes_on_items(first.scores, second.scores),
             *_notes_on_attempts(first.attempts, second.attempts),
         ],
@@ -214,6 +225,13 @@ def _notes_on_settings(first: Run, second: Run, differing: Mapping[str, tuple[An
 
 def _version(run: Run) -> str:
     return run.facts().get("agentenv", "")
+
+
+def _notes_on_programs(first: Figures, second: Figures) -> list[str]:
+    if not first.rollouts or not second.rollouts:
+        return []
+    names = [", ".join(sorted(one.programs)) or "the built-in loop" for one in (first, second)]
+    return [] if names[0] == names[1] else [f"the agents differ: {names[0]} → {names[1]}"]
 
 
 def _notes_on_items(before: Scores, after: Scores) -> list[str]:

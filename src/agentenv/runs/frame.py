@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
+from agentenv.agent.conversations import Conversation, conversations_of
+from agentenv.agent.program_totals import by_dialect
 from agentenv.agent.transcript import GroupRecord, Step, ToolRecord, Transcript, text_of
 from agentenv.errors import MissingExtraError
 from agentenv.runs.records import RUNS, Run, find, read
@@ -40,6 +42,13 @@ ROLLOUTS: Final[Columns] = {
     **dict.fromkeys(TIMES, float),
     "final_response": str,
     "verification": str,
+    "program": str,
+    "program_exit_code": int,
+    "program_s": float,
+    "conversations": int,
+    "dialects": str,
+    "dropped": int,
+    "refused": int,
 }
 """Columns of :func:`load`."""
 CALLS: Final[Columns] = {
@@ -62,6 +71,7 @@ CALLS: Final[Columns] = {
     "stdout": str,
     "stderr": str,
     "shown": str,
+    "conversation": int,
 }
 """Columns of :func:`load_calls`."""
 MESSAGES: Final[Columns] = {
@@ -73,6 +83,8 @@ MESSAGES: Final[Columns] = {
     "reasoning": str,
     "tool_calls": str,
     "tool_call_id": str,
+    "conversation": int,
+    "main": bool,
 }
 """Columns of :func:`load_messages`."""
 
@@ -139,7 +151,8 @@ def load(*runs: str | Path, below: str | Path = RUNS) -> Rows:
 
     A run is its directory or its name below ``below``; a directory of runs, and a file of ``--env.rollouts_path``,
     stand for all runs in them; without any, all runs below ``below``. ``tokens`` are the sums over a rollout's turns of
-    what the server has counted, None if it has counted nothing; ``verification`` is JSON.
+    what the server has counted, None if it has counted nothing; ``verification`` is JSON. ``program`` and what follows
+    it are of agent programs, and None for the built-in loop.
 
     A line that is no record, or half a one, is in no row: ``Rows.problems`` names it, and a RuntimeWarning says so.
     Raises: ConfigError: there is no such run. RecordError: a file of groups for a trainer was given.
@@ -148,13 +161,15 @@ def load(*runs: str | Path, below: str | Path = RUNS) -> Rows:
 
 
 def load_calls(*runs: str | Path, below: str | Path = RUNS) -> Rows:
-    """One row per tool call of these runs; otherwise as :func:`load`. ``arguments`` is JSON, ``step`` counts from 0."""
+    """One row per tool call of these runs; otherwise as :func:`load`. ``arguments`` is JSON, ``step`` counts from 0. Of
+    a call that an agent program ran only ``shown`` is known, and ``took_s`` is a bound."""
     return _loaded(runs, below, CALLS, _call_rows)
 
 
 def load_messages(*runs: str | Path, below: str | Path = RUNS) -> Rows:
     """One row per message of these runs' conversations; otherwise as :func:`load`. ``tool_calls`` is JSON; ``step`` is
-    the model's turn for its own messages."""
+    the model's turn for its own messages. Each conversation of an agent program (0 first; ``main``: the rollout's) is
+    whole: one that began behind an answer of another has the messages up to there again."""
     return _loaded(runs, below, MESSAGES, _message_rows)
 
 
@@ -178,7 +193,21 @@ def rollout_rows(run: Run) -> Iterator[Row]:
             **{name: transcript.totals.get(name) for name in TIMES},
             "final_response": transcript.final_response,
             "verification": _json(transcript.verification),
+            **_of_program(transcript),
         }
+
+
+def _of_program(transcript: Transcript) -> Row:
+    program = transcript.program
+    return {
+        "program": program and program.name,
+        "program_exit_code": program and program.exit_code,
+        "program_s": program and program.duration_s,
+        "conversations": program and len(program.conversations),
+        "dialects": program and ", ".join(sorted(by_dialect(transcript))),
+        "dropped": program and sum(program.dropped.values()),
+        "refused": program and len(program.refused),
+    }
 
 
 def tokens_of(transcript: Transcript) -> tuple[int | None, int | None]:
@@ -195,10 +224,13 @@ def _call_rows(run: Run) -> Iterator[Row]:
     for group, _, transcript in _members(run):
         for step in transcript.steps:
             for call in step.tool_calls:
-                yield _of_run(run, group, transcript) | _call(step, call)
+                # The calls of a program have no result. Another call without one was lost.
+                fault = "infra" if transcript.program is None else "none"
+                yield _of_run(run, group, transcript) | _call(step, call, fault)
 
 
-def _call(step: Step, call: ToolRecord) -> Row:
+def _call(step: Step, call: ToolRecord, fault: str) -> Row:
+    """``fault``: of a call without a result."""
     result = call.result
     return {
         "step": step.index,
@@ -206,7 +238,7 @@ def _call(step: Step, call: ToolRecord) -> Row:
         "tool": call.tool,
         "arguments": call.arguments if isinstance(call.arguments, str) else _json(call.arguments),
         "exit_code": result and result.exit_code,
-        "fault": result.fault if result else "infra",
+        "fault": result.fault if result else fault,
         "error": result.error if result else "",
         "message": result.message if result else "",
         "timed_out": result and result.timed_out,
@@ -219,25 +251,30 @@ def _call(step: Step, call: ToolRecord) -> Row:
         "stdout": result.stdout if result else "",
         "stderr": result.stderr if result else "",
         "shown": call.shown,
+        "conversation": step.conversation,
     }
 
 
 def _message_rows(run: Run) -> Iterator[Row]:
     for group, _, transcript in _members(run):
-        steps = iter(transcript.steps)
-        for index, message in enumerate(transcript.messages):
-            step = next(steps, None) if message.get("role") == "assistant" else None
-            reasoning = message.get("reasoning_content") or message.get("reasoning") or (step and step.reasoning)
-            yield {
-                **_of_run(run, group, transcript),
-                "index": index,
-                "step": None if step is None else step.index,
-                "role": str(message.get("role", "")),
-                "content": text_of(message.get("content")),
-                "reasoning": str(reasoning or ""),
-                "tool_calls": _json(calls) if (calls := message.get("tool_calls")) else None,
-                "tool_call_id": message.get("tool_call_id"),
-            }
+        for conversation in conversations_of(transcript):
+            for index, (message, step) in enumerate(conversation.said):
+                yield _of_run(run, group, transcript) | _message(index, message, step, conversation)
+
+
+def _message(index: int, message: Mapping[str, Any], step: Step | None, conversation: Conversation) -> Row:
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or (step and step.reasoning)
+    return {
+        "index": index,
+        "step": None if step is None else step.index,
+        "role": str(message.get("role", "")),
+        "content": text_of(message.get("content")),
+        "reasoning": str(reasoning or ""),
+        "tool_calls": _json(calls) if (calls := message.get("tool_calls")) else None,
+        "tool_call_id": message.get("tool_call_id"),
+        "conversation": conversation.number,
+        "main": conversation.is_main,
+    }
 
 
 def _members(run: Run) -> Iterator[tuple[GroupRecord, int, Transcript]]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from agentenv.agent.conversations import main_steps
 from agentenv.agent.group import outcome_of
 from agentenv.agent.jsonable import jsonable
-from agentenv.agent.transcript import Phase, RunRecord, Step, ToolRecord, Transcript, text_of
+from agentenv.agent.transcript import Phase, ProgramRecord, RunRecord, Step, ToolRecord, Transcript, text_of
 from agentenv.wire.leases import RunKind
 
 Attributes = dict[str, str | bool | int | float | Sequence[str]]
@@ -138,6 +139,8 @@ class GroupSpans:
             "agentenv.model_faults": member.model_faults,
             "agentenv.turns": len(member.steps),
         }
+        if member.program is not None:
+            attributes |= _of_program(member.program)
         if member.score is not None:
             attributes["agentenv.score"] = member.score
         if member.earlier_attempts:
@@ -162,6 +165,8 @@ class GroupSpans:
         began, key = member.began_unix_s, f"{name}/{step.index}"
         ended_s = max([step.model_ended_s, *(call.ended_s for call in step.tool_calls)])
         attributes: Attributes = {"agentenv.turn": step.index + 1, "agentenv.turn.outcome": step.outcome}
+        if member.program is not None:
+            attributes |= {"agentenv.conversation": step.conversation, "agentenv.dialect": step.dialect}
         span = SpanRecord("turn", key, member.trajectory, began + step.model_started_s, began + ended_s, attributes)
         for cut in member.shortenings:
             if cut.step == step.index:
@@ -217,14 +222,17 @@ class GroupSpans:
 
     def _failed_turns(self, member: Transcript, name: str) -> Iterator[SpanRecord]:
         """Requests that gave no message: that of the error which ended the rollout, and those that did not fit the
-        context."""
+        context; of an agent program also those that it did not wait for."""
+        other = ("context_overflow", "the conversation does not fit the model's context")
+        if member.program is not None:
+            other = ("_OTHER", "it had no answer")
         answered = {step.model_started_s for step in member.steps}
         phases = [phase for phase in member.phases if phase.name == "model"]
         failed = [phase for phase in phases if phase.started_s not in answered]
         for number, phase in enumerate(failed):
             ended_it = phase is phases[-1] and member.fault == "infra"
-            error = member.error if ended_it else "the conversation does not fit the model's context"
-            attributes = self._of_chat(member) | {"error.type": _error_type(error) if ended_it else "context_overflow"}
+            kind, error = (_error_type(member.error), member.error) if ended_it else other
+            attributes = self._of_chat(member) | {"error.type": kind}
             # The request that ended it bore the id of the turn that it would have been.
             key = turn_key(name, len(member.steps)) if ended_it else f"{name}/failed{number}"
             yield self._request(member, key, member.trajectory, phase.started_s, phase.ended_s, attributes, error)
@@ -238,7 +246,7 @@ class GroupSpans:
             "gen_ai.tool.type": "function",
             "agentenv.call.batch_wait_s": call.batch_wait_s,
         }
-        error: str | None = "it has no result"
+        error: str | None = None
         if result is not None:
             error = (result.message or result.error or result.fault) if result.fault != "none" else None
             attributes |= {"agentenv.call.queue_s": result.queue_s, "agentenv.call.run_s": result.duration_s}
@@ -252,13 +260,23 @@ class GroupSpans:
             }
             if result.fault != "none":
                 attributes["error.type"] = result.error or result.fault
-        else:
-            attributes["error.type"] = "call_lost"
+        elif member.program is None:  # a program runs its calls out of sight
+            error, attributes["error.type"] = "it has no result", "call_lost"
         if self.content:
             attributes["gen_ai.tool.call.arguments"] = _json(call.arguments)
             attributes["gen_ai.tool.call.result"] = call.shown
         times = began + call.started_s, began + call.ended_s
         return SpanRecord(f"execute_tool {call.tool}", key, parent, *times, attributes, error=error)
+
+
+def _of_program(program: ProgramRecord) -> Attributes:
+    found: Attributes = {
+        "agentenv.program.name": program.name,
+        "agentenv.program.conversations": len(program.conversations),
+        "agentenv.program.dropped": sum(program.dropped.values()),
+        "agentenv.program.refused": len(program.refused),
+    }
+    return found if program.exit_code is None else {**found, "process.exit.code": program.exit_code}
 
 
 def _phase(member: Transcript, phase: Phase, key: str) -> SpanRecord:
@@ -309,8 +327,8 @@ def _conversation(member: Transcript) -> Attributes:
             break
         given.append({"role": str(message.get("role")), "parts": [_text(text_of(message.get("content")))]})
     found: Attributes = {"gen_ai.input.messages": _json(given)}
-    if member.steps:
-        found["gen_ai.output.messages"] = _json([_written(member.steps[-1])])
+    if steps := main_steps(member):
+        found["gen_ai.output.messages"] = _json([_written(steps[-1])])
     return found
 
 

@@ -4,6 +4,7 @@ process, or a server that this machine can reach. No port is opened on this mach
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agentenv.containers.connect import Streams
 from agentenv.containers.listen import Listener, ProtocolFactory
@@ -27,6 +29,18 @@ _HERE: Final = "127.0.0.1"
 _MAX_PORT: Final = 2**16 - 1
 _GOODBYE_S: Final = 1.0
 """For requests that are being answered when an application is no longer served."""
+
+
+class _OfThisProcess(logging.Filter):
+    """Drops the failures to read a request, which a slot may cause as often as it likes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionResetError)
+
+
+_logger = logging.getLogger(__name__)
+_logger.addFilter(_OfThisProcess())
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,10 @@ class Served:
         """With what it ended before its block did; None: it did not. ServingEndedError: by a process of the slot, which
         is no failure of the slot. LeaseLostError or ConnectionLostError: with the slot, or the way to it."""
         return self._listener.error
+
+    async def wait(self) -> AgentEnvError:
+        """Wait until it has ended before its block did; returns :attr:`error`."""
+        return await self._listener.wait()
 
     def __repr__(self) -> str:
         return f"<Served {self.url}{'' if self.error is None else ' ended'}>"
@@ -114,7 +132,7 @@ def _answering(target: Target | Led) -> AbstractAsyncContextManager[ProtocolFact
 @asynccontextmanager
 async def _application(app: web.Application) -> AsyncIterator[ProtocolFactory]:
     """The protocols of an application's server, as it is without ports of its own."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE_S)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE_S, logger=_logger)
     await runner.setup()
     try:
         assert runner.server is not None

@@ -17,27 +17,33 @@ _LONGER = "agentenv exec --wait; in Python acquire_timeout_s, and start_timeout_
 
 def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:
     """The error for a waiter whose deadline has passed."""
-    ahead = expire.position + now.waiting
-    place = f"position {expire.position} of {max(ahead, expire.position)}" if expire.position else "next in turn"
+    if expire.position:
+        problem = f"no slot became free within {expire.waited_s:.1f} s"
+        place = f"position {expire.position} of {expire.position + now.waiting} in the queue"
+    else:
+        problem = f"no slot was leased within {expire.waited_s:.1f} s"
+        place = "a container with a free one was asked, and has not answered yet"
     slots = ", ".join(f"{count} {state}" for state, count in sorted(now.slots.items())) or "none"
     containers = ", ".join(f"{count} {state}" for state, count in sorted(now.containers.items())) or "none"
     at_maximum = now.goal_containers >= now.max_containers
     parts = [
-        f"no slot became free within {expire.waited_s:.1f} s ({place} in the queue)",
+        f"{problem} ({place})",
         f"slots: {slots}",
         f"containers: {containers}, requested: {now.goal_containers}, "
         + ("which is the maximum" if at_maximum else f"at most {now.max_containers}"),
     ]
     if start_failed is not None:
         parts.append(f"last failed start: {start_failed.reason}")
-    return AcquireTimeoutError("; ".join(parts), next_step=_next_step(now, at_maximum, start_failed))
+    return AcquireTimeoutError("; ".join(parts), next_step=_next_step(expire, now, at_maximum, start_failed))
 
 
-def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed | None) -> str:
+def _next_step(expire: Expire, now: PoolStatistics, at_maximum: bool, start_failed: StartFailed | None) -> str:
     if start_failed is not None and start_failed.next_step:
         return start_failed.next_step
     if not now.slots_total:
         return f"wait longer ({_LONGER}): no container has become ready yet"
+    if not expire.position:
+        return f"wait longer ({_LONGER}): the container or its machine is slow"
     if at_maximum:
         return (
             "allow more slots (max_containers or slots_per_container; of a Farm: slots), use fewer at once, or wait "

@@ -44,12 +44,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Turn:
-    """A player's input: its task and member, the step (0 first), the conversation."""
+    """A player's input: its task and member, the step (0 first), the conversation, the tools that are offered (with
+    token ids, both are in one message: the text of the prompt)."""
 
     task: str
     member: int
     step: int
     messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
 
     @property
     def last_output(self) -> str:

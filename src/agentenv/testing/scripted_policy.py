@@ -118,7 +118,7 @@ class ScriptedPolicy:
         self.requests += 1
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
-        turn = self._turn(messages, body.get("user"))
+        turn = self._turn(messages, body.get("user"), body.get("tools") or ())
         said = answer(self._script, turn)
         return _refused(said) if isinstance(said, Failure) else web.json_response(completion(said, turn))
 
@@ -148,19 +148,20 @@ class ScriptedPolicy:
             _refused(said) if isinstance(said, Failure) else web.json_response(self._speaker.answer(said, turn, asked))
         )
 
-    def _turn(self, messages: Sequence[Mapping[str, Any]], user: Any) -> Turn:
+    def _turn(self, messages: Sequence[Mapping[str, Any]], user: Any, tools: Sequence[Mapping[str, Any]]) -> Turn:
         task = _task_of(messages, self._task_mark)
         spoken = [message for message in messages if message.get("role") == "assistant"]
         member = _member_of(user, spoken)
         if member is None:
             member = self._arrivals[task]
             self._arrivals[task] += 1
-        return Turn(task, member, len(spoken), messages)
+        return Turn(task, member, len(spoken), messages, tools)
 
 
 def _task_of(messages: Sequence[Mapping[str, Any]], mark: re.Pattern[str]) -> str:
-    first = next((message for message in messages if message.get("role") == "user"), {})
-    return _task_in(str(first.get("content") or ""), mark)
+    """Of the first user message that names one: agent programs put messages of their own before the task."""
+    asked = (str(message.get("content") or "") for message in messages if message.get("role") == "user")
+    return next((task for text in asked if (task := _task_in(text, mark))), "")
 
 
 def _task_in(text: str, mark: re.Pattern[str]) -> str:

@@ -1,7 +1,7 @@
-"""A tokenizer without the network: byte-level BPE with no merges, every byte a token, and a chat template.
+"""A tokenizer without the network: byte-level BPE and a chat template. Without merges every byte is a token, several
+times as many as a real tokenizer has; merges can be learned from texts.
 
-For tests and demonstrations, as its name says; token counts are several times those of a real tokenizer, and no
-model was trained with it.
+For tests and demonstrations, as its name says: no model was trained with it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,34 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ '<|start|>assistant\n' }}{%- endif -%}"""
 
 
-def build_tokenizer(directory: Path | str, *, chat_template: str = CHAT_TEMPLATE, special: Sequence[str] = ()) -> Path:
+def build_tokenizer(
+    directory: Path | str,
+    *,
+    chat_template: str = CHAT_TEMPLATE,
+    special: Sequence[str] = (),
+    merges_from: Sequence[str] = (),
+    vocabulary_size: int = 4096,
+) -> Path:
     """Write the tokenizer's files to ``directory`` (created if missing) and return it. ``special`` are further
-    special tokens, for a ``chat_template`` of another family.
+    special tokens, for a ``chat_template`` of another family. ``merges_from``: texts from which at most
+    ``vocabulary_size`` tokens are learned; then a text has more than one tokenization, as with real tokenizers.
 
     ``AutoTokenizer.from_pretrained(directory)`` loads it; decoding what it encoded gives the text back.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    named = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *special)]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=bool(merges_from))
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *special)])
+    if merges_from:
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary_size, special_tokens=named, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(merges_from, trainer)
+    tokenizer.add_special_tokens(named)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(target / "tokenizer.json"))

@@ -31,6 +31,7 @@ from tests.few_ids import few_ids
 from tests.image_sources import member
 from tests.nomad.farm import KillableNomad
 from tests.small_root import PASSWD, PROGRAMS, PYTHON, add_image, files, programs, use_store
+from tests.waiting import START_S
 
 SETTINGS = ContainerSettings(slots_per_container=4)
 EVERY_WAY: Final = (*KINDS, "farm-fake")
@@ -133,7 +134,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 def _one_container(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An open pool of the kind that is the request's parameter."""
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
     return over(backend, settings, shared=request.param in SHARED)
 
@@ -178,7 +179,7 @@ async def executor(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
-    async with executor.open("t", acquire_timeout_s=120) as opened:
+    async with executor.open("t", acquire_timeout_s=START_S) as opened:
         yield opened
 
 
@@ -190,7 +191,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Breakable:
 @pytest.fixture
 async def pool(backend: Breakable) -> AsyncIterator[SlotPool]:
     settings = PoolSettings(
-        min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=60, acquire_timeout_s=120
+        min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=60, acquire_timeout_s=START_S
     )
     async with SlotPool(backend, settings) as opened:
         yield opened

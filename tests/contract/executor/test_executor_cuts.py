@@ -20,6 +20,7 @@ from agentenv.tools.catalog import ToolCatalog
 from tests.contract.conftest import Client
 from tests.contract.executor.farm import OWN, UNTIL_GO, ProxiedLease, ProxiedPool, sh, until_bash
 from tests.faults.proxy import Proxy
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +43,7 @@ async def farm(shared_pool: SlotPool) -> AsyncIterator[Farm]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def session(farm: Farm) -> AsyncIterator[ToolSession]:
-    async with farm.executor.open("t", acquire_timeout_s=120) as opened:
+    async with farm.executor.open("t", acquire_timeout_s=START_S) as opened:
         yield opened
 
 
@@ -112,7 +113,7 @@ async def test_cut_in_the_middle_of_a_large_output(farm: Farm, session: ToolSess
 
 async def test_repeated_cuts_under_many_sessions(farm: Farm) -> None:
     async def trajectory(index: int) -> None:
-        async with farm.executor.open(f"t{index}", acquire_timeout_s=120) as session:
+        async with farm.executor.open(f"t{index}", acquire_timeout_s=START_S) as session:
             for n in range(10):
                 await sh(session, f"echo {n} >> log")
             assert await sh(session, "cat log") == "".join(f"{n}\n" for n in range(10))
@@ -160,11 +161,11 @@ async def test_cancelled_at_many_moments_the_slot_stays_good(farm: Farm, session
 
 
 async def test_closing_a_session_ends_what_it_runs(farm: Farm) -> None:
-    async with farm.executor.open("t", acquire_timeout_s=120) as session:
+    async with farm.executor.open("t", acquire_timeout_s=START_S) as session:
         call = asyncio.create_task(sh(session, "sleep 30"))
         await asyncio.sleep(0.2)
     with pytest.raises(PoolClosedError):
         await call
-    sessions = [farm.executor.open(f"n{index}", acquire_timeout_s=120) for index in range(4)]
+    sessions = [farm.executor.open(f"n{index}", acquire_timeout_s=START_S) for index in range(4)]
     async with sessions[0] as a, sessions[1] as b, sessions[2] as c, sessions[3] as d:
         assert [await sh(one, "echo free") for one in (a, b, c, d)] == ["free\n"] * 4

@@ -14,6 +14,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from tests.contract.executor.farm import Breaker, sh
+from tests.waiting import START_S
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ async def executor(pool: SlotPool) -> AsyncIterator[ToolExecutor]:
 
 @pytest.fixture
 async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
-    async with executor.open("t", acquire_timeout_s=120) as opened:
+    async with executor.open("t", acquire_timeout_s=START_S) as opened:
         yield opened
 
 
@@ -52,7 +53,7 @@ async def test_a_dead_container_ends_its_calls_typed(
             await call
     with pytest.raises(InfraError):
         await session.call("bash", {"command": "true"})
-    async with executor.open("next", acquire_timeout_s=120) as fresh:
+    async with executor.open("next", acquire_timeout_s=START_S) as fresh:
         assert await sh(fresh, "echo new") == "new\n"
 
 

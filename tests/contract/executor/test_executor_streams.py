@@ -20,6 +20,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.programs import MAX_PROGRAMS, WINDOW_BYTES
 from tests.contract.executor.farm import UNTIL_GO, go, sh
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -195,7 +196,7 @@ async def test_it_ends_with_its_handle(session: ToolSession) -> None:
 
 
 async def test_a_slot_that_is_sealed_ends_it_and_says_so(executor: ToolExecutor) -> None:
-    async with executor.open("t", acquire_timeout_s=120) as slot:
+    async with executor.open("t", acquire_timeout_s=START_S) as slot:
         async with started(slot, "echo begun; sleep 600") as program:
             assert await program.stdout.readline() == b"begun\n"
             await slot.seal()

@@ -26,6 +26,7 @@ from tests.contract.executor.farm import ProxiedPool
 from tests.faults.proxy import Proxy
 from tests.sizes import around, byte_constants
 from tests.sweeps import Sweep
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -239,7 +240,7 @@ async def _cut_often(proxy: Proxy, random: Random) -> None:
 
 
 async def _one_of_many(executor: ToolExecutor, random: Random, name: str) -> None:
-    async with executor.open(name, acquire_timeout_s=120) as session:
+    async with executor.open(name, acquire_timeout_s=START_S) as session:
         slot = ToolContext(session)
         for _ in range(2):
             content = name.encode() + some_content(random)

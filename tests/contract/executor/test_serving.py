@@ -21,7 +21,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.serving import Served
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.connections import MAX_CONNECTIONS
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -225,7 +225,7 @@ async def test_a_slot_that_is_sealed_has_no_port(session: ToolSession) -> None:
 
 
 async def test_a_lease_that_is_given_back_ends_it(executor: ToolExecutor) -> None:
-    session = executor.open("given-back", acquire_timeout_s=120)
+    session = executor.open("given-back", acquire_timeout_s=START_S)
     async with session:
         box = ToolContext(session)
         await box.exec(["true"])

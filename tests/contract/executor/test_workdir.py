@@ -11,13 +11,16 @@ from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.tools import ReadFileReply, SearchReply
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def placed(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
-    async with executor.open("placed", acquire_timeout_s=120, root=RootSpec("", workdir="/workspace/a/b")) as opened:
+    async with executor.open(
+        "placed", acquire_timeout_s=START_S, root=RootSpec("", workdir="/workspace/a/b")
+    ) as opened:
         yield opened
 
 
@@ -63,12 +66,12 @@ async def test_it_stays_through_what_is_done_to_the_slot(placed: ToolSession) ->
 
 async def test_the_next_trajectory_starts_in_the_workspace(executor: ToolExecutor) -> None:
     for _ in range(4):  # each slot
-        async with executor.open("next", acquire_timeout_s=120) as session:
+        async with executor.open("next", acquire_timeout_s=START_S) as session:
             assert (await session.call("bash", {"command": "pwd"})).stdout.endswith("/workspace\n")
 
 
 async def test_a_directory_that_cannot_be_made_is_said_by_each_command(executor: ToolExecutor) -> None:
-    async with executor.open("file", acquire_timeout_s=120, root=RootSpec("", workdir="/etc/passwd/x")) as session:
+    async with executor.open("file", acquire_timeout_s=START_S, root=RootSpec("", workdir="/etc/passwd/x")) as session:
         result = await session.call("bash", {"command": "pwd"})
         assert result.exit_code != 0
         assert "/etc/passwd/x" in result.stderr

@@ -176,6 +176,12 @@ class StubHooks:
     def build_task(self, item: Any) -> str:
         return f"do {item}"
 
+    def agent_program(self, item: Any) -> Any:
+        return None
+
+    def trains_conversation(self, conversation: Any) -> bool:
+        return bool(conversation.trained)
+
     def task_image(self, item: Any) -> Any:
         return None
 

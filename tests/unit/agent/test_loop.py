@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.loop import AgentLoop, as_history, requested_calls
+from agentenv.agent.assistant_messages import as_history, requested_calls
+from agentenv.agent.loop import AgentLoop
 from agentenv.agent.protocols import Completion, ContextOverflow
 from agentenv.agent.settings import AgentSettings, default_system_prompt, opening
 from agentenv.agent.timeline import Timeline

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +16,14 @@ from typing import Any
 import pytest
 from atroposlib.envs.server_handling.managed_server import DummyManagedServer
 
+from agentenv.agent.assistant_messages import LONG_HISTORY, as_history, requested_calls
+from agentenv.agent.models import chat_template
 from agentenv.agent.models.chat_template import ChatRenderer
 from agentenv.agent.models.managed import ManagedModel, PromptTokenizer
 from agentenv.agent.parsers import parser_named
-from agentenv.agent.protocols import ContextOverflow
+from agentenv.agent.protocols import ContextOverflow, Message
 from agentenv.agent.settings import opening
-from agentenv.agent.token_sequences import TokenSequence, sequence_of
+from agentenv.agent.token_sequences import IGNORED, TokenSequence, sequence_of
 from agentenv.errors import ModelServerError
 from agentenv.tools.catalog import ToolCatalog
 from tests.unit.env.managed_stubs import tokenizer_of
@@ -33,7 +38,7 @@ class StubServer:
     def __init__(self, *said: str | tuple[str, str]) -> None:
         self.said = list(said)
         self.tokenizer: Any = None
-        self.nodes: list[Any] = []
+        self.current_nodes: list[Any] = []
         self.asked: list[dict[str, Any]] = []
         self.spoil: Any = lambda node: None
         self.closed = False
@@ -48,7 +53,7 @@ class StubServer:
         self.asked.append(asked)
         text, reason = said if isinstance(said := self.said.pop(0), tuple) else (said, "stop")
         prompt = self.tokenizer.apply_chat_template([])
-        last = self.nodes[-1] if self.nodes and prompt.startswith(self.nodes[-1].full_text) else None
+        last = next((node for node in self.current_nodes if prompt.startswith(node.full_text)), None)
         suffix = self.tokenizer.encode(prompt[len(last.full_text) :] if last else prompt)
         written = self.tokenizer.encode(text)
         node = SimpleNamespace(
@@ -59,11 +64,13 @@ class StubServer:
             metadata={"finish_reason": reason},
         )
         self.spoil(node)
-        self.nodes = [*(self.nodes[:-1] if last else self.nodes), node]
+        self.current_nodes = (
+            [node if one is last else one for one in self.current_nodes] if last else [*self.current_nodes, node]
+        )
         return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text), finish_reason=reason)])
 
     def get_state(self) -> dict[str, Any]:
-        return {"nodes": self.nodes}
+        return {"nodes": self.current_nodes}
 
 
 @asynccontextmanager
@@ -141,6 +148,131 @@ async def test_a_changed_history_begins_a_new_sequence_with_the_model_s_own_word
     assert "shortened" in prompt
 
 
+async def two_turns(talker: ManagedModel, said: Any = None, tools: Any = TOOLS) -> list[dict[str, Any]]:
+    """The history that the second of two turns was given. ``said``: what comes back instead of the first answer."""
+    first = await talker.complete(START, TOOLS)
+    back = first.message if said is None else said(deepcopy(first.message))
+    history = [*START, back, {"role": "tool", "tool_call_id": "call_0_0", "content": "out"}]
+    await talker.complete(history, tools)
+    return history
+
+
+def other_command(message: dict[str, Any]) -> dict[str, Any]:
+    message["tool_calls"][0]["function"]["arguments"] = '{"command": "pwd"}'
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        (lambda message: {**message, "content": "edited"}, "edited"),
+        (other_command, "pwd"),
+        (lambda message: {**message, "tool_calls": []}, ""),
+    ],
+)
+async def test_a_changed_last_answer_is_never_replaced_by_the_original(
+    tmp_path: Path, changed: Any, shown: str
+) -> None:
+    server = StubServer("so " + CALL, "end<|end|>")
+    async with model(tmp_path, server) as talker:
+        await two_turns(talker, changed)
+        prompt, sequences = server.tokenizer.prompt, talker.sequences()
+    assert shown in prompt
+    assert "so " + CALL not in prompt
+    assert [one.first_step for one in sequences] == [0, 1], "what was said before is kept"
+    assert sequences[1].trained == len("end") + 1, "nothing is trained twice"
+
+
+async def test_the_last_answer_may_come_back_in_another_form(tmp_path: Path) -> None:
+    """Programs serialise arguments anew and strip text; the sampled tokens stay."""
+
+    def again(message: dict[str, Any]) -> dict[str, Any]:
+        message["tool_calls"][0]["function"]["arguments"] = '{"timeout_s":1,"command":"l\\u0073"}'
+        return {**message, "content": [{"type": "text", "text": " so\n"}], "refusal": None}
+
+    server = StubServer("so " + CALL.replace('"ls"', '"ls", "timeout_s": 1.0'), "end<|end|>")
+    async with model(tmp_path, server) as talker:
+        await two_turns(talker, again)
+        assert len(talker.sequences()) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "b a/s\u00e9h", "arguments": {"command": "ls"}}',
+        '{"name": "bash", "arguments": {"command": "\\ud800", "n": 1.50}}',
+        '{"name": "bash", "arguments": [1]}',
+        '{"name": "bash", "arguments": "text"}',
+        '{"name": "bash", "arguments": {}}',
+        '{"name": "' + "n" * 80 + '", "arguments": {}}',
+    ],
+)
+async def test_the_built_in_loop_s_form_of_an_answer_continues_it(tmp_path: Path, call: str) -> None:
+    server = StubServer(f" \ud800 so <tool_call>{call}</tool_call><|end|>".replace("\ud800", ""), "end<|end|>")
+    async with model(tmp_path, server) as talker:
+        await two_turns(talker, lambda message: as_history(message, requested_calls(message, 0)))
+        assert len(talker.sequences()) == 1
+
+
+async def test_ids_are_ones_that_servers_take(tmp_path: Path) -> None:
+    text = f"<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:{'9' * 80}<|tool_call_argument_begin|>"
+    text += '{"command": "ls"}<|tool_call_end|><|tool_calls_section_end|><|end|>'
+    server = StubServer(text, "end<|end|>")
+    async with model(tmp_path, server, "kimi_k2") as talker:
+        await two_turns(talker, lambda message: as_history(message, requested_calls(message, 0)))
+        assert len(talker.sequences()) == 1
+
+
+async def test_other_tools_are_another_conversation(tmp_path: Path) -> None:
+    server = StubServer(CALL, "end<|end|>")
+    async with model(tmp_path, server) as talker:
+        await two_turns(talker, tools=ToolCatalog.builtin().subset(["bash", "read_file"]).openai_tools())
+        assert [one.first_step for one in talker.sequences()] == [0, 1]
+    assert "read_file" in server.tokenizer.prompt
+
+
+async def test_a_caller_may_go_back_to_what_it_left(tmp_path: Path) -> None:
+    server = StubServer(CALL, "b<|end|>", "c<|end|>")
+    async with model(tmp_path, server) as talker:
+        first = await talker.complete(START, TOOLS)
+        result = {"role": "tool", "tool_call_id": "call_0_0", "content": "out"}
+        await talker.complete([*START, {**first.message, "content": "edited"}, result], TOOLS)
+        await talker.complete([*START, first.message, result], TOOLS)
+        assert sorted(one.trained for one in talker.sequences())[:1] == [2]
+        assert sum(one.trained for one in talker.sequences()) == len(CALL) - len("<|end|>") + 1 + 2 + 2
+
+
+async def test_a_fork_goes_on_from_an_earlier_turn_with_its_tokens(tmp_path: Path) -> None:
+    server = StubServer("so " + CALL, CALL, "end<|end|>")
+    async with model(tmp_path, server) as talker:
+        history = await two_turns(talker)
+        first = talker.sequences()[0]
+        other = StubServer("other<|end|>", "more<|end|>")
+        talker._open_server = other.open
+        fork = talker.fork(0)
+        async with fork:
+            assert fork.sequences() == []
+            changed = [*history[:-1], {**history[-1], "content": "another result"}]
+            said = await fork.complete(changed, TOOLS)
+            assert said.usage is not None
+            assert said.usage["completion_tokens"] == len("other") + 1
+            (forked,) = fork.sequences()
+            assert len(talker.sequences()) == 1, "the first goes its own way"
+            assert talker.sequences() == [first]
+            await fork.complete([*changed, said.message, {"role": "user", "content": "go on"}], TOOLS)
+            (longer,) = fork.sequences()
+            assert longer.trained == len("other") + 1 + len("more") + 1
+            with pytest.raises(ValueError, match="turn 7"):
+                fork.fork(7)
+            assert fork.fork(1).sequences() == []
+    shared = next(n for n, pair in enumerate(zip(first.tokens, forked.tokens, strict=False)) if len(set(pair)) > 1)
+    assert shared > sum(1 for mask in first.masks[:shared] if mask == IGNORED) > 0, "an answer is among what they share"
+    assert set(forked.masks[:shared]) == {IGNORED}, "it is trained once"
+    assert forked.trained == len("other") + 1
+    assert forked.first_step == 1
+    assert "other" not in server.tokenizer.prompt
+
+
 @pytest.mark.parametrize(
     ("said", "outcome"),
     [
@@ -173,6 +305,88 @@ async def test_the_budget_is_exact(tmp_path: Path) -> None:
     async with model(tmp_path, server, context_tokens=prompt) as talker:
         with pytest.raises(ContextOverflow):
             await talker.complete(START, TOOLS)
+
+
+async def test_a_prompt_that_is_far_too_long_is_not_tokenised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptTokenizer, "encode", lambda *_, **__: pytest.fail("tokenised"))
+    long = [*START, {"role": "user", "content": "x " * 100_000}]
+    async with model(tmp_path, StubServer(), context_tokens=1000) as talker:
+        with pytest.raises(ContextOverflow, match="characters, the limit is 1000 tokens"):
+            await talker.complete(long, TOOLS)
+
+
+async def test_a_long_prompt_is_tokenised_once_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, encode, threads = ChatRenderer.tokens_apart, PromptTokenizer.encode, list[threading.Thread]()
+
+    def in_a_thread(self: ChatRenderer, text: str) -> list[int]:
+        threads.append(threading.current_thread())
+        return apart(self, text)
+
+    def watched(self: PromptTokenizer, text: str, **options: Any) -> list[int]:
+        assert len(text) < 1000 or text == self._encoded[0], "tokenised again"
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(ChatRenderer, "tokens_apart", in_a_thread)
+    monkeypatch.setattr(PromptTokenizer, "encode", watched)
+    async with model(tmp_path, StubServer("x<|end|>"), context_tokens=1_000_000) as talker:
+        await talker.complete([*START, {"role": "user", "content": "x" * 300_000}], TOOLS)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_threads_share_the_copies_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two use one at a time, and none is made for every text."""
+    tokenizer, copies, in_use = tokenizer_of(tmp_path), list[Any](), list[int]()
+
+    def copied(original: Any) -> Any:
+        copies.append(copy := deepcopy(original))
+        return copy
+
+    monkeypatch.setattr(chat_template, "deepcopy", copied)
+    renderer = ChatRenderer(tokenizer, parser_named("hermes"))
+    encode = type(tokenizer).encode
+
+    def watched(self: Any, text: str, **options: Any) -> Any:
+        assert self is not tokenizer
+        assert id(self) not in in_use
+        in_use.append(id(self))
+        tokens = encode(self, text, **options)
+        in_use.remove(id(self))
+        return tokens
+
+    monkeypatch.setattr(type(tokenizer), "encode", watched)
+    texts = [f"{n} says hello to everyone. " * 500 for n in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(renderer.tokens_apart, texts))
+    monkeypatch.undo()
+    assert found == [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert 1 <= len(copies) <= 4
+
+
+async def test_the_prompt_of_a_long_history_is_made_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, threads = ChatRenderer.whole, list[threading.Thread]()
+
+    def watched(self: ChatRenderer, *given: Any) -> str:
+        threads.append(threading.current_thread())
+        return whole(self, *given)
+
+    monkeypatch.setattr(ChatRenderer, "whole", watched)
+    short: list[Message] = [{"role": "user", "content": f"{n}"} for n in range(LONG_HISTORY)]
+    for messages in (short, [*short, short[0]]):
+        async with model(tmp_path, StubServer("x<|end|>"), context_tokens=1_000_000) as talker:
+            await talker.complete(messages, TOOLS)
+    assert [one is threading.main_thread() for one in threads] == [True, False]
+
+
+async def test_more_messages_than_tokens_are_too_many_unrendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatRenderer, "whole", lambda *_: pytest.fail("rendered"))
+    async with model(tmp_path, StubServer(), context_tokens=1000) as talker:
+        with pytest.raises(ContextOverflow, match="1001 messages, the limit is 1000 tokens"):
+            await talker.complete([{"role": "user", "content": ""}] * 1001, TOOLS)
 
 
 async def test_a_first_prompt_leaves_room_for_an_answer(tmp_path: Path) -> None:

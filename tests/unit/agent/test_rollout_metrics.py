@@ -10,6 +10,7 @@ from agentenv.agent.rollout_metrics import (
     KEPT_VALUES,
     TIMES,
     RolloutMetrics,
+    ToolErrors,
     conversation,
     percentile,
     readable,
@@ -17,6 +18,7 @@ from agentenv.agent.rollout_metrics import (
 )
 from agentenv.agent.transcript import SequenceSummary, Shortening, Step, ToolRecord, Transcript
 from agentenv.wire.calls import CallResult
+from tests import programs_played
 
 
 def call(latency_s: float, tool: str = "bash", **result: object) -> ToolRecord:
@@ -67,6 +69,37 @@ def test_a_wait_in_a_session_is_no_timeout_and_no_error(tool: str) -> None:
     assert (found["tool_timeout_rate"], found["tool_error_rate"]) == (0.0, 0.5)
 
 
+def test_a_program_s_numbers_are_its_own_and_its_calls_are_neither_errors_nor_timed() -> None:
+    metrics, errors = RolloutMetrics(), ToolErrors()
+    played = [programs_played.several(), programs_played.failed(), programs_played.ended()]
+    metrics.add(3, played)
+    errors.add(played)
+    found = metrics.drain()
+    of_programs = {name: value for name, value in found.items() if name.startswith("program_") or "_chat_" in name}
+    assert of_programs == pytest.approx(
+        {
+            "program_conversations_per_rollout": 5 / 3,
+            "program_dropped_per_rollout": 7 / 3,
+            "program_failed_rate": 1 / 3,
+            "program_refused_per_rollout": 1 / 3,
+            "turns_chat_per_rollout": 2.0,
+            "prompt_tokens_chat_per_rollout": (20 + 30 + 40 + 50 + 10 + 10) / 3,
+            "completion_tokens_chat_per_rollout": 4.0,
+        }
+    )
+    assert found["turns_messages_per_rollout"] == pytest.approx(1 / 3)
+    assert found["turns_per_rollout"] == pytest.approx(7 / 3)
+    assert found["tool_calls"] == 5
+    assert not {"tool_error_rate", "tool_latency_s_mean", "call_fault_model_rate"} & found.keys()
+    assert errors.drain() == {"tool_errors_count": 0}
+    metrics.add(2, [programs_played.failed(), transcript(call(0.1, exit_code=1), call(0.1, exit_code=0))])
+    mixed = metrics.drain()
+    assert (mixed["program_failed_rate"], mixed["finish_program_failed_rate"]) == (1.0, 0.5), "of programs, of all"
+    assert (mixed["tool_calls"], mixed["tool_error_rate"]) == (3, 0.5)
+    metrics.add(1, [transcript(call(0.1))])
+    assert not any("program" in name for name in metrics.drain())
+
+
 def test_a_group_without_a_call_or_a_score_has_numbers_too() -> None:
     metrics = RolloutMetrics()
     metrics.add(1, [transcript(steps=[])])
@@ -111,6 +144,12 @@ def kept_values(metrics: RolloutMetrics) -> int:
         total += len(one) if isinstance(one, (deque, list, tuple)) else 0
         waiting.extend(gc.get_referents(one))
     return total
+
+
+def test_a_program_s_main_conversation_is_read_and_how_it_failed() -> None:
+    assert "Repaired." in readable(programs_played.several(), conversation)
+    assert "ended with" not in readable(programs_played.ended(), conversation)
+    assert readable(programs_played.failed(), conversation).endswith("## small-agent ended with 7\nTraceback\n")
 
 
 def test_a_rollout_reads_as_a_conversation() -> None:

@@ -18,10 +18,10 @@ from agentenv.errors import ImageUnavailableError
 from agentenv.store import RegistrySettings, Store
 from agentenv.wire import images as wire
 from tests.image_sources import OciLayout, member, oci_layout, tar_of
+from tests.waiting import START_S
 
 TOKEN = "keepers-token-0123456789"
 LAYERS = tar_of(member("base", b"base" * 1000)), tar_of(member("top", b"top"))
-START_S = 60.0
 
 
 class Node:

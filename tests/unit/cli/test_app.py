@@ -18,7 +18,7 @@ from agentenv.cli import options
 from agentenv.cli.app import VERBS, VERBS_WITH_BACKEND, app, imported
 from agentenv.wire.base import MAX_TIMEOUT_S
 
-RUN = [verb for verb in VERBS if verb not in ("image", "images", "dev", "farm", "runs", "sandboxes", "tasks")]
+RUN = [verb for verb in VERBS if verb not in ("agents", "image", "images", "dev", "farm", "runs", "sandboxes", "tasks")]
 """Those that are no group of others."""
 
 

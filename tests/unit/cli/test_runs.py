@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from agentenv.agent.rollout_log import append_record
 from agentenv.agent.transcript import GroupRecord
 from agentenv.cli.app import app
+from agentenv.runs.manifest import ROLLOUTS
 from agentenv.runs.members import MembersFile
-from tests import run_directories
+from tests import programs_played, run_directories
 from tests.run_directories import Played
 
 
@@ -156,3 +158,36 @@ def test_a_killed_run_whose_records_cannot_be_read_has_what_was_last_written(tea
     shown = ran("show", "last").stdout
     assert "scored   4 of 4 rollouts" in shown
     assert "note     the results are those last written: its records cannot be read: " in shown
+
+
+def of_programs(runs: Path) -> str:
+    """The name of a run that agent programs played and that was killed."""
+    directory = run_directories.write(runs, Played("coder", state="running"), groups=0)
+    append_record(directory / ROLLOUTS, programs_played.group())
+    return directory.name
+
+
+def test_the_programs_of_a_run_are_shown_with_what_they_asked_for(tmp_path: Path) -> None:
+    name = of_programs(tmp_path / "runs")
+    shown = ran("show", name).stdout
+    assert "programs small-agent: played 3, failed 1, conversations 5, dropped parts 7, refused requests 1" in shown
+    assert "dialects messages: turns 1, prompt tokens 10, completion tokens 2\n" in shown
+    assert " chat: turns 6, prompt tokens 160, completion tokens 12\n" in shown
+    found = json.loads(ran("show", name, "--json").stdout)["results"]
+    assert found["programs"]["small-agent"]["failed"] == 1
+    assert found["dialects"]["messages"] == {"turns": 1, "prompt_tokens": 10, "completion_tokens": 2}
+    assert "programs" not in ran("show", "repair-small").stdout
+
+
+def test_a_comparison_says_which_agents_played(tmp_path: Path) -> None:
+    name = of_programs(tmp_path / "runs")
+    result = ran("compare", "repair-small", name)
+    heads, first, second, *_ = result.stdout.splitlines()
+    assert heads.split()[:6] == ["run", "model", "state", "agent", "failed", "scored"]
+    assert first.split()[3:5] == ["built-in", "–"]
+    assert second.split()[3:5] == ["small-agent", "1"]
+    assert "note the agents differ: the built-in loop → small-agent" in result.stderr
+    small, coder = json.loads(ran("compare", "repair-small", name, "--json").stdout)["runs"]
+    assert (small["programs"], small["dialects"]) == ({}, {})
+    assert coder["programs"]["small-agent"]["conversations"] == 5
+    assert coder["dialects"]["chat"]["turns"] == 6

@@ -41,4 +41,5 @@ async def managed(
         )
         async with kind(config, [server]) as env:
             yield env, voice
-            await all_free(env)
+            if env.config.tool_pool_mode != "farm":  # whose slots others use as well
+                await all_free(env)

@@ -15,6 +15,7 @@ from agentenv.env.older_names import ALIASES, REFUSED, with_flags_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.toolsets import choose
+from agentenv.wire.spec import Bind
 
 # fmt: off
 KNOWN = (
@@ -300,6 +301,12 @@ def test_a_command_line_that_can_be_meant_is_left_alone(tmp_path: Path, text: st
         "--help",
     ]
     check_arguments(words, AgentEnvConfig.model_fields)
+
+
+def test_binds_are_given_as_text_or_as_they_are() -> None:
+    config = AgentEnvConfig(sandbox_binds=(Bind("/a", "/b"), "/c:/d"))
+    assert config.sandbox_binds == ["/a:/b", "/c:/d"]
+    assert config.container_settings().binds == (Bind("/a", "/b"), Bind("/c", "/d"))
 
 
 def test_lists_and_objects_are_words_of_a_command_line() -> None:

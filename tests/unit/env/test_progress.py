@@ -14,6 +14,7 @@ from agentenv.agent.results import ERROR_CHARACTERS
 from agentenv.agent.transcript import Transcript
 from agentenv.env.progress import Ending, RunLog, RunProgress, result_document, result_rows, set_up_logging
 from agentenv.errors import Fault
+from tests import programs_played
 
 
 def rollout(score: float | None, fault: Fault = "none", error: str = "") -> Transcript:
@@ -81,6 +82,15 @@ def test_long_errors_and_many_kinds_are_cut() -> None:
     rows = result_rows(results, 1.0, Ending(then=["look at it"]))
     assert rows[-2:] == [("", "2 more kinds"), ("next", "look at it")]
     assert all(len(text) < ERROR_CHARACTERS + 20 and "\n" not in text for _, text in rows)
+
+
+def test_agent_programs_are_counted_at_the_end() -> None:
+    results = RunProgress().results
+    results.add(programs_played.group().trajectories)
+    rows = dict(result_rows(results, 1.0, Ending()))
+    assert rows["programs"] == "small-agent: played 3, failed 1, conversations 5, dropped parts 7, refused requests 1"
+    assert rows["dialects"] == "messages: turns 1, prompt tokens 10, completion tokens 2"
+    assert result_document(results, 1.0, Ending())["dialects"]["chat"]["turns"] == 6
 
 
 def test_atropos_is_heard_from_warnings_on_and_not_of_every_group(

@@ -227,6 +227,8 @@ def test_base_has_no_manuals_but_keeps_licences(tmp_path: Path) -> None:
     assert argv.index("--dpkgopt=path-include=/usr/share/doc/*/copyright") > argv.index(
         "--dpkgopt=path-exclude=/usr/share/doc/*"
     )
+    assert not [word for word in argv if word.startswith("--include")]
+    assert "--include=git,python3" in mmdebstrap_argv(tmp_path / "x.tar", ["git", "python3"])
 
 
 def test_packages_are_fetched_for_the_image_not_for_this_interpreter(tmp_path: Path) -> None:

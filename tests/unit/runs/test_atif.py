@@ -9,6 +9,7 @@ from typing import Any
 
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.runs.atif import trajectory, write_trajectories
+from tests import programs_played
 from tests.browser import synthetic
 from tests.golden.atif_cases import GOLDEN, failed, group, played, trajectories
 
@@ -64,6 +65,10 @@ def check_trajectory(found: dict[str, Any]) -> None:
     assert [step["step_id"] for step in found["steps"]] == [*range(1, len(found["steps"]) + 1)]
     assert found["steps"]
     assert found["final_metrics"]["total_steps"] == len(found["steps"])
+    others = found.get("subagent_trajectories", [])
+    assert len({other["trajectory_id"] for other in others}) == len(others)
+    for other in others:
+        check_trajectory(other)
     for step in found["steps"]:
         check("step", step)
         datetime.fromisoformat(step["timestamp"])
@@ -86,7 +91,7 @@ def test_the_trajectories_are_those_that_harbor_has_read() -> None:
 
 
 def test_every_sort_of_rollout_follows_the_rules() -> None:
-    records = [*synthetic.few(), *synthetic.many(40), group()]
+    records = [*synthetic.few(), *synthetic.many(40), group(), programs_played.group()]
     for record in records:
         for member in record.trajectories:
             check_trajectory(trajectory(member, record))
@@ -124,13 +129,16 @@ def said(member: Transcript) -> dict[str, Any]:
     """All of it but defaults, roles, and the answers to calls, whose records have the whole text."""
     document = member.model_dump(mode="json", exclude_defaults=True)
     texts = [message.get("content") for message in document.get("messages", []) if message["role"] != "tool"]
-    for step in document.get("steps", []):
-        del step["message"]["role"]
+    conversations = document.get("program", {}).get("conversations", [])
+    answers = [step["message"] for step in document.get("steps", [])]
+    for message in [*answers, *(each for one in conversations for each in one.get("messages", []))]:
+        del message["role"]
     return {**document, "messages": texts}
 
 
 def test_nothing_of_a_record_is_lost() -> None:
-    for member in (played(), failed(), *(m for g in synthetic.few()[:4] for m in g.trajectories)):
+    by_programs = programs_played.group().trajectories
+    for member in (played(), failed(), *by_programs, *(m for g in synthetic.few()[:4] for m in g.trajectories)):
         assert leaves(said(member)) <= leaves(trajectory(member))
 
 
@@ -138,6 +146,64 @@ def test_messages_that_no_turn_accounts_for_are_kept() -> None:
     member = played()
     member.messages.append({"role": "user", "content": "more"})
     assert trajectory(member)["extra"]["messages"] == [{"role": "user", "content": "more"}]
+
+
+def test_other_conversations_of_a_program_are_sub_agents() -> None:
+    found = trajectory(programs_played.with_tokens(), programs_played.group())
+    title, sub = found["subagent_trajectories"]
+    assert (found["agent"]["name"], found["agent"]["extra"]["environment"]) == ("small-agent", "repair")
+    assert [step["source"] for step in found["steps"]] == ["system", "user", *["agent"] * 4]
+    assert [step.get("llm_call_count") for step in found["steps"]] == [None, None, 0, 1, 1, 1], "it wrote one itself"
+    assert found["steps"][3]["observation"] == {"results": [{"source_call_id": "call_1_0", "content": "setup.py"}]}
+    assert (title["extra"], sub["extra"]) == (
+        {"conversation": 0, "behind": None, "trained": False},
+        {"conversation": 2, "behind": 1, "trained": True},
+    )
+    copied = [step for step in sub["steps"] if step.get("is_copied_context")]
+    assert [step["message"] for step in copied] == [step["message"] for step in found["steps"][:4]]
+    assert copied[3]["observation"]["results"][0]["content"] == "README", "what it was shown, not the other"
+    assert "metrics" not in copied[3]
+    assert (found["final_metrics"]["total_prompt_tokens"], sub["final_metrics"]["total_prompt_tokens"]) == (150, 40)
+    assert "messages" not in found["extra"]["program"]["conversations"][2], "each is written once"
+
+
+def test_tokens_of_a_program_belong_to_their_turns() -> None:
+    found = trajectory(programs_played.with_tokens())
+    title, sub = found["subagent_trajectories"]
+    turns = [step["metrics"] for step in found["steps"] if step.get("llm_call_count")]
+    assert [turn["completion_token_ids"] for turn in turns] == [[11, 12], [21, 22], [41, 42]]
+    assert [len(turn["prompt_token_ids"]) for turn in turns] == [3, 6, 9]
+    assert sub["steps"][-1]["metrics"]["completion_token_ids"] == [31, 32]
+    assert "completion_token_ids" not in title["steps"][-1]["metrics"], "it is not trained on"
+    assert "token_sequences" not in found["extra"]
+    odd = programs_played.with_tokens()
+    assert odd.steps[3].usage is not None
+    odd.steps[3].usage["completion_tokens"] = 3
+    found = trajectory(odd)
+    assert [rest["first_step"] for rest in found["extra"]["token_sequences"]] == [3], "of that conversation alone"
+    assert "completion_token_ids" in found["steps"][-1]["metrics"]
+
+
+def test_odd_messages_of_programs_are_kept_within_the_format() -> None:
+    """An edited answer with a call, an output of a call that nobody made, roles that the format does not have."""
+    member = programs_played.several()
+    edited = {**programs_played.answer("Edited.", ("call_9_0", "rm")), "name": "me"}
+    outputs = [programs_played.shown("call_9_0", "gone"), programs_played.shown("call_8_0", "whose?")]
+    member.messages[2:3] = [
+        programs_played.shown("call_7_0", "before all"),
+        {"role": "odd", "content": "?"},
+        edited,
+        *outputs,
+    ]
+    found = trajectory(member)
+    check_trajectory(found)
+    tool, odd, written = found["steps"][2:5]
+    assert (tool["source"], tool["extra"]["message"]["tool_call_id"]) == ("user", "call_7_0")
+    assert (odd["source"], odd["extra"]["message"]) == ("user", {"role": "odd"})
+    assert (written["tool_calls"][0]["tool_call_id"], written["extra"]["message"]) == ("call_9_0", {"name": "me"})
+    known, unknown = written["observation"]["results"]
+    assert (known["source_call_id"], known["content"]) == ("call_9_0", "gone")
+    assert (unknown.get("source_call_id"), unknown["extra"]["message"]["tool_call_id"]) == (None, "call_8_0")
 
 
 def test_each_rollout_is_a_file_whatever_its_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from agentenv.errors import ConfigError, MissingExtraError
 from agentenv.runs import load, load_calls, load_messages
 from agentenv.runs.manifest import ROLLOUTS
 from agentenv.runs.records import RecordError, find, read
-from tests import run_directories
+from tests import programs_played, run_directories
 from tests.browser import synthetic
 from tests.run_directories import Played
 
@@ -175,3 +175,30 @@ def test_a_lost_call_has_no_result(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(synthetic.group("g", [played]).model_dump_json() + "\n")
     (row,) = load_calls(tmp_path / "r.jsonl")
     assert (row["fault"], row["exit_code"], row["timed_out"]) == ("infra", None, None)
+
+
+def test_a_program_s_rollouts_calls_and_messages_are_rows(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(programs_played.group().model_dump_json() + "\n")
+    several, failed, ended = load(tmp_path / "r.jsonl")
+    assert (several["program"], several["conversations"], several["dialects"]) == ("small-agent", 3, "chat, messages")
+    assert (several["dropped"], several["refused"], several["program_s"]) == (7, 1, 5.5)
+    assert [row["program_exit_code"] for row in (several, failed, ended)] == [0, 7, None]
+    calls = load_calls(tmp_path / "r.jsonl")
+    assert {row["fault"] for row in calls} == {"none"}, "no call was lost"
+    assert [(row["conversation"], row["shown"]) for row in calls][:3] == [(1, "setup.py"), (1, "exit code 0"), (2, "")]
+    messages = [row for row in load_messages(tmp_path / "r.jsonl") if row["trajectory"] == several["trajectory"]]
+    counted = [[row["index"] for row in messages if row["conversation"] == number] for number in range(3)]
+    assert [len(each) for each in counted] == [2, 8, 7]
+    assert all(each == [*range(len(each))] for each in counted)
+    assert {row["conversation"] for row in messages if row["main"]} == {1}
+    own = next(row for row in messages if row["content"] == programs_played.OWN["content"])
+    assert (own["role"], own["step"]) == ("assistant", None), "a program wrote it"
+
+
+def test_the_built_in_loop_has_no_program(team: list[Path]) -> None:
+    assert {(row["program"], row["conversations"], row["dropped"]) for row in load(team[0])} == {(None, None, None)}
+    assert {(row["conversation"], row["main"]) for row in load_messages(team[0])} == {(0, True)}
+    pytest.importorskip("pandas")
+    pytest.importorskip("polars")
+    for loaded in (load(team[0]), load_calls(team[0]), load_messages(team[0])):
+        assert len(loaded.to_pandas()) == len(loaded.to_polars()) == len(loaded)

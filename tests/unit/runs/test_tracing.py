@@ -17,6 +17,7 @@ from agentenv.config import TraceVariables
 from agentenv.runs import tracing as module
 from agentenv.runs.spans import GroupSpans, Served, turn_key
 from agentenv.runs.tracing import Tracing
+from tests import programs_played
 from tests.browser import synthetic
 from tests.collector import Collector, collecting
 from tests.golden.atif_cases import RUN, group, played
@@ -95,6 +96,22 @@ def test_a_request_that_failed_bears_the_id_that_was_sent() -> None:
     assert request.attributes["error.type"] == "ModelServerError"
 
 
+def test_a_program_s_spans_name_its_conversations_and_no_call_of_it_has_failed() -> None:
+    record = programs_played.group()
+    spans = [*GroupSpans(RUN, Served("vllm"), content=True).of("g", "i", "train", 1.0, record.trajectories)]
+    assert len({span.key for span in spans}) == len(spans)
+    rollouts = [span for span in spans if span.name == "invoke_agent answer"]
+    assert [span.attributes.get("process.exit.code") for span in rollouts] == [0, 7, None]
+    assert rollouts[0].attributes["agentenv.program.name"] == "small-agent"
+    assert (rollouts[0].attributes["agentenv.program.conversations"], rollouts[0].error) == (3, None)
+    assert "Repaired." in str(rollouts[0].attributes["gen_ai.output.messages"]), "of the main conversation"
+    turns = [span for span in spans if span.name == "turn" and span.parent == rollouts[0].key]
+    named = [(turn.attributes["agentenv.conversation"], turn.attributes["agentenv.dialect"]) for turn in turns]
+    assert named == [(0, "messages"), (1, "chat"), (1, "chat"), (2, "chat"), (1, "chat")]
+    assert [span for span in spans if span.error is not None] == []
+    assert sum(span.client for span in spans) == 7, "no request but those of the turns"
+
+
 async def test_a_collector_that_never_answers_holds_up_nothing_and_is_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,7 +148,8 @@ async def test_one_that_comes_back_gets_what_comes_then(
             collector.status = 200
             add(tracing, second)
         assert {span.attributes["agentenv.group"] for span in collector.named("group")} == {second.group}
-        assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1
+        ours = [entry for entry in caplog.records if entry.name.startswith("agentenv")]  # exporters log, too
+        assert len([entry for entry in ours if entry.levelno >= logging.WARNING]) == 1
 
 
 async def test_a_model_of_the_environment_s_own_is_sent_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,12 @@ def test_a_timeout_says_what_to_do(changes: dict[str, object], advice: str) -> N
     assert advice in timeout_error(Expire(1, 1, 1.0), _statistics(**changes), None).next_step
 
 
+def test_a_timeout_says_that_it_is_the_container_that_does_not_answer() -> None:
+    error = timeout_error(Expire(7, 0, 30.04), _statistics(), None)
+    assert str(error).startswith("no slot was leased within 30.0 s (a container with a free one was asked, and has not")
+    assert error.next_step.endswith("the container or its machine is slow")
+
+
 def test_unavailable_names_cause_and_cure() -> None:
     error = unavailable_error(StartFailed("bwrap is missing", "apt-get install bubblewrap", permanent=True))
     assert str(error) == "no container can be started: bwrap is missing (apt-get install bubblewrap)"

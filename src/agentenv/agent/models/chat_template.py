@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal, Protocol
 
 from agentenv.agent.parsers.base import ParsedCall, ToolCallParser, as_json
@@ -69,6 +70,7 @@ class ChatRenderer:
     ) -> None:
         self.parser = parser
         self._tokenizer = tokenizer
+        self._idle_copies: list[ChatTokenizer] = []
         self._options = dict(options or {})
         self.end_marks = tuple(dict.fromkeys(filter(None, (*parser.end_marks, tokenizer.eos_token))))
         self.takes_system = self._tried([_message("system"), _message("user", "u")], PROBE) is not None
@@ -132,6 +134,17 @@ class ChatRenderer:
     def reasoning_open(self, prompt: str) -> bool:
         """Whether the prompt ends inside a reasoning block, which the model has to close."""
         return prompt.rstrip().endswith(tuple(opener for opener, _ in self.parser.reasoning_marks))
+
+    def tokens_apart(self, text: str) -> list[int]:
+        """The token ids of a text, from any thread. A copy of the tokenizer finds them, since two threads at once may
+        break one; there are as many copies as were in use at once, because copying one takes as long as a long text."""
+        try:
+            copy = self._idle_copies.pop()
+        except IndexError:
+            copy = deepcopy(self._tokenizer)
+        tokens = list(copy.encode(text, add_special_tokens=False))
+        self._idle_copies.append(copy)
+        return tokens
 
     # -- how --------------------------------------------------------------------------------------
 

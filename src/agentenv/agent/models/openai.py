@@ -53,14 +53,17 @@ class ServedModel:
         self._timeout_s = timeout_s
         self._constant = constant or {}
         self._turns = 0
+        self.turns_before = 0
+        """Turns of the same policy with other models of its rollout: it may be the cause of what a server refuses."""
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
         """The next assistant message. Raises: ContextOverflow, ModelServerError."""
         request = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
             request["tools"] = list(tools)
-        reply = await request_completion(self._chat_completion, self._timeout_s, request, turns=self._turns)
-        completion = completion_of(reply, self._turns)
+        turns = self.turns_before + self._turns
+        reply = await request_completion(self._chat_completion, self._timeout_s, request, turns=turns)
+        completion = completion_of(reply, turns)
         if not self._turns:
             check_first(completion, limit_of(request))
         self._turns += 1

@@ -1,0 +1,1 @@
+"""Agent programs that others have written repair real packages, in slots without network."""
