@@ -8,6 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+TRIES: Final = 100
+TRY_PAUSE_S: Final = 0.02
+"""How often a lock is tried, and the pause between: who looks whether it is held, or sweeps, holds it for a moment.
+Tries are counted and not timed: in two seconds a process that is stalled may have tried once."""
 
 
 @contextmanager

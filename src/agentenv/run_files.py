@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.locks import is_locked, try_lock
+from agentenv.locks import TRIES, TRY_PAUSE_S, is_locked, try_lock
 
 _LOCK, _CONTENT = "lock", "said.json"
-_LOCK_S, _LOCK_PAUSE_S = 2.0, 0.02
-"""A process that checks whether a lock is held, or sweeps, holds it for a moment."""
 
 
 class AlreadyRunningError(Exception):
@@ -103,17 +101,15 @@ def remove_if_dead(directory: Path) -> None:
 
 def _take(directory: Path) -> int | None:
     """A descriptor that holds the directory's lock; None when a running process holds it. Raises OSError."""
-    until_s = time.monotonic() + _LOCK_S
-    while True:
+    for _ in range(TRIES):
         with contextlib.suppress(FileExistsError):  # not exist_ok, which raises when a sweep removes it meanwhile
             directory.mkdir(parents=True, mode=0o700)
         with contextlib.suppress(BlockingIOError, FileNotFoundError):  # not found: a sweep has just removed it
             descriptor = try_lock(directory / _LOCK, create=True)
             if descriptor is not None:
                 return descriptor
-        if time.monotonic() > until_s:
-            return None
-        time.sleep(_LOCK_PAUSE_S)
+        time.sleep(TRY_PAUSE_S)
+    return None
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

@@ -38,5 +38,7 @@ async def closed_at_end(close: Callable[[], Awaitable[None]]) -> AsyncIterator[N
         with suppress(NotImplementedError, RuntimeError, ValueError):
             for number in _ENDING:
                 loop.remove_signal_handler(number)
+                if came:  # the process is about to end, with what it still has to write
+                    signal.signal(number, signal.SIG_IGN)
         if came:
             raise KeyboardInterrupt if came[0] is signal.SIGINT else SystemExit(128 + signal.SIGTERM)

@@ -38,7 +38,7 @@ from agentenv.sessions.head_tail import HeadTail
 
 KEY: Final = "unused"
 """The API key of every program: who comes through a slot's port is that slot's."""
-GOODBYE_S: Final = 2.0
+GOODBYE_S: Final = scaled(2.0)
 """For a program to end by itself when its rollout is over, so that its own records are written."""
 MOST_DROPPED_KEPT: Final = 100
 MOST_ANSWER_CHARS: Final = 1024 * 1024

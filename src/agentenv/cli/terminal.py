@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Final
 
 from agentenv.containers.programs import StreamedProgram, checked_order, start_program
 from agentenv.containers.transfer import TransferLease
+from agentenv.deadlines import scaled
 from agentenv.errors import AgentEnvError
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
 _PIECE_BYTES: Final = 64 * 1024
-_RESIZE_S: Final = 10.0
+_RESIZE_S: Final = scaled(10.0)
 _FALLBACK_TERM: Final = "xterm-256color"
 _SHELL: Final = (
     f"tty >{{tty}}; {{size}}; infocmp >/dev/null 2>&1 || export TERM={_FALLBACK_TERM}; "

@@ -32,7 +32,7 @@ def place() -> Path:
 def answers() -> bool:
     """Whether any Docker engine answers."""
     try:
-        connect(timeout_s=10).close()
+        connect(timeout_s=int(scaled(10.0))).close()
     except SandboxUnavailableError:
         return False
     return True

@@ -15,10 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.deadlines import scaled
+
 _ZOMBIE = "Z"
+_STATE, _ENV_END = 3 - 3, 51 - 3
+"""Of a process' fields, as :func:`_stat` has them."""
 _ERROR_LINES = 4
-_EXEC_S = 0.05
-"""Time to look again at a process without an environment."""
+_EXEC_S = scaled(2.0)
+"""For the kernel to end an exec, on a machine with other things to do."""
+_KILL_S = scaled(10.0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def end(mark: str, processes: Iterable[Found], *, grace_s: float) -> list[Found]
     """
     descriptors = {process: fd for process in processes if (fd := _hold(process.pid, mark)) is not None}
     try:
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
             for fd in descriptors.values():
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, number)
@@ -151,13 +156,23 @@ def _ended(fd: int) -> bool:
 def _environment(process: Path) -> list[bytes]:
     """``NAME=value``. In the middle of an exec the kernel shows none, whether there will be some or not."""
     until_s = time.monotonic() + _EXEC_S
-    while not any(words := _words(process / "environ")) and time.monotonic() < until_s:
-        try:
-            (process / "exe").readlink()
-        except OSError:  # a thread of the kernel, or it has ended
-            break
+    while not any(words := _words(process / "environ")) and _is_in_exec(process) and time.monotonic() < until_s:
         time.sleep(0.001)
     return words
+
+
+def _is_in_exec(process: Path) -> bool:
+    """Whether its new memory has no place for an environment yet: where one that is empty lies is known as well."""
+    try:
+        (process / "exe").readlink()  # neither a thread of the kernel has one, nor what has ended
+        return _stat(process)[_ENV_END] == "0"
+    except (OSError, IndexError):
+        return False
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields of proc(5) that come after its name, the first of which is the third. Raises OSError."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _words(path: Path) -> list[bytes]:
@@ -169,6 +184,6 @@ def _words(path: Path) -> list[bytes]:
 
 def _state(process: Path) -> str:
     try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return _stat(process)[_STATE]
     except (OSError, IndexError):
         return _ZOMBIE

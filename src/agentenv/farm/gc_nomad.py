@@ -23,6 +23,8 @@ from agentenv.slots.backends.nomad.ending import end_job
 
 _ANSWER_TIMEOUT_S = scaled(3.0)
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
+_RESTART_S, _LOOK_PAUSE_S = scaled(20.0), 0.2
+"""For a Nomad client to restart: its containers run on meanwhile, and it takes them over."""
 
 
 async def collect(
@@ -107,27 +109,41 @@ async def _docker_containers(api: OperatorApi, *, dry_run: bool) -> list[Orphan]
     Nomad's clients remove their own containers; these were left by a client that was killed and lost its state.
     """
     found = []
+    restarted_s = time.monotonic() + _RESTART_S
     async with contextlib.AsyncExitStack() as stack:
         containers = await asyncio.to_thread(_engine_containers, stack)
         for container in containers:
             allocation = str(container.labels[_ALLOCATION_LABEL])
             status = await api.status_of(allocation)
-            if status is None and belongs_to_a_client(container.attrs.get("Mounts") or (), allocation):
+            if status not in (None, "complete", "failed"):
+                continue
+            if status is None and await has_a_client(container.attrs.get("Mounts") or (), allocation, restarted_s):
                 continue  # of another cluster, which shares this engine
-            if status in (None, "complete", "failed"):
-                why = f"allocation {allocation[:8]} is {status or 'unknown to Nomad'}"
-                orphan = Orphan("docker container", container.name, why)
-                found.append(orphan if dry_run else await asyncio.to_thread(_remove, container, orphan))
+            why = f"allocation {allocation[:8]} is {status or 'unknown to Nomad'}"
+            orphan = Orphan("docker container", container.name, why)
+            found.append(orphan if dry_run else await asyncio.to_thread(_remove, container, orphan))
     return found
 
 
-def belongs_to_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str) -> bool:
-    """Whether a running Nomad client keeps this allocation: it holds the lock of its state beside it."""
+async def has_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str, until_s: float) -> bool:
+    """Whether a Nomad client keeps this allocation. One that restarts is waited for until ``until_s``."""
+    if (state := _client_state(mounts, allocation)) is None:
+        return False
+    while True:
+        kept = is_locked(state)
+        if kept or not state.exists() or time.monotonic() >= until_s:
+            return kept
+        await asyncio.sleep(_LOOK_PAUSE_S)
+
+
+def _client_state(mounts: Iterable[Mapping[str, Any]], allocation: str) -> Path | None:
+    """The state of the Nomad client that began this allocation, beside it, whose lock the client holds while it runs;
+    None if that is unknown."""
     for mount in mounts:
         data_dir, found, _ = str(mount.get("Source") or "").partition(f"/alloc/{allocation}")
         if found:
-            return is_locked(Path(data_dir) / "client" / "state.db")
-    return False
+            return Path(data_dir) / "client" / "state.db"
+    return None
 
 
 def _engine_containers(stack: contextlib.AsyncExitStack) -> Iterable[Any]:

@@ -288,13 +288,17 @@ async def reachable(base_url: str, within_s: float) -> bool:
     """Whether something listens there."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
+    connecting = asyncio.ensure_future(asyncio.open_connection(parts.hostname, port))
     try:
-        async with asyncio.timeout(within_s):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
+        for patience_s in (within_s, within_s / 4):  # where this loop was held, it has yet to look at its sockets
+            if (await asyncio.wait({connecting}, timeout=patience_s))[0]:
+                connecting.result()[1].close()
+                return True
+    except OSError:
+        pass
+    finally:
+        connecting.cancel()
+    return False
 
 
 class FarmAddresses:

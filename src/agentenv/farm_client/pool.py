@@ -231,6 +231,7 @@ class FarmPool(Leases):
         if not grant.relay_url or self._route == "direct":
             # The farm has just leased it. Once one container was reached, another that cannot be is a lost one.
             if not self._reached and not await self._reaches(grant.base_url):
+                self._routes.pop(grant.base_url, None)  # the next lease may reach it
                 raise ConfigError(
                     "farm_route",
                     f"containers of the farm cannot be reached from here (tried {grant.base_url})",

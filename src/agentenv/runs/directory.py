@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from agentenv.errors import ConfigError
-from agentenv.locks import is_locked, try_lock
+from agentenv.locks import TRIES, TRY_PAUSE_S, is_locked, try_lock
 from agentenv.runs import LAST
 from agentenv.runs.manifest import FILE, LOCK, RunManifest, State, read_manifest
 
@@ -28,9 +28,6 @@ UPDATE_GAP_S: Final = 5.0
 
 LONGEST_NAME_BYTES: Final = 80
 """Of a run's name in that of its directory, to which the date is added."""
-
-LOOKED_AT_S: Final = 2.0
-"""How long a lock is waited for: who looks whether a run is running holds it for a moment."""
 
 Shown = Literal["running", "finished", "failed", "interrupted", "killed"]
 
@@ -74,17 +71,16 @@ class RunDirectory:
         if path.is_relative_to(Path.cwd()):  # as it was named when it was made
             path = path.relative_to(Path.cwd())
         manifest_of(path)
-        patience_s = time.monotonic() + LOOKED_AT_S
-        while True:
+        for _ in range(TRIES):
             try:
                 lock = try_lock(path / LOCK, create=True)
                 break
-            except BlockingIOError as error:
-                if time.monotonic() > patience_s:
-                    raise ConfigError("RUN", f"{path} still runs", next_step="stop it first") from error
-                time.sleep(0.02)
+            except BlockingIOError:
+                time.sleep(TRY_PAUSE_S)
             except OSError as error:
                 raise ConfigError("RUN", f"{path} cannot be written: {error.strerror or error}") from error
+        else:
+            raise ConfigError("RUN", f"{path} still runs", next_step="stop it first")
         if lock is None:
             raise ConfigError("RUN", f"{path} is being removed")
         return cls(path, manifest_of(path), lock)

@@ -4,8 +4,9 @@ that is there: it imports nothing but the standard library.
 It reads requests from its standard input and writes frames to its standard output: the length of the rest (4 bytes,
 big-endian), then JSON. Both are moved to other descriptors first: what cells and their children print goes through
 pipes, and becomes frames too. Requests are lines, ``{"n": 1, "code": …}``. Frames have the ``n`` of the latest request,
-and ``stream`` and ``data`` (bytes as Latin-1), ``output`` (a MIME bundle; ``result``: of the last expression; ``cut``:
-content is missing), ``error``, or ``over`` at the end.
+and ``begun`` (an interrupt is the cell's now; before, it has no effect), ``stream`` and ``data`` (bytes as Latin-1),
+``output`` (a MIME bundle; ``result``: of the last expression; ``cut``: content is missing), ``error``, or ``over`` at
+the end.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class Interpreter:
         try:
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                self._frames.put(begun=True)
                 self._execute(f"<cell {number}>", code)
                 self._show_figures()
             finally:

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self, get_args
 
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError
 from agentenv.wire.farm import LeaseView, PausedView
 from agentenv.wire.leases import SlotRequest, Tags
@@ -19,7 +20,7 @@ from agentenv.wire.roots import RootSpec
 NAMED: Final = "named"
 """The tag ``environment`` of their leases."""
 IDLE_TIMEOUT_S: Final = 600.0
-_LEAST_S: Final = 5.0
+_LEAST_S: Final = scaled(5.0)
 """Twice the time between two heartbeats."""
 _MOST_S: Final = 86_400.0
 _ROOTED: Final = "root"

@@ -124,6 +124,8 @@ class SlotPython:
         self._program: StreamedProgram | None = None
         self._one_at_a_time = asyncio.Lock()
         self._cells = 0
+        self._cell: _Cell | None = None
+        """The latest one."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -154,14 +156,14 @@ class SlotPython:
                 raise PoolClosedError("the interpreter is closed")
             program = self._program = self._program or await self._started()
             self._cells += 1
-            cell = _Cell(self._cells, on_output)
+            cell = self._cell = _Cell(self._cells, on_output)
             request = json.dumps({"n": self._cells, "code": code}) + "\n"
             reading = asyncio.create_task(self._run(program, request, cell))
             try:
                 done, _ = await asyncio.wait({reading}, timeout=timeout_s)
                 if not done:
                     cell.timed_out = True
-                    done = await self._interrupted(program, reading)
+                    done = await self._interrupted(program, reading, cell)
                 reading.result()
             except BaseException:
                 await asyncio.shield(self._abandon(program, reading, cell))
@@ -170,8 +172,8 @@ class SlotPython:
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs, as Ctrl-C does. No effect when none does."""
-        if self._program is not None:
-            await self._program.kill("INT")
+        if self._program is not None and self._cell is not None and not self._cell.over:
+            await self._signalled(self._program, self._cell)
 
     async def restart(self) -> None:
         """End the interpreter with all that it has started, and start a new one without its state."""
@@ -228,9 +230,18 @@ class SlotPython:
             cell.ended = await _how_it_ended(program)
             await self._end()
 
-    async def _interrupted(self, program: StreamedProgram, reading: asyncio.Task[None]) -> set[asyncio.Task[None]]:
-        """Interrupt a cell, and kill its interpreter when it goes on."""
+    async def _signalled(self, program: StreamedProgram, cell: _Cell) -> None:
+        """Interrupt a cell, once it has begun: before that, its interpreter ignores the signal."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_INTERRUPT_S):
+                await cell.begun.wait()
         await program.kill("INT")
+
+    async def _interrupted(
+        self, program: StreamedProgram, reading: asyncio.Task[None], cell: _Cell
+    ) -> set[asyncio.Task[None]]:
+        """Interrupt a cell, and kill its interpreter when it goes on."""
+        await self._signalled(program, cell)
         done, _ = await asyncio.wait({reading}, timeout=_INTERRUPT_S)
         if not done:
             await program.kill()
@@ -244,7 +255,7 @@ class SlotPython:
             if cell.unheard:
                 reading = asyncio.create_task(self._read(program, cell))
             if not reading.done():
-                await self._interrupted(program, reading)
+                await self._interrupted(program, reading, cell)
             if reading.exception() is not None:
                 await self._end()
         except Exception:
@@ -269,6 +280,7 @@ class _Cell:
         self._outputs_bytes = 0
         self._error: PythonError | None = None
         self._truncated = False
+        self.begun = asyncio.Event()
         self.over = False
         self.unheard = False
         """``on_output`` has raised, and is called no more."""
@@ -284,6 +296,8 @@ class _Cell:
                 await self._printed(name, data.encode("latin-1", "replace"))
             case {"n": number} if number != self._number:
                 return
+            case {"begun": True}:
+                self.begun.set()
             case {"output": dict(data), "result": result}:
                 self._truncated |= bool(frame.get("cut"))
                 self._outputs_bytes += len(json.dumps(data))

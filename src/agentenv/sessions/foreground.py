@@ -19,12 +19,12 @@ exec 2>/dev/null
 [[ $pipe ]] && while read -r inode input; do
   [[ $inode == "$pipe" && -p $input ]] && { read -t 0 <"$input" || echo idle; break; }
 done < <(stat -L -c "%i %n" /proc/[0-9]*/fd/0)
-[[ $number ]] || exit 0
-set -f
 if [[ $group ]]; then
   read -r -d '' text <"/proc/$group/stat"
   [[ $text == *") "[!ZX]* ]] || { echo ended; exit 0; }
 fi
+[[ $number ]] || exit 0
+set -f
 
 is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
 

@@ -218,6 +218,11 @@ class Terminal:
         """Output not taken yet."""
         return sum(tap.waiting_bytes for tap in (self._out, self._err) if tap is not None)
 
+    async def shell_has_ended(self) -> bool:
+        """Whether the slot's kernel says so, though its end was not reported yet."""
+        waits = await foreground.seen(self._host, group=self._started.pid)
+        return waits is not None and waits.ended
+
     def kill(self) -> None:
         """Kill the shell and everything it started; afterwards it is ``exited``."""
         self._started.kill()

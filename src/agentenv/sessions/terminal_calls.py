@@ -27,7 +27,7 @@ _QUIET_S = 0.25
 """Output counts as complete for now when nothing came for this long."""
 _LOOK_S, _LONGEST_LOOK_S = 0.3, 5.0
 """After this silence it is checked whether the program waits for input; then at growing intervals."""
-_TAKE_S, _RETRY_S = 5.0, 0.005
+_TAKE_S, _RETRY_S = scaled(10.0), 0.005
 """A program that reads none of its input for this long does not read it."""
 _MOST_TYPED_BYTES = 32 * 1024 * 1024
 _SMALL_COMMAND_CHARS = 64 * 1024
@@ -35,6 +35,8 @@ _HARMLESS_KEYS = (b"\x03", b"\x1c", b"\x1a")
 r"""C-c, C-\ and C-z have no effect at a terminal where nothing runs. Other keys would stay in its input."""
 _KILL_WAIT_S = scaled(15.0)
 _REPLACED_S = 0.5
+_REPORTED_S = scaled(10.0)
+"""For the end of a shell to be reported."""
 
 
 class TerminalCalls:
@@ -200,11 +202,19 @@ class TerminalCalls:
                     break
                 silent_s = min(2 * silent_s, _LONGEST_LOOK_S)
         if terminal.busy and terminal.detached:
-            # The shell is gone: either it has ended, which is reported in a moment, or something replaced it.
-            until_s = min(until_s, self._host.loop.time() + _REPLACED_S)
-            while terminal.busy and await terminal.changes.until(until_s):
-                pass
+            await self._until_reported(terminal, until_s)
         terminal.check_lost()
+
+    async def _until_reported(self, terminal: Terminal, until_s: float) -> None:
+        """The shell is gone: either it has ended, which is reported in a moment, or another program has replaced it."""
+        until_s = min(until_s, self._host.loop.time() + _REPORTED_S)
+        look_s = min(until_s, self._host.loop.time() + _REPLACED_S)
+        while terminal.busy:
+            if await terminal.changes.until(look_s):
+                continue
+            if look_s >= until_s or not await terminal.shell_has_ended():
+                break
+            look_s = min(until_s, self._host.loop.time() + _REPLACED_S)
 
     async def _last_look(self, terminal: Terminal, arguments: TerminalArguments, deadline_s: float) -> None:
         """Determine whether the program waits for input even if the call's wait was too short for a check."""

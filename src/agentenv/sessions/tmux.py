@@ -32,7 +32,7 @@ WORK_PER_S = 4_096.0
 _BURST = 4 * WORK_PER_S
 """Work beyond this burst has to wait: a session that floods slows down itself."""
 _ANSWER_S = scaled(15.0)
-_ATTACH_S = scaled(3.0)
+_ATTACH_S = scaled(15.0)
 _PAUSED_S = 0.2
 _REAPED_S = scaled(2.0)
 _PAUSE_AFTER_S = 3

@@ -25,7 +25,7 @@ _STOP_S = scaled(5.0)
 _DUPLICATE = "duplicate session"
 _GOING = ("server exited", "lost server", "no server running")
 """A server exits with its last session; a client that connects at that moment gets this error."""
-_GOING_S, _GOING_TIMES = 0.05, 20
+_GOING_S, _GOING_TIMES = 0.05, 200
 
 
 class TmuxCalls:

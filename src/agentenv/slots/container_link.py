@@ -137,7 +137,8 @@ class ContainerLink:
     @property
     def beat_s(self) -> float:
         """Interval between heartbeats: short enough to renew leases and to notice silence in time."""
-        return min(self._settings.lease_ttl_s / 3, self._settings.suspect_after_s / 2)
+        shortest_s = min((self._settings.lease_ttl_s, *self._ttls.values()))
+        return min(shortest_s / 3, self._settings.suspect_after_s / 2)
 
     async def inventory(self) -> tuple[list[SlotState], Mapping[int, Holder]]:
         """Return the state of every slot, by index, and whose the leased ones are that this link adopts: none.

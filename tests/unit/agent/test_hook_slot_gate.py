@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.agent.hook_slot_gate import HookSlotGate, holds_slot
 from agentenv.errors import ConfigError
+from tests.waiting import DEADLINE_S
 
 
 async def test_a_holder_gets_only_reserved_passes() -> None:
@@ -28,7 +29,7 @@ async def test_a_holder_gets_only_reserved_passes() -> None:
                 inner -= 1
             assert holds_slot()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(rollout(), rollout())
     assert not holds_slot()
 
@@ -54,7 +55,7 @@ async def test_what_outlives_a_pass_is_outside() -> None:
         task = asyncio.create_task(late())
         await asyncio.sleep(0)
     over.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         await task
     async with gate.enter():
         pass

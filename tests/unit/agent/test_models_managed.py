@@ -27,6 +27,7 @@ from agentenv.agent.token_sequences import IGNORED, TokenSequence, sequence_of
 from agentenv.errors import ModelServerError
 from agentenv.tools.catalog import ToolCatalog
 from tests.unit.env.managed_stubs import tokenizer_of
+from tests.waiting import DEADLINE_S
 
 TOOLS = ToolCatalog.builtin().subset(["bash"]).openai_tools()
 START = opening("s", "task")
@@ -82,7 +83,7 @@ async def model(
         server.open,
         tokenizer,
         ChatRenderer(tokenizer, parser_named(parser)),
-        **{"timeout_s": 10, "max_tokens": 50, **more},
+        **{"timeout_s": DEADLINE_S, "max_tokens": 50, **more},
     )
     async with made as entered:
         yield entered

@@ -16,6 +16,7 @@ from agentenv.agent.models.openai import ENDS, ServedModel, completion_of, failu
 from agentenv.agent.protocols import ContextOverflow
 from agentenv.errors import ConfigError, DoubtfulTurnError, ModelServerError
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy, Turn, load_script
+from tests.waiting import DEADLINE_S
 
 ASK = [{"role": "user", "content": "[task:a] go"}]
 
@@ -163,7 +164,9 @@ async def test_a_silent_server_ends_at_the_timeout_and_cancellation_goes_through
 async def ask(policy: ScriptedPolicy, messages: list[dict[str, Any]], user: str | None = None) -> Any:
     constant = {"model": "scripted", **({"user": user} if user else {})}
     async with openai.AsyncClient(api_key="x", base_url=policy.base_url, max_retries=0) as client:
-        return await ServedModel(client.chat.completions.create, timeout_s=10, constant=constant).complete(messages, [])
+        return await ServedModel(client.chat.completions.create, timeout_s=DEADLINE_S, constant=constant).complete(
+            messages, []
+        )
 
 
 async def test_the_scripted_policy_says_what_it_is(tmp_path: Path) -> None:

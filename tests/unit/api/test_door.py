@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from agentenv.api import serving
 from agentenv.api.door import ConnectionLimits, Door, peer_of
 from agentenv.api.serving import HEADER_BYTES
 from agentenv.listening import listen
+from tests.waiting import DEADLINE_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
@@ -42,7 +44,7 @@ async def _answer(sent: bytes, port: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             return await reader.read()
     except ConnectionError:
         return b""
@@ -79,34 +81,35 @@ async def test_headers_are_limited(sent: bytes) -> None:
     ],
 )
 async def test_headers_are_waited_for_only_so_long(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEADER_S", 0.2)
+    monkeypatch.setattr(serving, "HEADER_S", 1.0)
     async with _served() as port:
         assert (await _answer(sent, port)).count(b"ok") == sent.count(GET)
 
 
 async def test_a_body_may_be_larger_and_later_than_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEADER_S", 0.1)
+    monkeypatch.setattr(serving, "HEADER_S", 1.0)
     async with _served() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b"x" * HEADER_BYTES * 4
         writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
         writer.write(body)
-        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"ok")
+        assert (await asyncio.wait_for(reader.read(), DEADLINE_S)).endswith(b"ok")
         writer.close()
 
 
 async def test_connections_that_ask_nothing_make_room(caplog: pytest.LogCaptureFixture) -> None:
+    began_s = time.monotonic()
     async with _served(per_peer=4) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET)
-        assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).endswith(b"ok")
-        assert await asyncio.wait_for(_read(silent[0][0]), 10) == b""  # the oldest was closed
+        assert (await asyncio.wait_for(reader.readuntil(b"ok"), DEADLINE_S)).endswith(b"ok")
+        assert await asyncio.wait_for(_read(silent[0][0]), DEADLINE_S) == b""  # the oldest was closed
         for _, each in [*silent, (reader, writer)]:
             each.close()
     refusals = [record for record in caplog.records if "connections are open" in record.message]
-    assert len(refusals) <= 2  # one a second
+    assert len(refusals) <= 2 + (time.monotonic() - began_s), "one a second"
 
 
 async def test_connections_that_are_answered_are_kept() -> None:
@@ -116,12 +119,12 @@ async def test_connections_that_are_answered_are_kept() -> None:
             writer.write(HEAD + b"Connection: close\r\nContent-Length: 1\r\n\r\n")
         for _ in range(3):  # both are busy once a newcomer is closed
             newcomer, other = await asyncio.open_connection("127.0.0.1", port)
-            closed = await asyncio.wait_for(_read(newcomer), 10)
+            closed = await asyncio.wait_for(_read(newcomer), DEADLINE_S)
             other.close()
             assert closed == b""
         for reader, writer in busy:
             writer.write(b"x")
-            assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"ok")
+            assert (await asyncio.wait_for(reader.read(), DEADLINE_S)).endswith(b"ok")
             writer.close()
 
 
@@ -151,7 +154,7 @@ async def test_no_descriptors_is_logged_once_a_second_and_passes(caplog: pytest.
         assert full.tries == 1
         assert "cannot be accepted" in caplog.text
         full.full = False
-        await asyncio.wait_for(made.wait(), 10)
+        await asyncio.wait_for(made.wait(), DEADLINE_S)
         writer.close()
     listening.close()
 

@@ -64,7 +64,8 @@ class Nodes:
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
+    monkeypatch.setattr("agentenv.api.image_keeper.peers._LOOK_S", START_S)
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(headers=authorization(TOKEN)))
         yield Nodes(tmp_path, stack, http)
@@ -76,7 +77,7 @@ def layout(tmp_path: Path) -> OciLayout:
 
 
 async def _ready(node: Node, request: wire.ImagesRequest) -> wire.ImageRef:
-    (state,) = await node.ask(request.model_copy(update={"wait_s": 20.0}))
+    (state,) = await node.ask(request.model_copy(update={"wait_s": wire.MAX_WAIT_S}))
     assert state.image is not None, state
     return state.image
 
@@ -95,7 +96,7 @@ async def test_an_image_is_fetched_once_and_listed(nodes: Nodes, layout: OciLayo
 async def test_a_list_is_held_back_until_it_changes(nodes: Nodes, layout: OciLayout) -> None:
     node = await nodes.start("a")
     empty = wire.StoredList.model_validate_json((await node.get("/v1/images"))[1])
-    waiting = asyncio.create_task(node.get(f"/v1/images?version={empty.version}&wait_s=20"))
+    waiting = asyncio.create_task(node.get(f"/v1/images?version={empty.version}&wait_s={wire.MAX_WAIT_S}"))
     image = await _ready(node, wire.ImagesRequest(references=(f"oci:{layout.directory}",)))
     after = wire.StoredList.model_validate_json((await waiting)[1])
     assert after.digests == (image.digest,)
@@ -141,7 +142,7 @@ async def test_a_manifest_of_another_image_is_a_lie_too(nodes: Nodes, layout: Oc
     manifest.write_bytes(manifest.read_bytes().replace(b'"user":"1000"', b'"user":"0"'))
     second = await nodes.start("b", liar.url)
     (state,) = await second.ask(
-        wire.ImagesRequest(images=(wire.ImageRef(reference=image.digest, digest=image.digest),), wait_s=20)
+        wire.ImagesRequest(images=(wire.ImageRef(reference=image.digest, digest=image.digest),), wait_s=wire.MAX_WAIT_S)
     )
     assert state.error is not None
     assert (state.state, state.error.error) == ("failed", "image_unavailable")
@@ -151,14 +152,16 @@ async def test_a_manifest_of_another_image_is_a_lie_too(nodes: Nodes, layout: Oc
 async def test_a_reference_that_means_another_image_here_is_refused(nodes: Nodes, layout: OciLayout) -> None:
     node = await nodes.start("a")
     other = wire.ImageRef(reference=f"oci:{layout.directory}", digest="sha256:" + "0" * 64)
-    (state,) = await node.ask(wire.ImagesRequest(images=(other,), wait_s=20))
+    (state,) = await node.ask(wire.ImagesRequest(images=(other,), wait_s=wire.MAX_WAIT_S))
     assert state.error is not None
     assert "means sha256:" in state.error.message
 
 
 async def test_what_cannot_be_had_is_told_with_its_own_code(nodes: Nodes) -> None:
     node = await nodes.start("a")
-    missing, malformed = await node.ask(wire.ImagesRequest(references=("oci:/nonexistent", "A:b:c"), wait_s=20))
+    missing, malformed = await node.ask(
+        wire.ImagesRequest(references=("oci:/nonexistent", "A:b:c"), wait_s=wire.MAX_WAIT_S)
+    )
     assert missing.error is not None
     assert malformed.error is not None
     assert (missing.error.error, malformed.error.error) == ("config", "config")
@@ -174,7 +177,7 @@ async def test_clients_name_only_what_the_operator_allows(nodes: Nodes, tmp_path
     node = await nodes.start("a", settings=settings)
     wanted = reference.format(below=below)
     known = wire.ImageRef(reference=wanted, digest="sha256:" + "0" * 64)
-    states = await node.ask(wire.ImagesRequest(references=(wanted,), images=(known,), wait_s=20))
+    states = await node.ask(wire.ImagesRequest(references=(wanted,), images=(known,), wait_s=wire.MAX_WAIT_S))
     assert [state.error.error for state in states if state.error is not None] == ["forbidden", "forbidden"]
 
 
@@ -213,7 +216,13 @@ def test_peers_are_read_from_a_file_that_changes(tmp_path: Path) -> None:
 async def test_an_image_of_a_checkpoint_needs_the_slots_own_and_the_container(nodes: Nodes, layout: OciLayout) -> None:
     node = await nodes.start("a")
     image = await _ready(node, wire.ImagesRequest(references=(f"oci:{layout.directory}",)))
-    asked = {"container": "c", "checkpoint": "0" * 32, "base_url": "http://127.0.0.1:9", "token": "t", "wait_s": 20}
+    asked = {
+        "container": "c",
+        "checkpoint": "0" * 32,
+        "base_url": "http://127.0.0.1:9",
+        "token": "t",
+        "wait_s": wire.MAX_WAIT_S,
+    }
     for base, said in (
         (f"sha256:{'1' * 64}", b"is not in the store of its node"),
         (image.digest, b"container c: GET /v1/checkpoints/"),
@@ -225,7 +234,7 @@ async def test_an_image_of_a_checkpoint_needs_the_slots_own_and_the_container(no
 
 
 async def _named(node: Node, name: str) -> wire.ImageState:
-    (state,) = await node.ask(wire.ImagesRequest(references=(name,), wait_s=20.0))
+    (state,) = await node.ask(wire.ImagesRequest(references=(name,), wait_s=wire.MAX_WAIT_S))
     return state
 
 

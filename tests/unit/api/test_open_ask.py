@@ -6,6 +6,7 @@ import asyncio
 import gc
 
 from agentenv.api.farm_server.open_ask import Once
+from tests.waiting import DEADLINE_S
 
 
 async def test_what_happens_once_wakes_all_who_wait() -> None:
@@ -16,9 +17,9 @@ async def test_what_happens_once_wakes_all_who_wait() -> None:
     assert not any(each.done() for each in waiting)
     once.set()
     once.set()
-    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S)
     assert once.is_set()
-    await asyncio.wait_for(once.wait(), 5)
+    await asyncio.wait_for(once.wait(), DEADLINE_S)
 
 
 async def test_one_who_gives_up_leaves_the_others_waiting() -> None:
@@ -29,7 +30,7 @@ async def test_one_who_gives_up_leaves_the_others_waiting() -> None:
     await asyncio.sleep(0)
     assert not patient.done()
     once.set()
-    await asyncio.wait_for(patient, 5)
+    await asyncio.wait_for(patient, DEADLINE_S)
 
 
 async def test_there_is_an_event_only_while_somebody_waits() -> None:

@@ -14,6 +14,7 @@ from agentenv.api.tool_server.settings import CassetteSettings, ToolServerSettin
 from agentenv.api.tool_server.tool import ExternalTool, external_tool
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope, ToolCallRequest
+from tests.waiting import DEADLINE_S
 
 _ids = itertools.count()
 
@@ -49,7 +50,7 @@ def request(server: ToolServer, tool: str = "ask", scope: CallScope | None = Non
         "id": f"call-{next(_ids)}",
         "scope": scope or CallScope(trajectory="t-0", group="g", item="item"),
         "tool": tool,
-        "timeout_s": 20.0,
+        "timeout_s": DEADLINE_S,
         "boot": server.boot,
         **fields,
     }

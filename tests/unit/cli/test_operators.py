@@ -28,6 +28,7 @@ from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
 from agentenv.wire.watch import CALL_BOUNDS_S
+from tests.waiting import DEADLINE_S
 
 TOKEN = "secret-token-of-a-container"
 
@@ -360,11 +361,11 @@ async def test_the_log_is_private_filtered_and_followed(state: Path) -> None:
         assert (await anext(following))[1].endswith("c-1: line 3")
         logger.info("c-0: other")
         logger.info("c-1: new")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await anext(following))[1].endswith("c-1: new")
         path.rename(state / "farm.log.1")
         path.write_text("c-1: in the next file\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             assert await anext(following) == (path, "c-1: in the next file")
         await following.aclose()  # type: ignore[attr-defined]
     logger.info("after")
@@ -378,10 +379,11 @@ async def test_logs_of_containers_are_followed_beside_it_and_when_they_are_cut(s
     following = lines_of(farm, more=lambda: [first, second], containing="c-1", tail=1, follow=True)
     assert [await anext(following) for _ in range(2)] == [(farm, "c-1: farm"), (first, "two")]
     second.write_text("a new container\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         assert await anext(following) == (second, "a new container")
         first.write_text("two\n")  # as the launcher cuts it
         last = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0)  # it looks again before this goes on, however long that is
         await asyncio.sleep(0.5)
         with first.open("a") as file:
             file.write("three\n")

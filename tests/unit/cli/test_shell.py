@@ -53,7 +53,7 @@ def test_a_line_that_ends_its_shell_early_still_leaves_its_state() -> None:
 
 
 def test_a_deadline_is_said_and_the_next_line_runs() -> None:
-    result = type_in("sleep 60", "echo next", arguments=("--quiet", "--timeout", "5"))
+    result = type_in("sleep 600", "echo next", arguments=("--quiet", "--timeout", "15"))
     assert result.stdout == "next\n"
     assert "timed out" in result.stderr
 

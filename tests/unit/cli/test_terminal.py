@@ -20,6 +20,7 @@ from agentenv.cli.terminal import Modes, attach, can_attach
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConnectionLostError, LeaseLostError
 from agentenv.wire.programs import ProgramOrder
+from tests.waiting import DEADLINE_S
 
 Start = Callable[["Program"], list[ProgramOrder]]
 LEASE = cast("TransferLease", None)  # the programs of these tests have none
@@ -90,7 +91,7 @@ def shown(keys: int, text: bytes) -> bytes:
     """What the terminal shows, up to (and with) this text: a PTY may give it in parts."""
     found = b""
     while text not in found:
-        assert select.select([keys], [], [], 20)[0], found
+        assert select.select([keys], [], [], DEADLINE_S)[0], found
         found += os.read(keys, 1000)
     return found
 

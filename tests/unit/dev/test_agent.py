@@ -29,7 +29,7 @@ from agentenv.dev.agent import (
     start as start_agent,
 )
 from agentenv.errors import SandboxUnavailableError
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 FAKE_ENGINE = '''#!{python}
 """As much of dockerd as a client's greeting needs."""
@@ -164,6 +164,13 @@ def test_process_that_ignores_the_request_is_killed(mark: str, tmp_path: Path) -
 
     assert processes.end_all(mark, grace_s=0.1) == []
     assert processes.find(mark) == []
+
+
+def test_a_process_without_an_environment_is_not_waited_for(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_EXEC_S", 10 * START_S)
+    with subprocess.Popen(["/bin/sleep", "1000"], env={}) as bare:
+        assert processes.find(mark) == []
+        bare.kill()
 
 
 def test_process_without_the_mark_is_never_signalled(mark: str) -> None:

@@ -12,6 +12,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from agentenv.env.environment import AgentEnv, AgentEnvConfig
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy, build_tokenizer
+from tests.waiting import START_S
 
 WRITE = [Reply("writing", (Call("bash", {"command": "echo 42 > answer"}),)), Reply("done")]
 SOLVE: Player = WRITE
@@ -91,7 +92,7 @@ async def all_free(env: AgentEnv) -> None:
     opened = []
     try:
         for n in range(number):
-            session = sessions.open(f"probe-{n}", acquire_timeout_s=20.0)
+            session = sessions.open(f"probe-{n}", acquire_timeout_s=START_S)
             await session.__aenter__()
             opened.append(session)
     finally:

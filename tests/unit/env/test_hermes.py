@@ -59,7 +59,7 @@ async def test_commands_called_by_name_answer_with_output_and_exit_code(tmp_path
         tmp_path,
         ("terminal", {"command": "echo hi"}),
         ("bash", {"command": "echo no >&2; exit 3"}),
-        ("terminal", {"command": "echo so far; sleep 60", "timeout": 6}),
+        ("terminal", {"command": "echo so far; sleep 600", "timeout": 15}),
         ("terminal", {"command": "x=1; echo kept", "session": "s"}),
         ("terminal", {"command": "cd /", "session": "s"}),
     )

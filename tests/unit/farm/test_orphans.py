@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import requests
 
-from agentenv.farm.gc_nomad import _engine_containers, belongs_to_a_client
+from agentenv.farm.gc_nomad import _engine_containers, has_a_client
 from agentenv.farm.orphans import JobFacts, Orphan, SeenLease, is_sandbox, judge_job, unrenewed
+from tests.waiting import START_S, loop_turns
 
 ALIVE = JobFacts("j", registered=True, running=2, heard_s=(1.0, 2.5))
 
@@ -112,20 +115,25 @@ def test_a_lease_that_was_renewed_or_is_another_is_somebodys(before: list[SeenLe
     assert unrenewed(before, after, 6.0) == []
 
 
-def test_a_container_of_another_living_client_is_not_ours(tmp_path: Path) -> None:
+async def test_a_container_of_another_living_client_is_not_ours(tmp_path: Path) -> None:
     state = tmp_path / "client" / "state.db"
     state.parent.mkdir()
     state.touch()
     mounts = [{"Source": "/elsewhere"}, {"Source": f"{tmp_path}/alloc/abc/alloc"}]
-    assert not belongs_to_a_client(mounts, "abc")
+    assert not await has_a_client(mounts, "abc", 0.0)
+    waiting = asyncio.create_task(has_a_client(mounts, "abc", time.monotonic() + START_S))
+    await loop_turns(3)
     descriptor = os.open(state, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # as a Nomad client holds its state
-        assert belongs_to_a_client(mounts, "abc")
-        assert not belongs_to_a_client(mounts, "def")
+        assert await waiting, "it has restarted meanwhile"
+        assert await has_a_client(mounts, "abc", 0.0)
+        assert not await has_a_client(mounts, "def", time.monotonic() + START_S)
     finally:
         os.close(descriptor)
-    assert not belongs_to_a_client([], "abc")
+    assert not await has_a_client([], "abc", time.monotonic() + START_S)
+    state.unlink()
+    assert not await has_a_client(mounts, "abc", time.monotonic() + START_S)
 
 
 OF_NOMAD = {"com.hashicorp.nomad.alloc_id": "abc"}

@@ -204,17 +204,25 @@ async def test_a_body_that_is_not_encoded_as_its_header_says_is_refused(caplog: 
 
 async def test_others_are_answered_while_a_large_request_is_read() -> None:
     async with served(Policy()) as client:
-        began_s = time.monotonic()
-        large = asyncio.create_task(
-            client.post(CHAT, data=io.BytesIO(b'{"messages": [' + b"0," * (4 * 1024 * 1024) + b"0]}"))
-        )
-        waits_s = []
-        while not large.done():
-            asked_s = time.monotonic()
-            assert (await ask(client, CHAT))[0] == 200
-            waits_s.append(time.monotonic() - asked_s)
-        assert large.result().status == 400
-        assert max(waits_s) < (time.monotonic() - began_s) / 2
+        shares = []
+        while len(shares) < 3 and not any(share < 0.5 for share in shares):  # again where the machine stood still
+            shares.append(await _longest_wait_beside_a_large_request(client))
+    assert min(shares) < 0.5
+
+
+async def _longest_wait_beside_a_large_request(client: TestClient[Any, Any]) -> float:
+    """Of one small request after another, as a share of the time until the large one is answered."""
+    began_s = time.monotonic()
+    large = asyncio.create_task(
+        client.post(CHAT, data=io.BytesIO(b'{"messages": [' + b"0," * (4 * 1024 * 1024) + b"0]}"))
+    )
+    waits_s = []
+    while not large.done():
+        asked_s = time.monotonic()
+        assert (await ask(client, CHAT))[0] == 200
+        waits_s.append(time.monotonic() - asked_s)
+    assert large.result().status == 400
+    return max(waits_s) / (time.monotonic() - began_s)
 
 
 async def test_the_body_of_an_answered_request_is_not_kept() -> None:

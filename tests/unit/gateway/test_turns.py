@@ -19,6 +19,7 @@ from agentenv.gateway.canonical import ModelRequest, RefusalError, Stamp
 from agentenv.gateway.conversations import Conversations
 from agentenv.gateway.dialects.google import DIALECT
 from agentenv.gateway.turns import ProgramTurns
+from tests.waiting import DEADLINE_S
 
 
 class Strict:
@@ -111,7 +112,7 @@ async def test_a_conversation_that_a_server_refuses_after_turns_may_be_the_polic
         return good
 
     def model() -> ServedModel:
-        return ServedModel(chat_completion, timeout_s=10)
+        return ServedModel(chat_completion, timeout_s=DEADLINE_S)
 
     async with Conversations(model, 4) as conversations:
         turns = turns_of(conversations)

@@ -67,7 +67,7 @@ def test_a_long_name_is_cut_between_characters(tmp_path: Path) -> None:
 
 
 def test_one_that_runs_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.runs.directory.LOOKED_AT_S", 0.1)
+    monkeypatch.setattr("agentenv.runs.directory.TRIES", 5)
     run = RunDirectory.made(tmp_path, "hello", manifest())
     with pytest.raises(ConfigError, match=r"hello-20261128-180043 still runs"):
         RunDirectory.opened(run.path)

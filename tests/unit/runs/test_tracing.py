@@ -21,7 +21,7 @@ from tests import programs_played
 from tests.browser import synthetic
 from tests.collector import Collector, collecting
 from tests.golden.atif_cases import RUN, group, played
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,8 @@ async def test_every_sort_of_record_arrives_whole(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(START_S))
+    monkeypatch.setattr("agentenv.runs.tracing.CLOSE_S", START_S)
     records = [*synthetic.few(), *synthetic.many(400), group()]
     async with collecting() as collector:
         async with traced(monkeypatch, collector.url) as tracing:

@@ -84,11 +84,9 @@ async def test_a_lease_that_waits_behind_unanswered_ones_is_lost_in_time() -> No
     """Its container does not answer, whoever of them was asked first."""
     requests = Requests()
     leases = asked(link_with(requests, suspect_after_s=0.2, gone_after_s=1.0), 0, 1, 2)
-    began = time.monotonic()
     ended = await asyncio.gather(*leases, return_exceptions=True)
     assert [type(each) for each in ended] == [ConnectionLostError] * 3
     assert "did not answer a lease within 0.2 s" in str(ended[2])
-    assert time.monotonic() - began < 10
 
 
 async def test_a_lease_that_is_cancelled_leaves_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import pkgutil
 import re
@@ -254,12 +255,17 @@ WORK: Final[dict[str, Callable[[], object]]] = {
 
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_what_the_server_does_with_a_large_value_takes_its_loop_no_50_ms(work: Callable[[], object]) -> None:
-    took_s = []
-    for _ in range(3):
-        began_s = time.thread_time()
-        work()
-        took_s.append(time.thread_time() - began_s)
-    assert min(took_s) < 0.05
+    """Where MD5 of a mebibyte takes 1.7 ms: a machine that is slower, or that others load, has as much longer."""
+    shares = []
+    while len(shares) < 10 and not any(share < 0.05 / 0.0017 for share in shares):
+        shares.append(_cpu_s(work) / _cpu_s(lambda: hashlib.md5(b"x" * 2**20, usedforsecurity=False).digest()))
+    assert min(shares) < 0.05 / 0.0017
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    began_s = time.thread_time()
+    work()
+    return time.thread_time() - began_s
 
 
 def test_a_command_that_is_too_long_to_be_typed_is_refused() -> None:

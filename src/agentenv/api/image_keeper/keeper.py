@@ -127,6 +127,7 @@ class Keeper:
         self._turns = asyncio.Semaphore(self._settings.pulls)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._look()
@@ -342,11 +343,12 @@ class Keeper:
             await self._look()
 
     async def _look(self) -> None:
-        listed = await asyncio.to_thread(self.store.digests)
-        if self.stored != frozenset(listed):
-            self.stored, self.listed = frozenset(listed), tuple(listed)
-            self._changed.set()
-            self._changed = asyncio.Event()
+        async with self._looking:  # so that an older list does not replace a newer one
+            listed = await asyncio.to_thread(self.store.digests)
+            if self.stored != frozenset(listed):
+                self.stored, self.listed = frozenset(listed), tuple(listed)
+                self._changed.set()
+                self._changed = asyncio.Event()
 
     async def _collect(self, budget_bytes: int) -> None:
         while True:

@@ -19,6 +19,7 @@ from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun, ex
 from agentenv.api.web.chromium import Chromium, Tabs, quietly, reason
 from agentenv.api.web.network import AllowList
 from agentenv.api.web.page_watch import Watch
+from agentenv.deadlines import scaled
 from agentenv.errors import InvalidArgumentsError
 
 _BROKEN_OFF: Final = "is interrupted by another navigation"  # in Playwright's message; it has no type of its own
@@ -27,7 +28,7 @@ _SHOWN_CHARS: Final = 10_000
 _LONGEST_NAME: Final = 200
 _ACTION_S: Final = 5.0
 _VIEW_S: Final = 10.0
-_TITLE_S: Final = 2.0
+_TITLE_S: Final = scaled(5.0)
 _MOST_SCREENSHOTS: Final = 20
 _SCREENSHOT_BYTES: Final = 128 * 1024
 _QUALITIES: Final = (70, 40, 10, 1)

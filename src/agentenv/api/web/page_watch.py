@@ -96,7 +96,10 @@ class Watch:
                 async with asyncio.timeout(left_s if pending else min(left_s, _QUIET_S)):
                     await self._changed.wait()
             except TimeoutError:
-                if not pending:
+                if pending:
+                    continue
+                await self._drawn()  # what a slow browser had to report comes before the answer
+                if not self._changed.is_set():
                     return
 
     async def _drawn(self) -> None:

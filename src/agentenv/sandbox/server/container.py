@@ -85,6 +85,10 @@ class IdleTimer:
         self._open = 0
         self._last_at_s = clock()
 
+    def begin(self) -> None:
+        """From now on requests are answered."""
+        self._last_at_s = self._clock()
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """During one request. A long one (a watch, a stream) counts as use until it ends."""

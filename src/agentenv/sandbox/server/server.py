@@ -74,6 +74,7 @@ class Server:
     def serving(self) -> None:
         """Tell the supervisor that clients can come, and keep asking whether it is there."""
         self._supervisor.serving()
+        self._container.idle_timer.begin()
         self._ping()
 
     def drain(self) -> None:

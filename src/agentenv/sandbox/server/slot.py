@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agentenv.deadlines import RELEASE_S, REROOT_S, SEAL_S, scaled
 from agentenv.errors import (
@@ -43,6 +44,8 @@ _ROOT_ERRORS = (BadImageError.code, CheckpointError.code, ConfigError.code, Imag
 _ENDED_REQUESTS = 64
 _EXPLAIN_S = scaled(5.0)
 """Time for the supervisor to report why a slot's agent ended."""
+_HELD_S = 0.5
+"""A timer that is so late was held up by this process."""
 
 log = logging.getLogger(__name__)
 
@@ -551,8 +554,13 @@ class Slot:
         assert self.lease is not None
         self._expiry_timer = self._loop.call_at(self.lease.expires_at_s, self._expired)
 
-    def _expired(self) -> None:
+    def _expired(self, *, again: bool = False) -> None:
         assert self.lease is not None  # the timer ends with the lease
+        late_s = self._loop.time() - self.lease.expires_at_s
+        if late_s > _HELD_S and not again:  # renewals may lie unread in sockets
+            wait_s = min(late_s, self.lease.ttl_s)
+            self._expiry_timer = self._loop.call_later(wait_s, partial(self._expired, again=True))
+            return
         if self.lease.pauses_when_idle and not self.lease.not_renewed:
             self.lease.expires_at_s = self._loop.time() + self.lease.ttl_s
             self._watch_expiry()

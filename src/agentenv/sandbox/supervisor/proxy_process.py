@@ -38,7 +38,7 @@ from agentenv.wire.network import NetworkPolicy
 
 log = logging.getLogger(__name__)
 
-ANSWER_DEADLINE_S = scaled(5.0)
+ANSWER_DEADLINE_S = scaled(15.0)
 _START_DEADLINE_S = scaled(20.0)
 """Of a proxy, and of its template, which imports asyncio first."""
 _ATTEMPTS = 3

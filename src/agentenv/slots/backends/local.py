@@ -17,7 +17,7 @@ from agentenv.background import TaskSet, finish, unless_lost
 from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.connection import open_session
 from agentenv.containers.handle import ContainerHandle
-from agentenv.deadlines import START_TIMEOUT_S
+from agentenv.deadlines import START_TIMEOUT_S, scaled
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.acceptance import local_handle, shake_hands
 from agentenv.slots.backends.base import StartFailed
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _STARTS_AT_ONCE = 2
 """Containers started at once. A start makes every slot of a container; more at a time would only delay each of them."""
-_RELEASED_WITHIN_S, _RELEASED_PAUSE_S = 5.0, 0.02
+_RELEASED_WITHIN_S, _RELEASED_PAUSE_S = scaled(20.0), 0.02
 """The kernel ends what is left of a container within moments of its first process."""
 
 
@@ -62,7 +62,7 @@ class LocalBackend(FleetBackend):
         farm: str = "default",
         state_dir: Path | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
-        stop_grace_s: float = 5.0,
+        stop_grace_s: float = scaled(10.0),
         unattended_after_s: int = 3600,
     ) -> None:
         asked = settings or ContainerSettings()

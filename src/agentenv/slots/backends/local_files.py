@@ -30,6 +30,7 @@ from typing import Any, Self
 
 from agentenv import subordinate_ids
 from agentenv.config import cache_dir
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.locks import is_locked, try_lock
 from agentenv.process_marks import process_mark
@@ -47,7 +48,7 @@ _DETACHED = "kept"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _GENERATION = "generation"
 _LOG_LINES, _LOG_TAIL_BYTES = 20, 8192
-_SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
+_SWEEP_WITHIN_S, _SWEEP_PAUSE_S = scaled(20.0), 0.05
 
 
 class ContainerFiles:

@@ -12,6 +12,7 @@ from agentenv.errors import AcquireTimeoutError, ContainerLostError
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
+from tests.waiting import START_S
 
 ONE = PoolSettings(min_containers=1, max_containers=1)
 
@@ -52,16 +53,21 @@ async def test_two_guests_share_a_container_and_never_a_slot(owner: FakeBackend)
             assert one.key.slot != other.key.slot
             with pytest.raises(AcquireTimeoutError):
                 await second.lease("c", timeout_s=0.3)
-        async with await second.lease("d", timeout_s=15):
+        async with await second.lease("d", timeout_s=START_S):
             pass
 
 
 async def test_a_container_that_dies_is_lost_and_not_replaced(owner: FakeBackend) -> None:
     settings = PoolSettings(
-        min_containers=1, max_containers=1, lease_ttl_s=1.0, suspect_after_s=0.2, gone_after_s=0.5, start_timeout_s=5
+        min_containers=1,
+        max_containers=1,
+        lease_ttl_s=1.0,
+        suspect_after_s=0.2,
+        gone_after_s=0.5,
+        start_timeout_s=START_S,
     )
     async with SlotPool(AttachedBackend(owner.containers), settings) as pool, await pool.lease("t") as lease:
         owner.kill(lease.container.id)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(START_S):
             assert isinstance(await lease.wait_lost(), ContainerLostError)
         assert sum(pool.statistics().containers.values()) == 0

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,8 +26,8 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.states import SlotState
 from agentenv.wire.tools import SearchReply
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 30.0
 DAEMON = "(setsid sleep 1000 & echo $! > pid) > /dev/null; cat pid; pwd"
 """Says the pid of what it leaves running, and where."""
 
@@ -197,3 +198,15 @@ async def test_a_slot_that_is_destroyed_as_its_container_ends_leaves_no_socket(m
     closed.set()
     await destroying
     assert sockets() == before
+
+
+async def test_a_lease_outlives_a_loop_that_was_held_for_longer_than_its_time() -> None:
+    settings = PoolSettings(max_containers=1, lease_ttl_s=1.5)
+    async with SlotPool(FakeBackend(), settings) as pool, await pool.lease("t") as lease:
+        lost = asyncio.create_task(lease.wait_lost())
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            time.sleep(3.0)
+        await asyncio.wait({lost}, timeout=3.0)
+        assert not lost.done()
+        lost.cancel()

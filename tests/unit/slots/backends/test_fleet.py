@@ -12,6 +12,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends import fleet
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
+from tests.waiting import DEADLINE_S
 
 
 class Thing:
@@ -73,7 +74,7 @@ async def ships(manager: ContainerManager, monkeypatch: pytest.MonkeyPatch) -> A
 
 async def _events(ships: Fleet, count: int) -> list[ContainerEvent]:
     stream = ships.events()
-    return [await asyncio.wait_for(anext(stream), 5) for _ in range(count)]
+    return [await asyncio.wait_for(anext(stream), DEADLINE_S) for _ in range(count)]
 
 
 async def test_no_more_than_so_many_starts_at_once(ships: Fleet, manager: ContainerManager) -> None:
@@ -193,7 +194,7 @@ async def test_a_start_that_fails_in_no_known_way_is_a_permanent_failure(
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         failed = await anext(events)
         assert isinstance(failed, StartFailed)
         assert "ValueError: nobody expects this" in failed.reason
@@ -207,7 +208,7 @@ async def test_a_container_whose_end_cannot_be_told_is_replaced(manager: Contain
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         assert isinstance(await anext(events), ContainerStarted)
         manager.things[0].death.set_exception(ValueError("40 is not a valid Signals"))
         gone = await anext(events)
@@ -234,7 +235,7 @@ async def test_a_keeper_that_fails_says_so_and_another_takes_its_place(
 
     monkeypatch.setattr(made, "_watch", watch)
     made.scale(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         failed = await anext(events)
         assert isinstance(failed, StartFailed)
         assert "a mistake" in failed.reason
@@ -246,7 +247,7 @@ async def test_leaving_stops_nothing_and_ends_the_events(manager: ContainerManag
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         assert [type(await anext(events)) for _ in range(2)] == [ContainerStarted] * 2
         await made.leave()
         await made.leave()
@@ -260,7 +261,7 @@ async def test_a_stop_that_has_begun_is_completed_by_leaving(manager: ContainerM
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         top = [event.handle.id for event in [await anext(events), await anext(events)]][1]  # type: ignore[union-attr]
         manager.things[1].may_stop.clear()
         made.scale(1)
@@ -278,7 +279,7 @@ async def test_what_was_replaced_is_stopped_although_the_fleet_is_left(manager: 
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.scale(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         assert isinstance(await anext(events), ContainerStarted)
         made.replace("thing-0", "broken")
         await made.leave()
@@ -289,7 +290,7 @@ async def test_adopted_indices_are_kept_until_the_first_goal(manager: ContainerM
     made = Fleet(manager.start, starts_at_once=1)
     events = made.events()
     made.adopt([0, 3])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         started = [await anext(events), await anext(events)]
         assert [event.handle.index for event in started] == [0, 3]  # type: ignore[union-attr]
         made.scale(2)

@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.slots.backends import local_scope
 from agentenv.slots.backends.local_scope import Place, make_scope
+from tests.waiting import START_S
 
 _SESSION = "/user.slice/user-1000.slice/session-3.scope"
 _APP = "/user.slice/user-1000.slice/user@1000.service/app.slice/vte-spawn-1.scope"
@@ -100,7 +101,7 @@ def test_where_systemd_makes_none_the_container_starts_without_and_it_is_logged(
     reason: str,
 ) -> None:
     assert not session.able
-    monkeypatch.setattr(local_scope, "_TRIAL_S", 2.0)
+    monkeypatch.setattr(local_scope, "_TRIAL_S", 2.0 if reason == "timed out" else START_S)
     _systemd_run(tmp_path, monkeypatch, script)
     with caplog.at_level(logging.WARNING):
         assert make_scope("local-0", detached=False) is None

@@ -10,7 +10,7 @@
 
 enum { MAX_DEPTH = 4096, MAX_PASSES = 200, MAX_UNSURE = 20 };
 enum { PAUSE_NS = 1000 * 1000, LONG_PAUSE_NS = 20 * PAUSE_NS };
-enum { PATIENT_PASSES = 100 }; /* a debugger has this long to let go of what was killed */
+enum { QUICK_PASSES = 50, PATIENT_PASSES = 100 }; /* a debugger has a second to let go of what was killed */
 #ifndef FREE_PASSES /* tests freeze at once; otherwise they would hardly ever see it happen */
 #define FREE_PASSES 3
 #endif
@@ -191,7 +191,7 @@ size_t kill_processes(const struct run *of) {
             if (pass >= PATIENT_PASSES)
                 release(now, of);
             /* They are dying. On a loaded machine that takes them a turn of its processors: some 0.3 s were seen. */
-            nanosleep(&(struct timespec){.tv_nsec = pass < PATIENT_PASSES ? PAUSE_NS : LONG_PAUSE_NS}, NULL);
+            nanosleep(&(struct timespec){.tv_nsec = pass < QUICK_PASSES ? PAUSE_NS : LONG_PAUSE_NS}, NULL);
         } else if (pass + 1 >= FREE_PASSES) {
             freeze_slot();
         }

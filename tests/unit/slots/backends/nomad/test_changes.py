@@ -15,12 +15,15 @@ from agentenv.slots.backends.nomad.allocation_tasks import AllocationTasks
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
 from tests.unit.slots.backends.nomad.nomad_stub import JOB, Cluster, farm_at, served
+from tests.waiting import DEADLINE_S, START_S
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.02)
     monkeypatch.setattr(owner, "LOOK_S", 0.01)
+    monkeypatch.setattr(owner, "SURE_S", 10 * START_S)  # and a lock is waited for as long
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api._LOCK_TIMEOUT_S", START_S)
     monkeypatch.setattr(count, "RETRY_MIN_S", 0.01)
     monkeypatch.setattr(allocation_tasks, "_RETRY_MAX_S", 0.02)
 
@@ -62,7 +65,7 @@ async def test_a_request_that_waited_for_its_turn_is_judged_when_it_leaves() -> 
         api = NomadApi(NomadSettings(address=address, job_id="farm"), address)
         api.not_ours = lambda: why
         slow = [asyncio.create_task(api.left_over()) for _ in range(4)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not cluster.theirs:
                 await asyncio.sleep(0.005)
         late = asyncio.create_task(api.stop("a"))
@@ -88,7 +91,7 @@ async def test_a_broken_container_is_stopped_once_the_job_is_ours() -> None:
         api.not_ours = not_ours
         tasks = AllocationTasks(api, None, ContainerSettings())  # type: ignore[arg-type]
         tasks.stop("a1", "it is broken", 0.0, lambda: not cluster.changes)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not cluster.changes:
                 await asyncio.sleep(0.005)
         await tasks.aclose()

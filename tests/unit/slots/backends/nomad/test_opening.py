@@ -14,7 +14,7 @@ from agentenv.errors import ConfigError, JobOwnedError
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad import owner
 from tests.unit.slots.backends.nomad.nomad_stub import JOB, Cluster, farm_at, served
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, START_S, until
 
 SCALE = "POST /v1/job/farm/scale"
 
@@ -23,6 +23,8 @@ SCALE = "POST /v1/job/farm/scale"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.02)
     monkeypatch.setattr(owner, "LOOK_S", 0.01)
+    monkeypatch.setattr(owner, "SURE_S", 10 * START_S)  # and a lock is waited for as long
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api._LOCK_TIMEOUT_S", START_S)
     monkeypatch.setattr(owner, "STANDBY_LOOK_S", 0.01)
 
 
@@ -74,7 +76,7 @@ async def test_a_standby_opens_the_job_when_its_owner_has_gone() -> None:
         assert "'farm' at http://node1:8700 (somebody on node1, pid 17" in words
         assert (cluster.changes, backend.generation, backend.found) == ([], 0, 0)
         cluster.theirs, cluster.owner = False, None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await opening
         assert backend.found == 3
         assert backend.generation > 0

@@ -19,7 +19,7 @@ from agentenv.slots.backends.nomad.api import Lock
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.lock_owner import LockOwner
 from agentenv.slots.backends.nomad.owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 THEIRS = LockOwner(
     run="exp7", user="ann", host="gpu3", pid="17", process="boot:pid:[1]:17:5", agentenv="0.1", since="then"
@@ -301,7 +301,7 @@ async def test_a_farm_that_nomad_restarts_in_place_is_its_own_successor(monkeypa
     variable.give(dataclasses.replace(THEIRS, task="a1/farm"))
     before = variable.held.index if variable.held is not None else 0
     owner = _owner(variable)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await owner.stand_by()
     assert owner.generation > before
     await owner.release()
@@ -328,7 +328,7 @@ async def test_a_standby_waits_for_each_owner_in_turn_and_survives_nomads_absenc
     assert not waiting.done()
     assert (owner.holds, owner.generation) == (False, 0)
     variable.held = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await waiting
     assert owner.holds
     await owner.release()

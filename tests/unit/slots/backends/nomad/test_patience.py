@@ -18,7 +18,7 @@ from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad.follow import Follower
 from agentenv.slots.backends.nomad.view import FleetView
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 
 class _Api:
@@ -207,15 +207,15 @@ async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(capl
 
 async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats keep it; without them it would be waited for for ever where no packet says that the server is gone."""
-    monkeypatch.setattr("agentenv.slots.backends.nomad.api.SILENT_AFTER_S", 4.0)
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api.SILENT_AFTER_S", 12.0)
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(6):
             await response.write(b"{}\n")
-            await asyncio.sleep(0.8)
-        await asyncio.sleep(60)
+            await asyncio.sleep(2.2)  # in all longer than it may be silent
+        await asyncio.sleep(2 * START_S)
         return response
 
     application = web.Application()
@@ -228,7 +228,7 @@ async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.M
 
     async with TestServer(application) as server, open_stream_session(NomadSettings()) as session:
         with pytest.raises(NomadError, match="the event stream was cut"):
-            await asyncio.wait_for(hear(str(server.make_url("")).rstrip("/")), 50)
+            await asyncio.wait_for(hear(str(server.make_url("")).rstrip("/")), START_S)
     assert len(heard) == 7, "the connection, and every heartbeat"
 
 
