@@ -33,6 +33,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from benchmarks.processes import process_tree, server_of
 from tests.faults.proxy import Proxy
+from tests.waiting import DEADLINE_S, START_S
 
 CONTAINERS: Final = 2
 SLOTS: Final = 3
@@ -289,7 +290,7 @@ async def _opened(backend: ProxiedBackend) -> AsyncIterator[ToolExecutor]:
     pool = SlotPool(backend, PoolSettings(min_containers=CONTAINERS, max_containers=CONTAINERS))
     settings = ExecutorSettings(reconnect_deadline_s=RECONNECT_S)
     async with pool, ToolExecutor(pool, ToolCatalog.builtin(), settings) as executor:
-        async with executor.open("warm-up", acquire_timeout_s=60):
+        async with executor.open("warm-up", acquire_timeout_s=START_S):
             pass
         yield executor
 
@@ -317,7 +318,12 @@ async def chaos(seconds: float, seed: int) -> Tally:
             if (began := _began(process.pid)) is not None
         ]
     tally.wrongs += [f"a task is left: {task.get_coro()}" for task in asyncio.all_tasks() - before]
-    tally.wrongs += [f"process {pid} is left" for pid, began in trees if _began(pid) == began]
+    gives_up_s = time.monotonic() + DEADLINE_S  # what was killed ends when it next runs
+    while left := [pid for pid, began in trees if _began(pid) == began]:
+        if time.monotonic() > gives_up_s:
+            break
+        await asyncio.sleep(0.05)
+    tally.wrongs += [f"process {pid} is left" for pid in left]
     return tally
 
 

@@ -23,6 +23,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from benchmarks.chaos import HANG_S, Tally, run_and_show
+from tests.waiting import START_S
 
 ATTACKERS: Final = 2
 CALLS_PER_SLOT: Final = 60
@@ -120,7 +121,7 @@ class Attacker:
 
     async def run(self) -> None:
         while time.monotonic() < self._until_s:
-            async with self._executor.open(self._tally.word(), acquire_timeout_s=60) as session:
+            async with self._executor.open(self._tally.word(), acquire_timeout_s=START_S) as session:
                 for _ in range(CALLS_PER_SLOT):
                     if time.monotonic() > self._until_s or session.lease.lost is not None:
                         break
@@ -145,7 +146,7 @@ async def _mine(tally: Tally, what: str, made: Awaitable[CallResult]) -> CallRes
 
 
 async def _neighbour(executor: ToolExecutor, tally: Tally, until_s: float) -> None:
-    async with executor.open("neighbour", acquire_timeout_s=60) as session:
+    async with executor.open("neighbour", acquire_timeout_s=START_S) as session:
         while time.monotonic() < until_s:
             made = _mine(tally, "the neighbour", session.call("bash", {"command": "echo ok"}, timeout_s=NEIGHBOUR_S))
             result = await tally.ended("the neighbour's call", made, HANG_S)
@@ -159,7 +160,7 @@ async def _neighbour(executor: ToolExecutor, tally: Tally, until_s: float) -> No
 async def fuzz(seconds: float, seed: int) -> Tally:
     """Run for so long over one container."""
     tally, dice = Tally(), random.Random(seed)
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=60)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
     backend = LocalBackend(ContainerSettings(slots_per_container=ATTACKERS + 1))
     async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
         until_s = time.monotonic() + seconds

@@ -16,7 +16,7 @@ from typing import ClassVar, Final, Protocol
 import pytest
 
 from agentenv.sandbox.supervisor import cgroups, limits
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 _WANTED: Final = frozenset({"memory", "pids", "cpu"})
 _RESTLESS: Final = "while :; do /bin/true; done"
@@ -82,7 +82,7 @@ class Real:
     def __exit__(self, *_: object) -> None:
         (self.top / "cgroup.kill").write_text("1")
         for process in self._processes:
-            process.wait(30)
+            process.wait(START_S)
         wait_for(lambda: not self._populated(), explain="every process in it has ended")
         for directory, _names, _files in os.walk(self.top, topdown=False):
             Path(directory).rmdir()
@@ -102,7 +102,7 @@ class Real:
 
     def remove_elsewhere(self, base: Path) -> None:
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", _REMOVE, str(base)]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=START_S)
 
 
 class _Node:

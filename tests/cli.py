@@ -13,8 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from agentenv.cli.app import app
-
-END_DEADLINE_S = 60.0
+from tests.waiting import START_S
 
 
 class Command:
@@ -58,7 +57,7 @@ class Command:
                 if process.poll() is None:
                     process.terminate()
                     try:
-                        process.communicate(timeout=END_DEADLINE_S)
+                        process.communicate(timeout=START_S)
                     except subprocess.TimeoutExpired:
                         process.kill()
                         raise

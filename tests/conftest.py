@@ -24,6 +24,7 @@ from agentenv.image import BuildStep, ensure_image
 from agentenv.sandbox.supervisor.disk_layers import not_on_disk
 from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
+from tests.ports import promised_port
 
 pytest_plugins = ["tests.outcomes", "tests.sweeps"]
 
@@ -99,6 +100,13 @@ def level_of_the_log() -> Iterator[None]:
     before = ours.level
     yield
     ours.setLevel(before)
+
+
+@pytest.fixture
+def unused_tcp_port() -> Iterator[int]:
+    """In place of pytest-asyncio's, which another process may get meanwhile."""
+    with promised_port() as port:
+        yield port
 
 
 NO_CLUSTER = pytest.StashKey[Exception]()

@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.ports import promised_port
 from tests.waiting import START_S
 
 SETTINGS = """
@@ -35,7 +37,8 @@ class FarmProcess:
         self._config = directory / "farm.toml"
         self._config.write_text(settings + more)
         self._process: asyncio.subprocess.Process | None = None
-        self._port = port
+        self._promise = ExitStack()
+        self._port = port or self._promise.enter_context(promised_port())
         self._beneath = beneath
         self.url = ""
 
@@ -58,7 +61,6 @@ class FarmProcess:
         assert self._process.stdout is not None
         said: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), within_s))
         self.url = said["url"]
-        self._port = int(self.url.rpartition(":")[2])
         return said
 
     async def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -78,6 +80,7 @@ class FarmProcess:
         """The service, and then its containers, if they are kept."""
         if self._process is not None and self._process.returncode is None:
             await self.kill(signal.SIGTERM)
+        self._promise.close()
         if not kept:
             return
         process = await asyncio.create_subprocess_exec(

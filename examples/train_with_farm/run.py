@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -102,7 +102,8 @@ class Everything:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.tokenizer = directory / "tokenizer"
-        ports = free_ports("farm", "relay", "api", "model")
+        self._stack = AsyncExitStack()
+        ports = self._stack.enter_context(free_ports("farm", "relay", "api", "model"))
         self.farm_url, self.api_url = (f"http://127.0.0.1:{ports[name]}" for name in ("farm", "api"))
         self._config = directory / "farm.toml"
         self._config.write_text(_FARM.format(relay=ports["relay"]))
@@ -115,7 +116,6 @@ class Everything:
             "farm": self._part("farm", *AGENTENV, "farm", "serve", "--config", str(self._config), *port["farm"]),
         }  # fmt: skip
         self._ports = ports
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         self._stack.push_async_callback(self._end_containers)
@@ -219,13 +219,15 @@ class Everything:
         await process.wait()
 
 
-def free_ports(*names: str) -> dict[str, int]:
-    """A free port for each name."""
-    sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in names}
-    ports = {name: one.getsockname()[1] for name, one in sockets.items()}
-    for one in sockets.values():
-        one.close()
-    return ports
+@contextmanager
+def free_ports(*names: str) -> Iterator[dict[str, int]]:
+    """A free port for each name, which no other process gets by chance meanwhile, also while a part starts again."""
+    with ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.socket()) for name in names}
+        for one in sockets.values():  # they do not listen, so that the parts can, on the same ports
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", 0))
+        yield {name: one.getsockname()[1] for name, one in sockets.items()}
 
 
 def first_process(container: str) -> int:

@@ -61,7 +61,7 @@ class Page:
         await self._socket.send_json(
             {"id": self._number, "method": method, "params": params, "sessionId": self._session}
         )
-        answer = await asyncio.wait_for(waiting, 60)
+        answer = await asyncio.wait_for(waiting, START_S)
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
@@ -72,7 +72,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def until(self, expression: str, deadline_s: float = 60.0) -> None:
+    async def until(self, expression: str, deadline_s: float = START_S) -> None:
         """Wait until the expression is true. Raises: TimeoutError."""
         async with asyncio.timeout(deadline_s):
             while not await self.evaluate(expression):

@@ -34,7 +34,7 @@ from agentenv.wire.states import SlotState
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.farm_service import WatchingPool, served
 from tests.nomad.farm import nomad_farm
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, START_S, eventually
 
 KINDS = ("fake", "local", "nomad")
 """Kinds of containers."""
@@ -128,7 +128,7 @@ class Maker:
     async def pool(self, slots: int = 2, **settings: float) -> tuple[AnyPool, Breakable]:
         """An open pool over a new backend."""
         backend = self.backend(slots)
-        bounds = PoolSettings.model_validate({"max_containers": 1, "acquire_timeout_s": 120.0, **settings})
+        bounds = PoolSettings.model_validate({"max_containers": 1, "acquire_timeout_s": START_S, **settings})
         return await self.stack.enter_async_context(over(backend, bounds, shared=self.shared)), backend
 
 
@@ -227,7 +227,7 @@ class Client:
         )
         return (await self.control.lease(request)).key
 
-    def call(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> Call:
+    def call(self, key: LeaseKey, command: str, timeout_s: float = DEADLINE_S, **changes: str) -> Call:
         return Call(
             id=changes.get("id", uuid4().hex),
             lease=key,
@@ -268,7 +268,7 @@ class Client:
             assert response.status == 200, await response.text()
             return await response.text()
 
-    async def run(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> CallResult:
+    async def run(self, key: LeaseKey, command: str, timeout_s: float = DEADLINE_S, **changes: str) -> CallResult:
         """One call; its result, with what was too large for the message."""
         call = self.call(key, command, timeout_s, **changes)
         async for result in self.results(call):

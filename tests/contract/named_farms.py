@@ -12,6 +12,7 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from tests.farm_service import Served, served
+from tests.waiting import START_S
 
 SETTINGS = ContainerSettings(slots_per_container=4)
 POOL = PoolSettings(max_containers=1)
@@ -26,7 +27,7 @@ async def farm(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
 
 def client(farm: Served, run: str = "tests") -> AsyncFarm:
     """As another process would be."""
-    return AsyncFarm("farm", farm=farm.access(run), start_timeout_s=120)
+    return AsyncFarm("farm", farm=farm.access(run), start_timeout_s=START_S)
 
 
 async def names(mine: AsyncFarm) -> list[str]:

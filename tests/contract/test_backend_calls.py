@@ -12,6 +12,7 @@ import pytest
 from agentenv.wire.calls import Accepted, Batch, CallKey, Cancel, Failure, Forget, Result, server_message
 from tests.contract.conftest import Client
 from tests.contract.executor.farm import UNTIL_GO
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,7 +24,7 @@ async def _stream(container: Client) -> AsyncIterator[aiohttp.ClientWebSocketRes
 
 
 async def _next(stream: aiohttp.ClientWebSocketResponse) -> Accepted | Result | Failure:
-    return server_message.validate_json(await stream.receive_str(timeout=20))
+    return server_message.validate_json(await stream.receive_str(timeout=DEADLINE_S))
 
 
 async def test_calls_of_a_slot_run_in_order_and_slots_do_not_wait_for_each_other(container: Client) -> None:

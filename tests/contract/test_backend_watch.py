@@ -127,7 +127,7 @@ async def test_heartbeats_calls_and_seals_are_no_changes(container: Client) -> N
 
 
 async def test_beats_tell_statistics(container: Client) -> None:
-    async with _followed(container.handle, silence_s=10.0) as followed:  # a beat every four seconds
+    async with _followed(container.handle, silence_s=15.0) as followed:  # a beat every six seconds
         key = await container.lease()
         await followed.until(lambda: followed.beats() and followed.beats()[-1].statistics["slots_leased"] == 1)
         await container.run(key, "echo work")

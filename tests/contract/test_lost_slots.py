@@ -61,7 +61,7 @@ async def test_a_destroyed_slot_is_the_policy_s_doing_whoever_asks(make: Maker) 
     pool, backend = await make.pool(slots=2)
     lease, other = await pool.lease("destroyer"), await pool.lease("other")
     async with Client.open(controlled(pool, lease)) as client:
-        running = asyncio.create_task(client.run(lease.key, "echo begun > begun; sleep 1000"))
+        running = asyncio.create_task(client.run(lease.key, "echo begun > begun; sleep 1000", timeout_s=400))
         neighbour = asyncio.create_task(client.run(other.key, "sleep 1; echo alive"))
         await until(lambda: not running.done())
         while (await client.control.slots()).slots[lease.key.slot].running_calls < 1:

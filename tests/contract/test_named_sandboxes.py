@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from agentenv import AsyncFarm, AsyncSandbox, Checkpoint, Farm, ImageRoot
+from agentenv.deadlines import scaled
 from agentenv.errors import CheckpointError, ConfigError, LeaseLostError, QuotaError
 from agentenv.slots.backends.local import LocalBackend
 from tests.contract.named_farms import POOL, SETTINGS, client, farm, names
 from tests.farm_service import Served, served
 from tests.small_image import small_image
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, START_S
 
 __all__ = ["farm"]
 
@@ -59,17 +60,16 @@ async def test_a_name_is_one_sandboxs_within_its_run(farm: Served) -> None:
 
 
 async def test_one_that_nobody_is_connected_to_ends_after_its_idle_timeout(farm: Served) -> None:
+    idle_s, loop = scaled(15.0), asyncio.get_running_loop()
     async with client(farm) as mine:
-        async with mine.sandbox(name="short", idle_timeout_s=5) as box:
-            started = asyncio.get_running_loop().time()
-            while asyncio.get_running_loop().time() < started + 9:  # longer than that, connected
+        async with mine.sandbox(name="kept", idle_timeout_s=idle_s) as box, asyncio.timeout(DEADLINE_S + idle_s):
+            began = loop.time()
+            async with mine.sandbox(name="left", idle_timeout_s=idle_s):
+                pass
+            # Longer than that, connected.
+            while loop.time() < began + 1.2 * idle_s or await names(mine) != ["kept"]:
                 assert (await box.run("true")).exit_code == 0
                 await asyncio.sleep(0.5)
-
-        async def gone() -> bool:
-            return await names(mine) == []
-
-        await eventually(gone)
         with pytest.raises(QuotaError, match="lease_ttl_s"):
             await mine.sandbox(name="long", idle_timeout_s=80_000).open()
         with pytest.raises(ConfigError, match="idle_timeout_s"):
@@ -153,9 +153,9 @@ async def test_names_need_a_farm_service_and_pauses_a_farm() -> None:
 
 async def test_the_same_without_asyncio(farm: Served) -> None:
     def use() -> str:
-        with Farm("farm", farm=farm.access(), start_timeout_s=120) as first, first.sandbox(name="build") as box:
+        with Farm("farm", farm=farm.access(), start_timeout_s=START_S) as first, first.sandbox(name="build") as box:
             box.write_file("note", "kept\n")
-        with Farm("farm", farm=farm.access(), start_timeout_s=120) as second, second.connect("build") as box:
+        with Farm("farm", farm=farm.access(), start_timeout_s=START_S) as second, second.connect("build") as box:
             text = box.read_file("note")
             assert [one.name for one in second.sandboxes()] == ["build"]
             box.kill()

@@ -9,11 +9,12 @@ import pytest
 
 from agentenv import AsyncSandbox
 from agentenv.errors import InvalidArgumentsError
+from tests.waiting import START_S
 
 
 @pytest.fixture(params=["fake", "local"])
 async def box(request: pytest.FixtureRequest) -> AsyncIterator[AsyncSandbox]:
-    async with AsyncSandbox(request.param, timeout_s=0.3, start_timeout_s=120) as opened:
+    async with AsyncSandbox(request.param, timeout_s=0.3, start_timeout_s=START_S) as opened:
         yield opened
 
 

@@ -10,10 +10,11 @@ from asyncio.subprocess import PIPE
 import pytest
 
 from agentenv import AsyncSandbox, Farm
+from agentenv.deadlines import scaled
 from agentenv.errors import ConfigError, LeaseLostError
 from tests.contract.named_farms import client, farm, names, states
 from tests.farm_service import Served, token
-from tests.waiting import eventually
+from tests.waiting import START_S, eventually
 
 __all__ = ["farm"]
 
@@ -95,7 +96,7 @@ async def test_several_that_resume_at_once_are_connected_to_one(farm: Served) ->
 
 async def test_one_that_nobody_is_connected_to_is_paused_after_its_idle_timeout(farm: Served) -> None:
     async with client(farm) as mine:
-        async with mine.sandbox(name="short", idle_timeout_s=5, on_idle="pause") as box:
+        async with mine.sandbox(name="short", idle_timeout_s=scaled(10.0), on_idle="pause") as box:
             await box.write_file("note", "kept\n")
 
         async def paused() -> bool:
@@ -144,7 +145,7 @@ async def test_the_command_lists_pauses_resumes_and_kills(farm: Served) -> None:
 
 async def test_the_same_without_asyncio(farm: Served) -> None:
     def use() -> str:
-        with Farm("farm", farm=farm.access(), start_timeout_s=120) as mine:
+        with Farm("farm", farm=farm.access(), start_timeout_s=START_S) as mine:
             with mine.sandbox(name="build") as box:
                 box.write_file("note", "kept\n")
             mine.pause("build")

@@ -102,18 +102,19 @@ async def test_one_slot_serves_strictly_in_order(make: Maker) -> None:
 
 async def test_no_slot_in_time_is_a_telling_error(make: Maker) -> None:
     pool, _ = await make.pool(slots=1)
+    patience_s = 5.0 if make.shared else 0.4  # a farm has to answer within it
     async with await pool.lease("holder"):
         if make.shared:
             await asyncio.sleep(0.6)  # a farm's answer to an ask says what it knew up to half a second before
         loop = asyncio.get_running_loop()
         began = loop.time()
         with pytest.raises(AcquireTimeoutError) as caught:
-            await pool.lease("late", timeout_s=0.4)
+            await pool.lease("late", timeout_s=patience_s)
         waited_s = loop.time() - began
-        assert 0.35 < waited_s < 30
+        assert 0.9 * patience_s < waited_s < 30
         told = re.search(r"within (\d+\.\d) s ", str(caught.value))
         assert told is not None
-        assert 0.4 <= float(told[1]) <= waited_s + 0.1, "for how long it really waited"
+        assert patience_s <= float(told[1]) <= waited_s + 0.1, "for how long it really waited"
         own = ("position 1 of 1", "1 leased", "the maximum", "max_containers")
         shared = ("queue; position 1", "holds 1 of 1 slots, 0 are free", "wait longer")
         for part in shared if make.shared else own:

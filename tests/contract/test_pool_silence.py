@@ -14,7 +14,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState, SlotState
 from tests.contract.conftest import Client, renewed
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 
 @asynccontextmanager
@@ -140,7 +140,9 @@ async def test_a_timeout_names_the_last_failed_start() -> None:
 async def test_hundreds_of_containers_and_thousands_of_slots() -> None:
     backend = FakeBackend(ContainerSettings(slots_per_container=10))
     # All of them are in this process, so on a loaded machine all of them are slow to answer.
-    settings = PoolSettings(max_containers=200, acquire_timeout_s=240, suspect_after_s=60, gone_after_s=240)
+    settings = PoolSettings(
+        max_containers=200, acquire_timeout_s=2 * START_S, suspect_after_s=60, gone_after_s=2 * START_S
+    )
     async with SlotPool(backend, settings) as pool, AsyncExitStack() as stack:
         leases = await asyncio.gather(*(pool.lease(f"t{number}") for number in range(1_500)))
         stack.push_async_callback(asyncio.gather, *(lease.release() for lease in leases))

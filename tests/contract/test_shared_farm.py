@@ -80,15 +80,21 @@ async def test_what_it_gives_out_is_used_from_the_callers_loop(farm: SharedFarm,
 
 
 async def test_connections_are_streams_of_the_callers_loop(farm: SharedFarm) -> None:
-    script = "import socket; s = socket.create_server(('127.0.0.1', 8123)); print(1, flush=True); c = s.accept()[0]"
+    # The fake's slots share this machine's ports: one that is held and does not listen is nobody else's meanwhile.
+    script = (
+        "import socket; here = ('127.0.0.1', 0)\n"
+        "s = socket.create_server(here); deaf = socket.socket(); deaf.bind(here)\n"
+        "print(s.getsockname()[1], deaf.getsockname()[1], flush=True)\n"
+        "c = s.accept()[0]; c.sendall(c.recv(9)[::-1]); c.close(); s.accept()"
+    )
     async with farm.sandbox() as box:
-        server = await box.start(["python3", "-c", f"{script}; c.sendall(c.recv(9)[::-1])"])
-        await anext(server.output())
-        async with box.connect(8123) as (reader, writer):
+        server = await box.start(["python3", "-c", script])
+        answering, deaf = map(int, (await anext(server.output())).split())
+        async with box.connect(answering) as (reader, writer):
             writer.write(b"abc")
             assert await reader.read(9) == b"cba"
         with pytest.raises(ConnectionRefusedError):
-            async with box.connect(8124):
+            async with box.connect(deaf):
                 pass
 
 
@@ -256,7 +262,7 @@ PROGRAM = """
     from agentenv import shared_farm
 
     async def main():
-        farm = shared_farm({backend!r}, slots=2, start_timeout_s=120)
+        farm = shared_farm({backend!r}, slots=2, start_timeout_s={start_s!r})
         box = await farm.sandbox().open()
         assert (await box.run("echo ran")).stdout == "ran\\n"
         print("ready", flush=True)
@@ -270,7 +276,7 @@ PROGRAM = """
     if sys.argv[1] == "fork":
         child = os.fork()
         if not child:
-            mine = shared_farm({backend!r}, slots=2, start_timeout_s=120)
+            mine = shared_farm({backend!r}, slots=2, start_timeout_s={start_s!r})
             assert mine is not farm
             with mine.blocking.sandbox() as other:
                 assert other.run("echo mine").stdout == "mine\\n"
@@ -292,7 +298,7 @@ PROGRAM = """
 )
 def test_the_end_of_the_process_is_quiet(backend: str, how: str, last: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM.format(backend=backend)))
+    program.write_text(textwrap.dedent(PROGRAM.format(backend=backend, start_s=START_S)))
     state = tmp_path / "state"
     running = subprocess.Popen(
         [sys.executable, program, how],
@@ -307,11 +313,13 @@ def test_the_end_of_the_process_is_quiet(backend: str, how: str, last: str, tmp_
     if how == "interrupt":
         os.killpg(running.pid, signal.SIGINT)
     try:
-        said, errors = running.communicate(timeout=120)
+        said, errors = running.communicate(timeout=START_S)
     finally:
         running.kill()
     assert said == ("PoolClosedError\n" if how == "fork" else "")
-    assert errors.strip().splitlines()[-1:] == [last] * bool(last)
+    # A container that a loaded machine is slow to end is killed, which is told.
+    told = [line for line in errors.strip().splitlines() if "did not stop within" not in line]
+    assert told[-1:] == [last] * bool(last)
     assert "Unclosed" not in errors
     assert "never" not in errors
     assert "sys.meta_path" not in errors

@@ -16,7 +16,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState, SlotState
 from tests.contract.conftest import Client
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 
 def _supervisor(backend: LocalBackend, container: str) -> int:
@@ -32,7 +32,7 @@ def backend(tmp_path: Path) -> LocalBackend:
 async def test_a_release_returns_although_the_supervisor_hangs(backend: LocalBackend) -> None:
     settings = PoolSettings(max_containers=1, reset_timeout_s=1.0)
     async with SlotPool(backend, settings) as pool:
-        one, other = await pool.lease("one", timeout_s=60), await pool.lease("other", timeout_s=60)
+        one, other = await pool.lease("one", timeout_s=START_S), await pool.lease("other", timeout_s=START_S)
         container = one.container.id
         os.kill(_supervisor(backend, container), signal.SIGSTOP)
         await asyncio.wait_for(one.release(), 30)
@@ -41,14 +41,14 @@ async def test_a_release_returns_although_the_supervisor_hangs(backend: LocalBac
         async with Client.open(other.container) as client:
             assert (await client.run(other.key, "echo works")).stdout == "works\n"
         await other.release()
-        async with await pool.lease("next", timeout_s=60) as after:
+        async with await pool.lease("next", timeout_s=START_S) as after:
             assert after.container.id != container
 
 
 async def test_a_supervisor_that_hangs_is_told_before_anything_is_reset(backend: LocalBackend) -> None:
     settings = PoolSettings(max_containers=1, reset_timeout_s=1.0, suspect_after_s=0.5)
     async with SlotPool(backend, settings) as pool:
-        lease = await pool.lease("holder", timeout_s=60)
+        lease = await pool.lease("holder", timeout_s=START_S)
         async with aiohttp.ClientSession() as session:
             os.kill(_supervisor(backend, lease.container.id), signal.SIGSTOP)
             silent_s = 0.0
@@ -60,17 +60,17 @@ async def test_a_supervisor_that_hangs_is_told_before_anything_is_reset(backend:
         await until(lambda: pool.statistics().containers.get(ContainerState.draining, 0) == 1)
         assert lease.lost is None
         await asyncio.wait_for(lease.release(), 30)
-        async with await pool.lease("next", timeout_s=60) as after:
+        async with await pool.lease("next", timeout_s=START_S) as after:
             assert after.container.id != lease.container.id
 
 
 async def test_a_slot_that_somebody_else_leases_is_not_one_that_resets_too_slowly(backend: LocalBackend) -> None:
     async with SlotPool(backend, PoolSettings(max_containers=1)) as owner:
-        held = await owner.lease("held", timeout_s=60)
-        settings = PoolSettings(max_containers=1, reset_timeout_s=5.0)
+        held = await owner.lease("held", timeout_s=START_S)
+        settings = PoolSettings(max_containers=1, reset_timeout_s=15.0)
         async with SlotPool(AttachedBackend([held.container]), settings) as guest:
-            async with await guest.lease("guest", timeout_s=60):
-                await asyncio.sleep(2 * settings.reset_timeout_s)
+            async with await guest.lease("guest", timeout_s=START_S):
+                await asyncio.sleep(settings.reset_timeout_s + 3)
                 assert ContainerState.draining not in guest.statistics().containers
             assert held.lost is None
             await held.release()

@@ -15,6 +15,7 @@ import pytest
 from agentenv.agent.program import AgentProgram
 from agentenv.agent.transcript import Transcript
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.deadlines import scaled
 from agentenv.errors import LeaseReclaimedError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.testing import Reply
@@ -111,18 +112,20 @@ async def test_a_slot_that_the_farm_takes_back_in_the_middle_of_a_turn_is_no_att
 
 
 async def test_a_slot_whose_program_asks_nothing_for_longer_than_leases_last_stays_its_own(tmp_path: Path) -> None:
+    ttl_s = scaled(10.0)
+
     class Slow(ProgramEnv):
         def agent_program(self, item: Any) -> AgentProgram:
             program = super().agent_program(item)
             return AgentProgram(
-                ["sh", "-c", 'sleep 7; exec "$@"', "sh", *program.argv],
+                ["sh", "-c", f'sleep {2 * ttl_s:g}; exec "$@"', "sh", *program.argv],
                 env=program.env,
                 plain_files=program.plain_files,
             )
 
-    short = POOL.model_copy(update={"lease_ttl_s": 3.0})
+    short = POOL.model_copy(update={"lease_ttl_s": ttl_s})
     async with farm_of(short) as farm:
-        (one,), _ = await played(farm, tmp_path, Slow, group_size=1, infra_retries=0, lease_ttl_s=3.0)
+        (one,), _ = await played(farm, tmp_path, Slow, group_size=1, infra_retries=0, lease_ttl_s=ttl_s)
     assert (one.score, one.attempt) == (1.0, 1), one
 
 

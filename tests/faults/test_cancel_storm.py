@@ -13,6 +13,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.states import SlotState
+from tests.waiting import START_S, until
 
 SESSIONS = 400
 COMMANDS = ("true", "echo hi; sleep 0.05", "sleep 0.3", "ls /nonexistent")
@@ -64,9 +65,7 @@ async def test_nothing_is_left_of_what_was_cancelled() -> None:
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert [end for end in ends if end is not None and not isinstance(end, asyncio.CancelledError)] == []
         assert {*storm.faults} == {"none"}
-        async with asyncio.timeout(60):
-            while pool.statistics().slots.get(SlotState.free, 0) < 8:
-                await asyncio.sleep(0.05)
+        await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 8, START_S)
         counts = pool.statistics()
         assert counts.slots.get(SlotState.quarantined, 0) == 0
         assert {*counts.faults} <= {"acquire_timeout", "connection_lost"}  # on a loaded machine one is asked again

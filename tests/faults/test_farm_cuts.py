@@ -133,14 +133,14 @@ async def test_an_ask_that_arrives_after_its_cancellation_is_granted_nothing(far
     ask = wire.Ask(request_id="asked-too-late-0", trajectories=("t",))
     async with FarmClient(farm.url, token()) as client:
         await client.cancel("asked-too-late-0")
-        (state,) = (await client.ask([ask], wait_s=5)).asks
+        (state,) = (await client.ask([ask], wait_s=25)).asks
         assert state.state == "refused"
         assert state.error is not None
         assert "cancelled" in state.error.message
-        (other,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=5)).asks
+        (other,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=25)).asks
         assert other.state == "granted"
         await client.cancel("another-ask-0000")
-        (again,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=5)).asks
+        (again,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=25)).asks
         assert again.state == "refused"
     await _all_free(farm)
 
@@ -174,7 +174,8 @@ async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypat
 
 async def test_leaving_at_any_step_frees_the_slot_at_once(farm: Served) -> None:
     """Long before the TTL of a lease that nobody keeps alive."""
-    async with FarmPool(FarmAccess((farm.url,), token()), settings=PATIENT) as pool:
+    lasting = PATIENT.model_copy(update={"lease_ttl_s": 600.0})
+    async with FarmPool(FarmAccess((farm.url,), token()), settings=lasting) as pool:
         for steps in range(1, 60):
             asked = asyncio.create_task(pool.lease("fickle"))
             await loop_turns(steps)
@@ -182,4 +183,4 @@ async def test_leaving_at_any_step_frees_the_slot_at_once(farm: Served) -> None:
             [lease] = await asyncio.gather(asked, return_exceptions=True)
             if isinstance(lease, SlotLease):
                 await lease.release()
-    await until(lambda: farm.farm.manager.ledger.slot_counts() == {SlotState.free: SLOTS}, PATIENT.lease_ttl_s / 2)
+    await _all_free(farm)

@@ -35,6 +35,13 @@ async def service(tmp_path: Path) -> AsyncIterator[FarmProcess]:
     made = FarmProcess(tmp_path)
     try:
         await made.start()
+        token = await made.token("exp7")
+
+        async def ready() -> bool:
+            async with FarmClient(made.url, token) as client:
+                return (await client.info()).load.slots.get("free", 0) >= 2
+
+        await eventually(ready, START_S)
         yield made
     finally:
         await made.end()

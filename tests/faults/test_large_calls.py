@@ -20,11 +20,11 @@ from tests.faults.test_executor_connection import CATALOG, Farm, assert_each_ran
 from tests.faults.wire_server import WireServer, echo
 from tests.waiting import until
 
-DEADLINE_S = 2.0
+DEADLINE_S = 6.0
 SLOW = 1_000_000.0
 """Bytes a second."""
-LARGE = "x" * 6_000_000
-"""Three times as much as comes through before the client calls a silent connection dead."""
+LARGE = "x" * 9_000_000
+"""Half as much again as comes through before the client calls a silent connection dead."""
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.states import SlotState
 from tests.integration.supervisor_harness import cgroups_of
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have cgroups")
 MIB = 2**20
@@ -95,13 +95,13 @@ async def test_no_process_to_be_had_in_the_container_is_no_command_s_doing_and_p
         limit = _limit_file(backend, "pids.max")
         limit.write_text("1")
         with contextlib.suppress(InfraError):  # by the spare shell, when that had started already
-            await innocent.call("bash", {"command": "true"}, timeout_s=30)
+            await innocent.call("bash", {"command": "true"}, timeout_s=START_S)
         for _ in range(2):
             with pytest.raises(InfraError, match="no process to spare"):
-                await innocent.call("bash", {"command": "true"}, timeout_s=30)
+                await innocent.call("bash", {"command": "true"}, timeout_s=START_S)
         limit.write_text("max")
         with contextlib.suppress(InfraError):  # by a spare shell that was refused before
-            await innocent.call("bash", {"command": "true"}, timeout_s=30)
+            await innocent.call("bash", {"command": "true"}, timeout_s=START_S)
         assert await _stdout(innocent, "echo after") == "after\n"
 
 

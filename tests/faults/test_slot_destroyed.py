@@ -14,8 +14,11 @@ from agentenv.errors import SlotDestroyedError
 from agentenv.testing import Call, Reply
 from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, environment
 from tests.unit.env.managed_stubs import managed
+from tests.waiting import DEADLINE_S
 
-SLEEP = Reply("", (Call("bash", {"command": "sleep 30"}),))
+LONG_S = 5 * DEADLINE_S
+"""A call lasts longer than its slot may take to be destroyed."""
+SLEEP = Reply("", (Call("bash", {"command": f"sleep {LONG_S}"}),))
 
 
 def records(directory: Path) -> list[Transcript]:
@@ -34,7 +37,7 @@ class Breaking(AnswerEnv):
             self.breaking = asyncio.create_task(self._break(trajectory_id))
 
     async def _break(self, trajectory: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not await destroy(self, trajectory, least_running=1):  # what ran nothing has destroyed nothing
                 await asyncio.sleep(0.01)
 
@@ -61,7 +64,7 @@ async def test_a_policy_that_destroys_its_slot_is_not_asked_again(tmp_path: Path
         async def verify_and_score_trajectory(self, item: Any, final_response: str, **_: Any) -> Any:
             return float(final_response == "3"), {}
 
-    async with environment(Guess, tmp_path, {"*": [guesses]}, group_size=1) as env:
+    async with environment(Guess, tmp_path, {"*": [guesses]}, group_size=1, tool_timeout_s=LONG_S) as env:
         group, again = await env.collect_trajectories({"id": "x"})
         assert (len(asked), again) == (1, [])
         assert group is not None
@@ -77,14 +80,14 @@ async def test_a_policy_that_destroys_its_slot_is_not_asked_again(tmp_path: Path
 
 
 async def test_its_siblings_go_on(tmp_path: Path) -> None:
-    async with environment(Breaking, tmp_path, {"*": [[SLEEP], SOLVE]}, group_size=2) as env:
+    async with environment(Breaking, tmp_path, {"*": [[SLEEP], SOLVE]}, group_size=2, tool_timeout_s=LONG_S) as env:
         group, _ = await env.collect_trajectories({"id": "x"})
     assert group is not None
     assert group["scores"] == [0.0, 1.0]
 
 
 async def test_its_tokens_are_trained_on(tmp_path: Path) -> None:
-    async with managed(Breaking, tmp_path, {"*": [[SLEEP]]}, group_size=1) as (env, _):
+    async with managed(Breaking, tmp_path, {"*": [[SLEEP]]}, group_size=1, tool_timeout_s=LONG_S) as (env, _):
         group, _again = await env.collect_trajectories({"id": "x"})
     assert group is not None
     assert (group["scores"], len(group["tokens"])) == ([0.0], 1)

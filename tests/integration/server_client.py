@@ -20,8 +20,7 @@ from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_me
 from agentenv.wire.leases import LeaseGrant, LeaseKey, SlotReport, Tags
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
 from agentenv.wire.transfers import LEASE_HEADER
-
-DEADLINE_S = 30.0
+from tests.waiting import DEADLINE_S
 
 
 def sealing(key: LeaseKey) -> dict[str, Any]:
@@ -120,7 +119,9 @@ class Client:
         finally:
             await self.release(key)
 
-    def call(self, key: LeaseKey, tool: str = "bash", *, timeout_s: float = 20, **fields: Any) -> dict[str, Any]:
+    def call(
+        self, key: LeaseKey, tool: str = "bash", *, timeout_s: float = DEADLINE_S, **fields: Any
+    ) -> dict[str, Any]:
         """A call's JSON with a new id; ``id`` and ``boot`` may be given, the rest are arguments."""
         call_id = fields.pop("id", None) or f"{self._prefix}-{next(self._numbers)}"
         boot = fields.pop("boot", self.boot)
@@ -198,7 +199,13 @@ class Client:
         return await self.whole(call, result) if result.attachments else result
 
     async def run(
-        self, key: LeaseKey, command: str | None = None, *, tool: str = "bash", timeout_s: float = 20, **arguments: Any
+        self,
+        key: LeaseKey,
+        command: str | None = None,
+        *,
+        tool: str = "bash",
+        timeout_s: float = DEADLINE_S,
+        **arguments: Any,
     ) -> CallResult:
         """One call, there and back."""
         call = self.call(key, tool, timeout_s=timeout_s, command=command, **arguments)

@@ -80,7 +80,7 @@ class StubSupervisor(StandIn):
     ) -> None:
         if self.server is not None:
             self.server.terminate()
-            self.server.wait(10)
+            self.server.wait(START_S)
         await self.aclose()
         self._listen.close()
         await self._scratch.remove()
@@ -106,7 +106,7 @@ class StubSupervisor(StandIn):
 
     async def until_sealing(self) -> None:
         """Until the server has asked for a seal."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(START_S):
             while not any(isinstance(request, Seal) for request in self.requests):
                 await asyncio.sleep(0.005)
 
@@ -127,7 +127,7 @@ class StubSupervisor(StandIn):
 async def descriptors(pid: int) -> int:
     """How many descriptors a process has open, once that has not changed for a while."""
     seen: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(START_S):
         while len(seen) < _STEADY or len(set(seen[-_STEADY:])) > 1:
             seen.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
             await asyncio.sleep(0.02)

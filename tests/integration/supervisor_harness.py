@@ -146,13 +146,20 @@ class Container:
     def errors(self) -> str:
         return (self.directory / "stderr").read_text(errors="replace")
 
+    def goes_on(self) -> bool:
+        """Wait until there is another server process, or the container has ended; whether there is one."""
+        ends = time.monotonic() + START_S
+        while not select.select([self._listener], [], [], 0.05)[0]:
+            if self.process.poll() is not None:
+                return False
+            assert time.monotonic() < ends, f"neither a server nor an end\n{self.errors()}"
+        return True
+
     def accept(self) -> Lines:
         """The next server process's report connection."""
         self._drop_server()
-        ends = time.monotonic() + START_S
-        while not select.select([self._listener], [], [], 0.05)[0]:
-            if self.process.poll() is not None or time.monotonic() > ends:
-                raise AssertionError(f"no server: {self.process.stdout.read()!r}\n{self.errors()}")  # type: ignore[union-attr]
+        if not self.goes_on():
+            raise AssertionError(f"no server: {self.process.stdout.read()!r}\n{self.errors()}")  # type: ignore[union-attr]
         self._server, _ = self._listener.accept()
         self.server_lines = Lines(self._server.fileno())
         return self.server_lines

@@ -299,7 +299,7 @@ async def test_at_the_limit_of_conversations_it_is_killed_and_verified(tmp_path:
 
 
 async def test_when_its_time_is_over_it_is_killed_and_verified(tmp_path: Path) -> None:
-    one, _ = await played(tmp_path, "hanging", {"*": [[WRITE]]}, program={"timeout_s": 8.0}, program_timeout_s=500)
+    one, _ = await played(tmp_path, "hanging", {"*": [[WRITE]]}, program={"timeout_s": 20.0}, program_timeout_s=500)
     assert (one.score, one.finish_reason) == (1.0, "max_time")
     assert one.program is not None
     assert (one.program.exit_code, one.program.stdout) == (None, "hanging\n")
@@ -313,11 +313,11 @@ async def test_a_slot_is_given_up_when_no_turn_ends_for_its_lifetime(tmp_path: P
 
 
 async def test_a_slot_whose_turns_follow_each_other_within_its_lifetime_is_kept(tmp_path: Path) -> None:
-    wait = Reply("", (Call("bash", {"command": "sleep 1.5; echo 42 > answer"}),))
-    one, _ = await played(tmp_path, "plain", {"*": [[wait, wait, wait, wait, Reply("done")]]}, terminal_lifetime=5.0)
+    wait = Reply("", (Call("bash", {"command": "sleep 3.5; echo 42 > answer"}),))
+    one, _ = await played(tmp_path, "plain", {"*": [[wait, wait, wait, wait, Reply("done")]]}, terminal_lifetime=12.0)
     assert (one.score, one.finish_reason) == (1.0, "stop")
     assert one.program is not None
-    assert one.program.duration_s > 5.0
+    assert one.program.duration_s > 12.0
 
 
 async def test_a_model_server_that_fails_is_no_turn_and_the_rollout_is_played_again(tmp_path: Path) -> None:

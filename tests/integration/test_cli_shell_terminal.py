@@ -61,7 +61,7 @@ def test_control_keys_go_to_the_program_inside(window: Window) -> None:
     window.type("\x1a")
     window.until("Stopped")
     window.until_prompt()
-    window.type("kill %1; wait; (exit 5)\r")
+    window.type("kill %1; while [[ $(jobs -s) ]]; do sleep 0.05; done; (exit 5)\r")  # `wait` waits for no stopped job
     window.until_prompt()
     window.type("\x04")
     assert window.end() == 5

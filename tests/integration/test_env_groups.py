@@ -48,8 +48,8 @@ async def test_a_group_is_scored_member_by_member(tmp_path: Path) -> None:
 
 
 async def test_more_trajectories_than_slots_all_finish_whatever_the_acquire_timeout(tmp_path: Path) -> None:
-    slow = [Reply("", (Call("bash", {"command": "sleep 0.8; echo 42 > answer"}),)), Reply("done")]
-    changed = {"max_containers": 1, "slots_per_container": 2, "group_size": 10, "acquire_timeout_s": 2.5}
+    slow = [Reply("", (Call("bash", {"command": "sleep 2.5; echo 42 > answer"}),)), Reply("done")]
+    changed = {"max_containers": 1, "slots_per_container": 2, "group_size": 10, "acquire_timeout_s": 10}
     async with environment(AnswerEnv, tmp_path, {"*": [slow]}, **changed) as env:
         group, _ = await env.collect_trajectories({"id": "x"})
     assert group is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentenv.agent.transcript import GroupRecord
-from agentenv.testing import Call, Reply, ScriptedPolicy
+from agentenv.testing import Call, Reply, ScriptedPolicy, Turn
 from tests.integration.test_env_commands import FOREVER, flags, running
 from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
 from tests.waiting import START_S, until
@@ -99,9 +99,17 @@ async def test_what_the_policy_left_running_lives_on_only_in_a_live_verification
 
 
 async def test_a_real_container_killed_in_mid_rollout_costs_a_retry_and_no_score(tmp_path: Path) -> None:
-    wait = Reply("", (Call("bash", {"command": "sleep 1; echo waited"}),))
+    begun: list[int] = []
+
+    def player(turn: Turn) -> Reply:
+        if turn.step > 0:
+            return WRITE[turn.step - 1]
+        begun.append(turn.member)
+        command = "sleep 300" if len(begun) <= 2 else "echo waited"  # the first two end with the container
+        return Reply("", (Call("bash", {"command": command}),))
+
     changed = {**LOCAL, "group_size": 2, "acquire_timeout_s": 60.0}
-    async with environment(AnswerEnv, tmp_path, {"*": [[wait, *WRITE]]}, **changed) as env:
+    async with environment(AnswerEnv, tmp_path, {"*": [player]}, **changed) as env:
         group = asyncio.create_task(env.collect_trajectories({"id": "x"}))
         executor: Any = env._opened().sessions
         await until(lambda: executor.statistics().running_now == 2)

@@ -43,7 +43,7 @@ def shortened(reply: Any, shown: Any) -> Any:
 
 
 async def test_the_curl_examples_do_what_they_say(tmp_path: Path) -> None:
-    farm = FarmProcess(tmp_path)
+    farm = FarmProcess(tmp_path, f"[plain]\nacquire_timeout_s = {START_S}\n")
     try:
         await farm.start()
         environment = {**farm.environment, "FARM": farm.url, "TOKEN": await farm.token("exp7")}

@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 
 from agentenv import AsyncFarm, AsyncSandbox, ImageRoot
-from agentenv.dev.agent import Ports
 from agentenv.errors import (
     AgentEnvError,
     BadImageError,
@@ -38,6 +37,7 @@ from tests.integration.test_agent_programs import check_sampled
 from tests.integration.test_agent_programs_images import TURNS, playing, python_image
 from tests.integration.test_env_prepared import PreparedEnv
 from tests.plain_http import plain_http
+from tests.ports import promised_port
 from tests.small_image import small_image
 from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
 from tests.unit.env.managed_stubs import managed
@@ -52,8 +52,8 @@ pytestmark = [
 class KeeperProcess:
     """`agentenv images serve` over the store that the containers of this machine see."""
 
-    def __init__(self, directory: Path) -> None:
-        self.port = Ports.free().http
+    def __init__(self, directory: Path, port: int) -> None:
+        self.port = port
         self.token_file = directory / "keeper.token"
         self.token_file.write_text(secrets.token_hex(32))
         self._directory = directory
@@ -106,9 +106,9 @@ class Shared:
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     directory = tmp_path_factory.mktemp("farm")
     (directory / "images").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, promised_port() as port:
         patch.setenv("AGENTENV_CACHE_DIR", str(directory / "cache"))
-        keeper = KeeperProcess(directory)
+        keeper = KeeperProcess(directory, port)
         told = f'[images]\nkeeper_token_file = "{keeper.token_file}"\nkeeper_port = {keeper.port}\n'
         farm = FarmProcess(directory, told, settings=SETTINGS.replace("max_containers = 2", "max_containers = 1"))
         async with AsyncExitStack() as stack:

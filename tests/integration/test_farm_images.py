@@ -223,7 +223,7 @@ async def test_a_lease_says_what_keeps_its_image_away(pool: FarmPool, caplog: py
     assert f"t waits for its image {AWAY}@{manifest}: node " in caplog.text
     waiting.cancel()
     with pytest.raises(AcquireTimeoutError, match=r"image: node .*refused"):
-        await pool.lease("late", timeout_s=6, root=RootSpec(digest))
+        await pool.lease("late", timeout_s=8, root=RootSpec(digest))
 
 
 async def test_a_farm_that_was_restarted_has_an_image_fetched_again_that_no_node_has_any_more(stores: Stores) -> None:

@@ -44,7 +44,7 @@ from tests.contract.executor.farm import OWN, UNTIL_GO, sh, until_bash
 from tests.farm_service import Served, served, token
 from tests.faults.proxy import Proxy
 from tests.relay_process import relay_process
-from tests.waiting import START_S, until
+from tests.waiting import DEADLINE_S, START_S, until
 
 MIB = 1024 * 1024
 
@@ -149,13 +149,13 @@ async def test_a_large_transfer_both_ways_in_little_memory(session: ToolSession,
 
 
 async def test_a_cancelled_call_does_not_go_on(session: ToolSession) -> None:
-    call = asyncio.create_task(sh(session, f"touch began; sleep 50{OWN}"))
+    call = asyncio.create_task(session.call("bash", {"command": f"touch began; sleep 600{OWN}"}, timeout_s=900))
     beside = asyncio.create_task(session.call("terminal", {"command": "until [ -e began ]; do sleep 0.05; done"}))
     await beside
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    async with asyncio.timeout(60):  # if it went on, this call would wait for its end
-        await until_bash(session, f"! ps -eo args | grep '^sleep 50{OWN}'")
+    async with asyncio.timeout(START_S):  # if it went on, this call would wait for its end
+        await until_bash(session, f"! ps -eo args | grep '^sleep 600{OWN}'")
 
 
 async def test_output_is_shown_as_it_comes(session: ToolSession) -> None:
@@ -273,7 +273,7 @@ async def test_calls_survive_the_end_of_their_relay(relays: Relays, number: int)
     """They are asked again by id through the next relay, and have run once."""
     async with relays.another() as (first, process), relays.another() as (second, _):
         relays.use(first)
-        async with executor_of(relays.handle, reconnect_deadline_s=60) as executor, executor.open("t") as session:
+        async with executor_of(relays.handle, reconnect_deadline_s=START_S) as executor, executor.open("t") as session:
             running = asyncio.create_task(sh(session, f"echo ran >> log; {UNTIL_GO}; echo finished"))
             async with beside(relays.container, session.lease.key) as run:
                 await run("until [ -e log ]; do sleep 0.05; done")
@@ -314,7 +314,7 @@ async def test_a_transfer_survives_the_death_of_its_relay(relays: Relays, tmp_pa
     source.write_bytes(os.urandom(MIB) * 24)
     async with relays.another() as (first, process), relays.another() as (second, _):
         relays.use(first)
-        async with executor_of(relays.handle, reconnect_deadline_s=60) as executor, executor.open("t") as session:
+        async with executor_of(relays.handle, reconnect_deadline_s=START_S) as executor, executor.open("t") as session:
 
             def progress(done: int, total: int | None) -> None:
                 if done > 4 * MIB and process.returncode is None:
@@ -332,11 +332,11 @@ async def test_a_drained_relay_ends_streams_and_finishes_requests(farm: Served, 
         async with Client.open(container) as direct, Client.open(behind) as client:
             key = await direct.lease(slot=0)
             stream = await client.session.ws_connect(f"{behind.base_url}/v1/stream")
-            results = client.results(client.call(key, f"touch began; {UNTIL_GO}"))
+            results = client.results(client.call(key, f"touch began; {UNTIL_GO}", timeout_s=START_S))
             waiting = asyncio.ensure_future(anext(results))
             assert (await direct.run(key, "until [ -e began ]; do sleep 0.05; done", tool="terminal")).exit_code == 0
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(START_S):
                 assert (await stream.receive()).type is aiohttp.WSMsgType.CLOSE
                 assert stream.close_code == 1001
                 with pytest.raises(aiohttp.ClientConnectorError):
@@ -354,7 +354,7 @@ async def test_without_its_container_a_relay_says_so(container: ContainerHandle,
     other = replace(relayed, base_url=relayed.base_url + "x")
     async with ContainerControl(other) as control:
         with pytest.raises(ConnectionLostError, match="is known here"):
-            await control.request("GET", "/v1/info", timeout_s=10)
+            await control.request("GET", "/v1/info", timeout_s=DEADLINE_S)
     async with aiohttp.ClientSession() as http, http.get(f"{other.base_url}/v1/info") as response:
         assert (response.status, (await response.json())["error"]) == (503, "connection_lost")
 

@@ -69,7 +69,7 @@ AS_ROOT = [
     # services
     "service postgresql start && su postgres -c 'createdb shop' && su postgres -c 'psql shop -Atc \"select 6 * 7\"'"
     " | grep -qx 42",
-    "service redis-server start && for _ in $(seq 100); do redis-cli set a b && break; sleep 0.1; done"
+    "service redis-server start && for _ in $(seq 600); do redis-cli set a b && break; sleep 0.1; done"
     " && redis-cli get a | grep -qx b",
     "nginx && curl -sf http://127.0.0.1/ | grep -qi nginx",
     "ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id && cp /root/.ssh/id.pub /root/.ssh/authorized_keys"

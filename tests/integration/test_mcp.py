@@ -145,12 +145,12 @@ async def test_a_client_of_the_protocol_without_sessions_falls_back_to_one() -> 
 
 
 async def test_a_session_that_its_client_forgot_ends() -> None:
-    async with server(idle_timeout_s=1) as (url, executor), aiohttp.ClientSession(headers=ACCEPT) as http:
+    async with server(idle_timeout_s=5) as (url, executor), aiohttp.ClientSession(headers=ACCEPT) as http:
         async with http.post(url, json=INITIALIZE) as reply:
             known = {"Mcp-Session-Id": reply.headers["Mcp-Session-Id"]}
             await reply.read()
         call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
-        call |= {"params": {"name": "bash", "arguments": {"command": "sleep 2; echo ok"}}}
+        call |= {"params": {"name": "bash", "arguments": {"command": "sleep 6; echo ok"}}}
         async with http.post(url, json=call, headers=known) as reply:  # longer than idle: a call is no idleness
             assert "ok" in await reply.text()
         assert held(executor) == 1

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.farm import look
 from agentenv.farm.look import pools_seen
 from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
+from tests.waiting import START_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "ANSWER_TIMEOUT_S", START_S)
 
 
 async def test_rollouts_are_counted_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

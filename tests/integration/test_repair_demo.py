@@ -19,7 +19,7 @@ from examples.repair.__main__ import app
 from tests.integration.repair_tasks import PACKAGE, made
 from tests.integration.test_env_local import leftovers
 from tests.programs import Forked, program
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken_demo.py"
@@ -150,8 +150,8 @@ async def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path, number: signa
     made()
     arguments = (*SMALL, "--group-size", "4")
     async with demo(tmp_path, *arguments, own_interpreter=number == signal.SIGINT) as process:
-        await until(lambda: leftovers(tmp_path) != [], deadline_s=90)
+        await until(lambda: leftovers(tmp_path) != [], deadline_s=START_S)
         process.send_signal(number)
         assert await process.wait() == 128 + number
     assert "Traceback" not in said_by(tmp_path)[1]
-    await until(lambda: leftovers(tmp_path) == [], deadline_s=20)
+    await until(lambda: leftovers(tmp_path) == [], deadline_s=START_S)

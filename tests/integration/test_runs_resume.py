@@ -303,7 +303,7 @@ async def test_what_is_not_the_same_run_is_refused(
 
 async def test_a_run_that_runs_is_neither_resumed_nor_removed(tmp_path: Path) -> None:
     async with ScriptedPolicy(SCRIPT, latency_s=0.2) as policy:
-        arguments = flags(policy, env__total_steps=100)
+        arguments = flags(policy, env__total_steps=1000)
         async with started(tmp_path, "process", *arguments) as process:
             await until(lambda: scored(tmp_path), START_S, lambda: said(tmp_path))
             run = the_run(tmp_path)

@@ -36,7 +36,7 @@ async def on_a_farm(_: Path) -> AsyncIterator[tuple[dict[str, Any], Freed]]:
     async with served(FakeBackend(ContainerSettings(slots_per_container=SLOTS)), pool) as farm:
         ledger = farm.farm.manager.ledger
         of_the_farm = {"env__tool_pool_mode": "farm", "env__farm_url": farm.url, "env__farm_token": token()}
-        yield {**of_the_farm, "env__lease_ttl_s": 3}, lambda: ledger.slot_counts() == {SlotState.free: SLOTS}
+        yield {**of_the_farm, "env__lease_ttl_s": 15}, lambda: ledger.slot_counts() == {SlotState.free: SLOTS}
 
 
 @asynccontextmanager

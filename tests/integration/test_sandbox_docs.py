@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_image import small_image
+from tests.waiting import START_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ISOLATION = "full" if os.geteuid() == 0 else "user"
@@ -27,7 +28,7 @@ async def output_of(example: str, directory: Path) -> str:
         cwd=directory, stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "AGENTENV_STATE_DIR": str(directory / "state"), "AGENTENV_ISOLATION": ISOLATION},
     )  # fmt: skip
-    stdout, _ = await asyncio.wait_for(child.communicate(), timeout=120)
+    stdout, _ = await asyncio.wait_for(child.communicate(), START_S)
     assert child.returncode == 0
     return stdout.decode()
 

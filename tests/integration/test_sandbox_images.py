@@ -29,6 +29,7 @@ from agentenv.errors import (
 from agentenv.sdk.processes import ExecResult
 from tests.integration.awaited import awaited
 from tests.small_image import small_image
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots need root, or ids of its own")
 
@@ -277,10 +278,13 @@ async def test_a_container_without_a_network_has_none_to_give(images: dict[str, 
 
 async def test_a_lone_sandbox_has_the_limits_it_asks_for(images: dict[str, str]) -> None:
     async with AsyncSandbox(image=images[""], memory_mib=3072, storage_mib=2048, cpus=0.5) as box:
-        assert (await box.run("head -c 1500000000 /dev/zero > /opt/large; stat -c %s /opt/large")).exit_code == 0
-        assert (await box.run("head -c 1000000000 /dev/zero > /opt/more")).exit_code != 0
+        large = await box.run("head -c 1500000000 /dev/zero > /opt/large; stat -c %s /opt/large", timeout_s=START_S)
+        assert large.exit_code == 0
+        more = await box.run("head -c 1000000000 /dev/zero > /opt/more", timeout_s=START_S)
+        assert more.exit_code != 0
     async with AsyncSandbox(memory_mib=3072, storage_mib=2048) as plain:
-        assert (await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large")).stdout == "1500000000\n"
+        large = await plain.run("head -c 1500000000 /dev/zero > large && stat -c %s large", timeout_s=START_S)
+        assert large.stdout == "1500000000\n"
 
 
 async def test_sandboxes_of_a_farm_have_its_memory_unless_they_name_their_own(images: dict[str, str]) -> None:

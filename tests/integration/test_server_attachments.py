@@ -16,8 +16,9 @@ from agentenv.sandbox.server.call_queue import MAX_WAITING_BYTES
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER
-from tests.integration.server_client import DEADLINE_S, Client
+from tests.integration.server_client import Client
 from tests.integration.server_stub import TOKEN, StubSupervisor
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ async def test_a_call_is_cancelled_only_with_its_leases_key(
     stub: StubSupervisor, client: Client, key: LeaseKey
 ) -> None:
     other = await client.lease(1)
-    running = client.call(key, command="sleep 2; echo done", timeout_s=60)
+    running = client.call(key, command="until [ -e go ]; do sleep 0.02; done; echo done", timeout_s=60)
     await client.ask(running)
     await client.running(0, 1)
     async with Client(stub.url, TOKEN) as stranger:
@@ -133,6 +134,7 @@ async def test_a_call_is_cancelled_only_with_its_leases_key(
             await stranger.send(stranger.named("cancel", {**running, "lease": lease.model_dump()}))
             await stranger.send(stranger.named("forget", {**running, "lease": lease.model_dump()}))
         assert (await stranger.run(other, "echo seen")).stdout == "seen\n"
+    await client.run(key, "touch go", tool="terminal")
     result = await client.result(running)
     assert (result.cancelled, result.stdout) == (False, "done\n")
     await client.release(other)

@@ -21,6 +21,7 @@ from agentenv.wire.leases import LeaseKey
 from agentenv.wire.spec import MIB, SandboxSpec, SlotLimits
 from tests.integration.server_client import Client, sealing
 from tests.integration.server_stub import descriptors
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = SlotLimits(
@@ -66,11 +67,11 @@ class Container:
         assert self._process.stdin is not None
         assert self._reader is not None
         self._process.stdin.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_S):
             await self._process.wait()
             await self._reader
 
-    async def event(self, name: str, timeout_s: float = 60) -> dict[str, Any]:
+    async def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
         """The next such event; a container that failed says why."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -106,6 +107,14 @@ def _pid_inside(pid: int) -> str:
     """Its number in its own namespace."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+
+
+def _is_first_in(pid: int, namespace: str) -> bool:
+    """Whether it is process 1 of that namespace; not if it has ended meanwhile."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink()) == namespace and _pid_inside(pid) == "1"
+    except OSError:
+        return False
 
 
 def _descendants(pid: int) -> list[int]:
@@ -259,7 +268,7 @@ async def test_seal_keeps_the_workspace_and_nothing_else(client: Client) -> None
 async def test_a_lease_without_heartbeat_ends_in_a_clean_slot(client: Client) -> None:
     key = await client.lease(2, ttl_s=0.3)
     await client.run(key, "touch left")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(START_S):
         while (await client.slot(2)).state != "free":
             await asyncio.sleep(0.01)
     assert (await client.run(key, "true")).error == "stale_lease"
@@ -289,13 +298,7 @@ async def test_a_killed_server_comes_back_to_living_slots(container: Container) 
 async def test_an_agent_that_dies_ends_its_lease_only(container: Container, client: Client) -> None:
     key, other = await client.lease(0), await client.lease(1)
     where = (await client.run(key, "readlink /proc/self/ns/pid")).stdout.strip()
-    agent = [
-        pid
-        for pid in _descendants(os.getpid())
-        if os.path.exists(f"/proc/{pid}/ns/pid")  # noqa: PTH110
-        and os.readlink(f"/proc/{pid}/ns/pid") == where  # noqa: PTH115
-        and _pid_inside(pid) == "1"
-    ]
+    agent = [pid for pid in _descendants(os.getpid()) if _is_first_in(pid, where)]
     assert len(agent) == 1
     lost = client.call(key, command="sleep 1000")
     await client.ask(lost)
@@ -303,7 +306,7 @@ async def test_an_agent_that_dies_ends_its_lease_only(container: Container, clie
     os.kill(agent[0], signal.SIGKILL)
     assert (await client.result(lost)).error == "slot_destroyed"
     assert (await client.run(other, "echo safe")).stdout == "safe\n"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(START_S):
         while (await client.slot(0)).state != "free":
             await asyncio.sleep(0.01)
     assert await client.release(other) == "free"

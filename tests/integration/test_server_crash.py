@@ -15,8 +15,9 @@ from agentenv.errors import ConnectionLostError, InfraError
 from agentenv.sandbox.slot_loss import WAYS, LossReason
 from agentenv.wire.leases import LeaseKey, Tags
 from agentenv.wire.watch import GENERATION_HEADER, WatchBeat, WatchList
-from tests.integration.server_client import DEADLINE_S, Client, sealing
+from tests.integration.server_client import Client, sealing
 from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
+from tests.waiting import DEADLINE_S, START_S
 
 TAGS = Tags(run="exp7", environment="repair", kind="eval", group="g", item="1")
 
@@ -63,7 +64,7 @@ async def test_a_lease_whose_client_died_with_the_server_expires() -> None:
         async with Client(stub.url, TOKEN) as client:
             await client.lease(0, ttl_s=0.5)
             await stub.crash()
-        async with Client(stub.url, TOKEN) as client, asyncio.timeout(10):
+        async with Client(stub.url, TOKEN) as client, asyncio.timeout(START_S):
             while (await client.slot(0)).state != "free":
                 await asyncio.sleep(0.01)
             assert stub.slots[0].lease is None
@@ -108,7 +109,7 @@ async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
         assert (await client.run(key, "true")).error == "slot_destroyed", "a late call hears the same"
         renewed = await client.post("/v1/leases/renew", {"keys": [key.model_dump()], "ttl_s": 5})
         assert [(loss["slot"], loss["error"]) for loss in renewed[1]["lost"]] == [(0, "slot_destroyed")]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(START_S):
             while (await client.slot(0)).state != "free":
                 await asyncio.sleep(0.01)
         again = await client.lease(0)
@@ -133,7 +134,7 @@ async def test_a_slot_that_ends_before_anything_ran_in_it_was_destroyed_by_nobod
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
         await stub.kill_agent(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(START_S):
             while (await client.slot(0)).epoch == key.epoch:
                 await asyncio.sleep(0.01)
         assert (await client.run(key, "true")).error == "lease_lost"
@@ -201,7 +202,7 @@ async def test_a_server_told_to_stop_says_goodbye_and_leaves_the_slots() -> None
             frame = await client.stream.receive()
             assert frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING)
             assert client.stream.close_code == 1001
-            assert stub.server.wait(10) == 0
+            assert stub.server.wait(START_S) == 0
         assert stub.slots[0].agent is not None
         assert not stub.slots[0].agent.ended.done()
         await stub.crash()
@@ -213,7 +214,7 @@ async def test_a_server_ends_with_its_supervisor() -> None:
     async with StubSupervisor(slots=1) as stub:
         assert stub.server is not None
         stub.hang_up()
-        assert await asyncio.to_thread(stub.server.wait, 10) == 0
+        assert await asyncio.to_thread(stub.server.wait, START_S) == 0
 
 
 async def test_a_crashed_server_leaks_no_descriptors_into_the_next() -> None:
@@ -227,8 +228,12 @@ async def test_a_crashed_server_leaks_no_descriptors_into_the_next() -> None:
         async with Client(stub.url, TOKEN) as client:
             await client.run(key, "true")
             first = await descriptors(stub.server.pid)
+        for _ in range(4):
             await stub.crash()
+            async with Client(stub.url, TOKEN) as client:
+                await client.run(key, "true")
         async with Client(stub.url, TOKEN) as client:
             await client.run(key, "true")
-            assert await descriptors(stub.server.pid) == first
+            # A spare shell may be in the making at either moment: its three descriptors, not one of each server.
+            assert abs(await descriptors(stub.server.pid) - first) <= 3
         assert Path(f"/proc/{stub.server.pid}").exists()

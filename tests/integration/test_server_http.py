@@ -107,7 +107,7 @@ async def test_a_batch_over_http_streams_each_result_as_its_own_line(client: Cli
 
 
 async def test_a_post_waits_for_its_calls_even_when_a_stream_asks_for_them_later(client: Client, key: LeaseKey) -> None:
-    call = client.call(key, command="sleep 0.5; echo one")
+    call = client.call(key, command="until [ -e go ]; do sleep 0.02; done; echo one")
 
     async def post() -> list[Any]:
         async with client.http.post("/v1/batch", data=json.dumps({"calls": [call, call]})) as reply:
@@ -116,6 +116,7 @@ async def test_a_post_waits_for_its_calls_even_when_a_stream_asks_for_them_later
     posted = asyncio.create_task(post())
     await client.running(0, 1)
     await client.ask(call)
+    await client.run(key, "touch go", tool="terminal")
     assert (await client.result(call)).stdout == "one\n"
     lines = await posted
     assert [line["type"] for line in lines] == ["accepted", "result"]
@@ -146,10 +147,11 @@ async def test_a_slot_that_is_not_there(client: Client, key: LeaseKey) -> None:
     call = client.call(key.model_copy(update={"slot": 99}), command="true")
     await client.ask(call)
     assert (await client.result(call)).error == "stale_lease"
-    renewed = await client.post(
+    status, renewed = await client.post(
         "/v1/leases/renew", {"ttl_s": 9, "keys": [key.model_copy(update={"slot": 99}).model_dump(), key.model_dump()]}
     )
-    assert renewed == (200, {"renewed": [0], "stale": [99], "lost": [], "supervisor_silent_s": 0.0})
+    assert renewed.pop("supervisor_silent_s") >= 0
+    assert (status, renewed) == (200, {"renewed": [0], "stale": [99], "lost": []})
 
 
 @pytest.mark.parametrize("change", [{"secret": "x" * 32}, {"epoch": 10_000}])
@@ -182,9 +184,9 @@ async def test_a_lease_without_heartbeat_ends_and_its_calls_with_it(client: Clie
 
 async def test_a_lease_that_is_renewed_lives_on(client: Client) -> None:
     granted_s = time.monotonic()
-    key = await client.lease(2, ttl_s=5)
+    key = await client.lease(2, ttl_s=15)
     assert (await client.renew(key, 300)) == [2]
-    await asyncio.sleep(granted_s + 5.2 - time.monotonic())
+    await asyncio.sleep(granted_s + 15.2 - time.monotonic())
     assert (await client.run(key, "echo alive")).stdout == "alive\n"
     await client.release(key)
 

@@ -15,9 +15,9 @@ import pytest_asyncio
 from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES
 from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.leases import LeaseKey
-from tests.integration.server_client import DEADLINE_S, Client
+from tests.integration.server_client import Client
 from tests.integration.server_stub import StubSupervisor
-from tests.waiting import START_S
+from tests.waiting import DEADLINE_S, START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -31,7 +31,7 @@ async def stub() -> AsyncIterator[StubSupervisor]:
 
 async def spare_ready(client: Client, key: LeaseKey) -> None:
     """Until a call would be taken by a spare shell."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(START_S):
         while True:
             cold = (await client.statistics())["calls_cold"]
             await client.run(key, "true")

@@ -193,7 +193,8 @@ async def test_nothing_leaks_over_many_calls(stub: StubSupervisor, client: Clien
         await client.run(key, command, stdin="x" if command == "true" else None, timeout_s=5)
     await client.run(key, "pkill sleep; true")
     await client.info()
-    assert await descriptors(stub.server.pid) == before
+    # A spare shell may be in the making at either moment: its three descriptors, not one for each call.
+    assert abs(await descriptors(stub.server.pid) - before) <= 3
 
 
 async def test_statistics_count(client: Client, key: LeaseKey) -> None:

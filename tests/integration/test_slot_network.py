@@ -425,6 +425,7 @@ sys.stdin.read()
                 assert quiet.curl("http://web.test/").stdout == f"hello from {WEB}\n"
             counts = world.counts(0)
             assert counts["open"] == 256
+            until_open(world, 1, 0)
             assert world.counts(1) | {"pid": 0, "received_bytes": 0, "sent_bytes": 0, "stalls": 0} == {
                 "connections": 50, "open": 0, "refused": 0, "malformed": 0, "failed": 0,
                 "received_bytes": 0, "sent_bytes": 0, "stalls": 0, "pid": 0,

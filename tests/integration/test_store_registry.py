@@ -17,6 +17,7 @@ from agentenv.errors import ImageUnavailableError
 from agentenv.store import RegistrySettings, Store
 from tests.image_sources import OciLayout, compressed, member, sha256, tar_of
 from tests.registry import Registry, running_registry
+from tests.waiting import wait_for
 
 BASE = tar_of(member("base", b"base" * 10_000))
 TOPS = [tar_of(member(f"top{n}", b"top" * 1000)) for n in range(3)]
@@ -52,7 +53,7 @@ def test_an_image_is_pulled_and_layers_that_are_there_are_not(
     first = store.ensure(registry.push(layout.directory, "0"))
     assert [layer.read_bytes() for layer in first.layers] == [BASE, TOPS[0]]
     assert first == store.ensure(f"oci:{layout.directory}:0")
-    assert registry.served(base) == 1
+    assert wait_for(lambda: registry.served(base)) == 1  # it writes its log behind the answer
     other = store.ensure(registry.push(layout.directory, "1"))
     assert [layer.read_bytes() for layer in other.layers] == [BASE, TOPS[1]]
     assert registry.served(base) == 1
@@ -113,7 +114,7 @@ def test_a_pull_that_is_killed_is_continued(registry: Registry, layout: OciLayou
     assert done.returncode == -signal.SIGKILL
     store = Store(tmp_path / "store", registries=RegistrySettings(tls_verify=False))
     assert store.ensure(reference).layers[0].read_bytes() == layer
-    assert registry.served(sha256(compressed(layer, "gzip"))) == 1
+    assert wait_for(lambda: registry.served(sha256(compressed(layer, "gzip")))) == 1
     assert list(store.layout.pulls.iterdir()) == []
 
 

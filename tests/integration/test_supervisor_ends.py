@@ -24,7 +24,7 @@ from tests.integration.supervisor_harness import (
     processes_with,
     wait_for_death,
 )
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation is root's; user mode has its own tests")
 
@@ -48,7 +48,7 @@ def test_ctrl_c_reaches_the_whole_group_and_still_stops_in_order(place: Path) ->
     with Container(place, prefix=("setsid", "-w")) as container:
         ready = container.ready()
         os.killpg(os.getpgid(ready["pid"]), signal.SIGINT)
-        assert container.process.wait(30) == 0
+        assert container.process.wait(START_S) == 0
         container.event("stopped")
         assert_nothing_left(container)
 
@@ -58,7 +58,7 @@ def test_the_end_of_the_lifeline_stops_it(place: Path) -> None:
         container.ready()
         assert container.process.stdin is not None
         container.process.stdin.close()
-        assert container.process.wait(30) == 0
+        assert container.process.wait(START_S) == 0
         assert_nothing_left(container)
 
 
@@ -67,7 +67,7 @@ def test_a_signal_at_any_moment_of_the_start(place: Path, delay_ms: int) -> None
     with Container(place, slots=4) as container:
         threading.Event().wait(delay_ms / 1000)
         container.process.send_signal(signal.SIGTERM)
-        assert container.process.wait(30) in (0, -signal.SIGTERM)  # -TERM: before it began to do anything
+        assert container.process.wait(START_S) in (0, -signal.SIGTERM)  # -TERM: before it began to do anything
         assert_nothing_left(container)
 
 
@@ -76,7 +76,7 @@ def test_sigkill_at_any_moment_of_the_start_leaves_only_what_the_next_start_swee
     with Container(place, slots=4) as container:
         threading.Event().wait(delay_ms / 1000)
         container.process.kill()
-        container.process.wait(30)
+        container.process.wait(START_S)
         wait_for_death(container)
         sweep.sweep(place / "state")
         assert_nothing_left(container)
@@ -88,9 +88,9 @@ def test_sigkill_ends_everything_and_the_next_start_sweeps(place: Path, victim: 
     with Container(place, container=f"killed{os.getpid()}") as container:
         ready = container.ready()
         container.bash(0, f"setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
-        assert processes_with(marker)
+        wait_for(lambda: processes_with(marker))
         os.kill(container.process.pid if victim == "launcher" else ready["pid"], signal.SIGKILL)
-        container.process.wait(30)
+        container.process.wait(START_S)
         wait_for(lambda: not processes_with(marker), explain="the slot's daemon died with its container")
         wait_for_death(container)
         if victim == "supervisor":  # the launcher lived to tidy up
@@ -108,10 +108,10 @@ def test_the_sweep_command_tells_what_it_removed(place: Path) -> None:
     with Container(place) as container:
         container.ready()
         container.process.kill()
-        container.process.wait(30)
+        container.process.wait(START_S)
         wait_for_death(container)
         command = [sys.executable, "-m", "agentenv.sandbox.supervisor.sweep", str(place / "state")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=START_S)
         told = json.loads(done.stdout)
         assert told["container"] == container.spec.container
         assert told["left"] == []
@@ -129,7 +129,7 @@ def test_the_sweep_leaves_a_living_container_alone(place: Path) -> None:
 def failed(container: Container) -> dict[str, str]:
     """The one event of a container that could not start."""
     event = container.event("failed")
-    assert container.process.wait(30) == 2
+    assert container.process.wait(START_S) == 2
     assert container.events.next() is None
     assert len(container.events.seen) == 1
     assert event["message"]
@@ -274,7 +274,7 @@ def test_the_server_says_that_nobody_uses_the_container(place: Path) -> None:
         container.ready()
         container.send(op="unattended")
         assert container.event("unattended")["after_s"] == 5
-        assert container.process.wait(30) == 0
+        assert container.process.wait(START_S) == 0
         container.event("stopped")
         assert_nothing_left(container)
 

@@ -53,7 +53,7 @@ def outside() -> Iterator[int]:
 
 
 def connect(host: str, port: int) -> str:
-    return f"timeout 5 bash -c 'cat < /dev/tcp/{host}/{port}' 2>&1; echo"
+    return f"timeout 60 bash -c 'cat < /dev/tcp/{host}/{port}' 2>&1; echo"
 
 
 def test_the_outside_is_reached_and_this_machine_is_not(tmp_path: Path, outside: int) -> None:

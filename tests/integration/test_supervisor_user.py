@@ -21,7 +21,7 @@ from agentenv.store.layout import Layout
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import REPOSITORY, Container, living, processes_with, wait_for_death
 from tests.ordinary_user import FIRST, UID, delegated_cgroups, give, own_directory, prefix
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with ids of the test's")
 
@@ -143,7 +143,7 @@ def test_sigkill_leaves_only_what_a_sweep_removes(place: Path) -> None:
         container.ready()
         container.bash(0, f"setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
         container.process.send_signal(signal.SIGKILL)
-        container.process.wait(30)
+        container.process.wait(START_S)
         wait_for(lambda: not processes_with(marker), explain="the slot's daemon died with its container")
         wait_for_death(container)
         assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
@@ -155,7 +155,7 @@ def test_full_isolation_is_refused_to_an_ordinary_user(place: Path) -> None:
         event = container.event("failed")
         assert "needs root" in event["message"]
         assert "isolation=user" in event["next_step"]
-        assert container.process.wait(30) == 2
+        assert container.process.wait(START_S) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lower the machine's limit, in a namespace of its own")
@@ -270,7 +270,7 @@ def test_killed_it_leaves_only_what_a_sweep_removes(place: Path) -> None:
         container.ready()
         container.bash(0, "setsid sleep 1000 > /dev/null 2>&1 & echo x > file")
         container.process.send_signal(signal.SIGKILL)
-        container.process.wait(30)
+        container.process.wait(START_S)
         wait_for_death(container)
         assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
         gone(container)

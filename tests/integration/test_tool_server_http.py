@@ -36,7 +36,7 @@ from agentenv.wire.toolserver import MAX_REQUEST_BYTES, CallScope
 from tests.faults.proxy import Proxy
 from tests.integration.web_of_tests import Web, answering
 from tests.unit.api.tool_server_box import Counted
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 TOKEN = "a-token-for-these-tests"
 SCOPE = CallScope(trajectory="t-0", group="g", item="i")
@@ -49,7 +49,7 @@ async def serving(server: ToolServer, port: int = 0) -> AsyncIterator[str]:
 
 
 def client(url: str, **fields: Any) -> ToolServerClient:
-    return ToolServerClient(url, TOKEN, **{"reconnect_deadline_s": 10.0, **fields})
+    return ToolServerClient(url, TOKEN, **{"reconnect_deadline_s": DEADLINE_S, **fields})
 
 
 def http(url: str, headers: dict[str, str] | None = None) -> httpx.AsyncClient:

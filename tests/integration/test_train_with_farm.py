@@ -7,7 +7,7 @@ import copy
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -183,9 +183,14 @@ def end_containers(command: Command) -> None:
         process.communicate(timeout=START_S)
 
 
-async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path: Path) -> None:
+@pytest.fixture
+def ports() -> Iterator[dict[str, int]]:
+    with free_ports("farm", "model", "api") as found:
+        yield found
+
+
+async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path: Path, ports: dict[str, int]) -> None:
     """As they stand there, on ports of this test, with fewer groups."""
-    ports = free_ports("farm", "model", "api")
     tokenizer = str(tmp_path / "tokenizer")
     api = f"http://127.0.0.1:{ports['api']}"
     served = ("--env.runs_dir", str(tmp_path / "runs"),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-DEADLINE_S = 60.0
+from tests.waiting import START_S
 
 
 class Window:
@@ -40,7 +40,7 @@ class Window:
 
     def until(self, pattern: str) -> str:
         """What is shown up to (and with) the pattern; the rest is kept for the next time."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + START_S
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < deadline, f"no {pattern!r} in {self.shown!r}"
             if select.select([self.keys], [], [], 0.1)[0]:
@@ -58,7 +58,7 @@ class Window:
 
     def end(self) -> int:
         """Its exit code; afterwards ``shown`` has all it wrote."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + START_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             if select.select([self.keys], [], [], 0.1)[0]:
@@ -73,7 +73,7 @@ class Window:
     def close(self) -> None:
         self.process.terminate()  # of a test that failed: the fake's children end with an orderly end only
         try:
-            self.process.wait(20)
+            self.process.wait(START_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

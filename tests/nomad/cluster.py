@@ -166,7 +166,7 @@ class Cluster:
         ids = [one["ID"] for one in self.allocations(job_id)]
         self.nomad.purge(job_id)
         for one in ids:
-            wait_for(lambda one=one: self._has_no_container(one), 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
+            wait_for(lambda one=one: self._has_no_container(one), START_S, lambda: self.tell(job_id))  # type: ignore[misc]
 
     def _has_no_container(self, allocation_id: str) -> bool:
         try:

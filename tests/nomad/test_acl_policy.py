@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.job import job_text, job_variables
 from tests.nomad.cluster import Cluster
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = ROOT / "nomad/policies/agentenv.policy.hcl"
@@ -43,7 +44,7 @@ class Server:
         request = urllib.request.Request(
             self.address + path, data=data, method=method, headers={"X-Nomad-Token": self.token}
         )
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=START_S) as reply:
             text = reply.read()
         return json.loads(text) if text else None
 
@@ -79,8 +80,8 @@ def server(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         process = subprocess.Popen([cluster.server.program, "agent", *configs], stdout=log, stderr=log)
     try:
         found = Server(f"http://127.0.0.1:{ports.http}")
-        wait_for(found.bootstrap, 60.0, place.log.read_text)
-        wait_for(found.remembers, 60.0, place.log.read_text)
+        wait_for(found.bootstrap, START_S, place.log.read_text)
+        wait_for(found.remembers, START_S, place.log.read_text)
         found.ask("POST", "/v1/acl/policy/agentenv", {"Name": "agentenv", "Rules": POLICY.read_text()})
         yield found
     finally:
@@ -101,14 +102,13 @@ def settings(server: Server, job_id: str) -> NomadSettings:
 
 async def the_census_that_says(reason: str, settings: NomadSettings) -> Census:
     """Nomad's scheduler comes to an evaluation in its own time: asked again until it has."""
-    census = await NomadFarm(settings).census()
-    for _ in range(200):
-        if any(reason in waiting for waiting in census.waiting_for):
-            break
-        await asyncio.sleep(0.1)
+    ends_s = time.monotonic() + START_S
+    while True:
         census = await NomadFarm(settings).census()
-    assert any(reason in waiting for waiting in census.waiting_for), census
-    return census
+        if any(reason in waiting for waiting in census.waiting_for):
+            return census
+        assert time.monotonic() < ends_s, census
+        await asyncio.sleep(0.1)
 
 
 async def test_it_allows_what_a_farm_does(settings: NomadSettings) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.config import PoolSettings
 from agentenv.farm.orphans import UNATTENDED_AFTER_S
 from agentenv.metrics.scrape import Samples, parse
 from tests import cli
@@ -145,10 +146,12 @@ def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Com
     with command.started("exec", *job, "--", "sleep", "250") as holder:
         leased = wait_for(lambda: command.told("slots", *job, "--state", "leased"), START_S)
         assert leased[0]["trajectory"] == "agentenv-exec"
-        assert orphans(cluster, command, *job, "--observe", "6") == []  # its owner lives
+        assert orphans(cluster, command, *job, "--observe", "20") == []  # its owner lives
         holder.kill()
+    killed_s = time.monotonic()
     found = orphans(cluster, command, *job, "--observe", "6")
-    assert [(one["kind"], one["removed"]) for one in found] == [("lease", False)]
+    if found or time.monotonic() - killed_s < PoolSettings().lease_ttl_s - 5:  # later it may have ended by itself
+        assert [(one["kind"], one["removed"]) for one in found] == [("lease", False)]
     found = orphans(cluster, command, *job, "--observe", "4", "--end-leases")
     if found:  # it may have ended by itself meanwhile: leases last 30 s
         assert [(one["kind"], one["removed"]) for one in found] == [("lease", True)]
@@ -183,8 +186,8 @@ def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command
     ) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "leased\n"
-        time.sleep(12)  # longer than what is asked for below: it is not the time since the start that counts
-        alive = orphans(cluster, command, *job, "--unattended-after", "10", "--observe", "0")
+        time.sleep(22)  # longer than what is asked for below: it is not the time since the start that counts
+        alive = orphans(cluster, command, *job, "--unattended-after", "20", "--observe", "0")
         assert alive == []
         run.kill()
 

@@ -22,7 +22,7 @@ from agentenv.slots.backends.nomad.job import hcl
 from tests.nomad.cluster import Cluster
 from tests.nomad.containers import healthy, url_of
 from tests.nomad.nomad_http import NomadHttp
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def run_one_slot(nomad: NomadHttp, job_id: str) -> None:
         urls = [url_of(nomad.get(f"/v1/allocation/{stub['ID']}")) for stub in stubs]
         return any(url is not None and healthy(url) for url in urls) or None
 
-    wait_for(serving, explain=lambda: str(nomad.get(f"/v1/job/{job_id}/allocations")))
+    wait_for(serving, START_S, lambda: str(nomad.get(f"/v1/job/{job_id}/allocations")))
 
 
 def test_taken_port_is_said_plainly(place: AgentPlace) -> None:

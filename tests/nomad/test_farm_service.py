@@ -83,18 +83,18 @@ def _pid(cluster: Cluster, job_id: str) -> int:
 
 async def _leader(url: str, token: str, former: str = "") -> FarmInfo:
     """The farm that leads, once there is one, another than ``former``: at that address, or where it refers to."""
+    seen: list[FarmInfo] = []
     async with FarmClient(url, token) as client:
 
-        async def look() -> FarmInfo | None:
+        async def look() -> bool:
             try:
-                found = await client.info()
+                seen.append(await client.info())
             except FarmUnreachableError:
-                return None
-            return found if found.boot != former else None
+                return False
+            return seen[-1].boot != former
 
         await eventually(look, START_S)
-        found = await look()
-    assert found is not None
+    found = seen[-1]
     assert found.state == "leader"
     return found
 

@@ -25,7 +25,7 @@ from agentenv.slots.backends.nomad.job import JobShape
 from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
 from tests.nomad.cluster import Cluster
 from tests.nomad.containers import run_in_slot, server_info
-from tests.waiting import DEADLINE_S, wait_for
+from tests.waiting import DEADLINE_S, START_S, wait_for
 
 SPEC = {
     "slots": 2,
@@ -240,7 +240,7 @@ def test_slot_with_network_reaches_neither_its_host_nor_its_neighbours(running: 
         for allocation in sorted(running.urls)
     ]
     gateway, neighbour = networks[0]["Gateway"], networks[1]["IPAddress"]
-    connect = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9))"
+    connect = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 20).recv(9))"
     with listening(gateway) as port:
         # The container itself could: without this, "cannot" below would prove nothing.
         assert "reached" in running.inside("python3", "-c", connect, gateway, str(port))[1]
@@ -265,7 +265,7 @@ def test_stop_is_orderly_and_leaves_nothing(cluster: Cluster) -> None:
         [found] = cluster.allocations(job_id)
         return found if found["ClientStatus"] == "complete" else None
 
-    found = wait_for(over, 60.0, lambda: cluster.tell(job_id))
+    found = wait_for(over, START_S, lambda: cluster.tell(job_id))
     (end,) = (event for event in found["TaskStates"]["sandbox"]["Events"] if event["Type"] == "Terminated")
     assert end["Details"]["exit_code"] == "0", "it ended by itself: a killed one would say 137"
     cluster.purge(job_id)
@@ -274,7 +274,7 @@ def test_stop_is_orderly_and_leaves_nothing(cluster: Cluster) -> None:
 
 def test_missing_token_keeps_the_container_from_starting_until_it_is_there(cluster: Cluster, job_id: str) -> None:
     cluster.run(job_id, {"slots": 1}, token="")
-    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id), 60.0, lambda: cluster.tell(job_id))
+    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id), START_S, lambda: cluster.tell(job_id))
 
     cluster.nomad.put_token(job_id, "a-token-that-comes-late")
 
@@ -322,7 +322,7 @@ def prepull(cluster: Cluster, job_id: str, image: str) -> str:
         ended = [one["ClientStatus"] for one in cluster.allocations(job_id)]
         return ended[0] if ended and ended[0] in ("complete", "failed") else None
 
-    return wait_for(over, 60.0, lambda: cluster.tell(job_id))
+    return wait_for(over, START_S, lambda: cluster.tell(job_id))
 
 
 def test_prepull_says_whether_each_client_has_the_image(cluster: Cluster) -> None:
@@ -346,7 +346,7 @@ def test_client_that_is_not_prepared_is_left_out(cluster: Cluster, job_id: str) 
             found = [one.get("FailedTGAllocs") for one in cluster.nomad.get(f"/v1/job/{job_id}/evaluations")]
             return json.dumps(found) if any(found) else None
 
-        assert "agentenv_data_dir" in wait_for(failures, 60.0, lambda: cluster.tell(job_id))
+        assert "agentenv_data_dir" in wait_for(failures, START_S, lambda: cluster.tell(job_id))
     finally:
         cluster.nomad.post(path, {"NodeID": node["ID"], "Meta": {"agentenv_data_dir": str(cluster.data_dir)}})
     cluster.serving(job_id)

@@ -31,7 +31,7 @@ from agentenv.wire.spec import MIB, SlotLimits
 from hosts.nodes import GUEST, MachineNode
 from tests.farm_service import served
 from tests.nomad.cluster import Cluster
-from tests.nomad.traffic import LEASE_END_S, Account, Farm, farm_at_work
+from tests.nomad.traffic import Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
 from tests.registry import Registry, running_registry
 from tests.small_image import small_image
@@ -73,12 +73,6 @@ def a_node_at_work(nodes: TwoNodes, farm: Farm) -> tuple[Node, set[str]]:
     places = {account.container: nodes.node_of(account.container) for account in farm.traffic.living()}
     node = next(iter(places.values()))
     return node, {container for container, place in places.items() if place == node}
-
-
-async def ended_in_time(farm: Farm, there: list[Account], since_s: float) -> None:
-    """These leases end, and no later than LEASE_END_S after this moment."""
-    await until(lambda: all(account.ended_by for account in there), LEASE_END_S + scaled(5), lambda: repr(farm.pool))
-    assert max(account.ended_at or 0.0 for account in there) - since_s < LEASE_END_S
 
 
 async def spread(nodes: TwoNodes, job_id: str) -> float:
@@ -142,7 +136,7 @@ async def test_a_wire_cut_for_half_a_minute_in_the_middle_of_a_batch(nodes: TwoN
         others = [account for account in farm.traffic.living() if account.container not in containers]
         with node.cut_off():
             cut_at = time.monotonic()
-            await ended_in_time(farm, there, cut_at)
+            await farm.ended_in_time(there, cut_at)
             answered = farm.traffic.answered()
             await asyncio.sleep(max(0.0, scaled(30) - (time.monotonic() - cut_at)))
             assert farm.traffic.answered() > answered, "the other node's calls go on"
@@ -215,9 +209,9 @@ async def test_a_node_that_dies_ends_its_leases_and_is_used_again_when_it_is_bac
         node, containers = a_node_at_work(nodes, farm)
         there = [account for account in farm.traffic.living() if account.container in containers]
         others = [account for account in farm.traffic.living() if account.container not in containers]
-        node.die()
+        await asyncio.to_thread(node.die)
         died_at = time.monotonic()
-        await ended_in_time(farm, there, died_at)
+        await farm.ended_in_time(there, died_at)
         await farm.flowing(50)
         await asyncio.to_thread(node.start_again)
         await asyncio.to_thread(nodes.start, node)

@@ -24,6 +24,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from tests.faults.bare_loop import this_loop
 from tests.waiting import DEADLINE_S, until
 
 LEASE_END_S = scaled(15.0)
@@ -31,6 +32,8 @@ LEASE_END_S = scaled(15.0)
 WHOLE_AGAIN_S = scaled(60.0)
 """The pool is back at its size within this time."""
 _ATTEMPT_S = scaled(90.0)
+_TURNS = 5
+"""Heartbeats until a container is given up: each may be as late as the loop of the test was."""
 
 
 @dataclass
@@ -149,6 +152,15 @@ class Farm:
                 async with session.get(f"{container.base_url}/v1/statistics", headers=headers) as answer:
                     total += (await answer.json())["calls"]
         return total
+
+    async def ended_in_time(self, there: list[Account], since_s: float) -> None:
+        """Return when these leases have ended. Fails the test if one did so later than LEASE_END_S after this moment,
+        and a late loop of the test does not explain it."""
+        late_s: list[float] = []
+        async with this_loop(late_s):
+            await until(lambda: all(account.ended_by for account in there), explain=lambda: repr(self.pool))
+        took_s = max((account.ended_at or 0.0) - since_s for account in there)
+        assert took_s < LEASE_END_S + _TURNS * late_s[0], f"{took_s:.1f} s; the loop was {late_s[0]:.1f} s late"
 
     def is_whole(self) -> bool:
         """Every slot of every container serves or is being reset."""

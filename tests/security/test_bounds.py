@@ -168,7 +168,7 @@ async def test_a_lease_s_environment_is_refused_by_its_name(beside: Beside, env:
         RootSpec(beside.usual, env=env, **ROOM)
     if len(json.dumps(env)) < MAX_MESSAGE_BYTES:  # no server reads more
         with pytest.raises(ConfigError, match=r"root\.env: "):
-            async with beside.executor.open("large", root=forged(beside.usual, env=env), acquire_timeout_s=60):
+            async with beside.executor.open("large", root=forged(beside.usual, env=env), acquire_timeout_s=START_S):
                 pass
     await beside.unharmed()
 
@@ -193,7 +193,7 @@ async def test_every_other_field_of_a_root_is_refused_by_its_name(beside: Beside
     with pytest.raises(ConfigError, match=rf"^root\.{field}: "):
         RootSpec(beside.usual, **{**ROOM, field: value})
     with pytest.raises(ConfigError, match=rf"root\.{field}"):
-        async with beside.executor.open("odd", root=forged(beside.usual, **{field: value}), acquire_timeout_s=60):
+        async with beside.executor.open("odd", root=forged(beside.usual, **{field: value}), acquire_timeout_s=START_S):
             pass
     await beside.unharmed()
 
@@ -229,6 +229,6 @@ async def test_an_image_is_refused_where_it_is_stored_and_where_it_was(beside: B
         image = image_with(beside.images, **config)
     for _ in range(SLOTS):
         with pytest.raises(BadImageError, match=r"(env|user|workdir): "):
-            async with beside.executor.open("large", root=RootSpec(image, **ROOM), acquire_timeout_s=60):
+            async with beside.executor.open("large", root=RootSpec(image, **ROOM), acquire_timeout_s=START_S):
                 pass
     await beside.unharmed()

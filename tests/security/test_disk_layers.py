@@ -53,6 +53,12 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", str(place / "disk")], check=True)
 
 
+@pytest.fixture(scope="module")
+def empty_bytes(disk: Path) -> int:
+    """What is free of it while it is empty."""
+    return free_bytes(disk)
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def the_container(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> AsyncIterator[ImageSlots]:
     with pytest.MonkeyPatch.context() as patch:
@@ -62,10 +68,13 @@ async def the_container(tmp_path_factory: pytest.TempPathFactory, disk: Path) ->
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def slots(the_container: ImageSlots, disk: Path) -> AsyncIterator[ImageSlots]:
+async def slots(the_container: ImageSlots, disk: Path, empty_bytes: int) -> AsyncIterator[ImageSlots]:
     yield the_container
     await the_container.release_all()
-    await until(lambda: not files_of(disk), explain=lambda: f"left: {files_of(disk)}")
+    await until(
+        lambda: not files_of(disk) and free_bytes(disk) == empty_bytes,
+        explain=lambda: f"left: {files_of(disk)}, and {empty_bytes - free_bytes(disk)} bytes are used",
+    )
 
 
 def files_of(disk: Path) -> list[str]:

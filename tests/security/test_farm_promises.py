@@ -24,6 +24,7 @@ from agentenv.api.farm_server.service import USER_TOKEN_S, Listening, farm_servi
 from agentenv.api.farm_server.settings import AskLimits, FarmSettings, PlainSettings
 from agentenv.api.farm_server.tokens import DeniedFile, Right
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.deadlines import scaled
 from agentenv.errors import ForbiddenError, LeaseReclaimedError, UnauthorizedError
 from agentenv.farm_client.access import farm_access
 from agentenv.slots.backends.fake import FakeBackend
@@ -66,8 +67,8 @@ class Site:
             renewed = (await answer.json())["renewed"]
         return [grant.key.slot in renewed for grant in grants]
 
-    async def wants(self, bearer: str, *groups: int, run: str = "", wait_s: float = 1.0) -> list[str]:
-        """Ask for groups of so many slots; the states of the asks."""
+    async def wants(self, bearer: str, *groups: int, run: str = "", wait_s: float = 20.0) -> list[str]:
+        """Ask for groups of so many slots, and wait until one is granted or refused; the names of the asks."""
         asks = {secrets.token_hex(8): [f"t{number}" for number in range(slots)] for slots in groups}
         wanted = [{"request_id": name, "trajectories": trajectories} for name, trajectories in asks.items()]
         status, reply = await self.ask("POST", "/v1/asks", bearer, {"run": run, "asks": wanted, "wait_s": wait_s})
@@ -213,6 +214,7 @@ async def test_an_ask_over_the_cap_says_so_and_goes_on_when_slots_come_back() ->
     async with site() as farm:
         bearer = token(RUN, cap=2)
         first, *_, last = await farm.wants(bearer, 1, 1, 1)
+        await until(lambda: len([*farm.farm.farm.queue.leases(lambda _: True)]) == 2)
         _, waiting = await farm.ask("GET", f"/v1/asks/{last}", bearer)
         place = waiting["place"]
         assert (place["why"], place["run_cap"], place["run_held"]) == ("cap", 2, 2)
@@ -222,7 +224,8 @@ async def test_an_ask_over_the_cap_says_so_and_goes_on_when_slots_come_back() ->
         status, granted = await farm.ask("GET", f"/v1/asks/{other[0]}", bearer)
         assert (status, granted["state"]) == (200, "granted"), "it holds up no other token of its run"
         await farm.ask("DELETE", f"/v1/asks/{first}", bearer)
-        await farm.wants(bearer, 1)
+        await farm.wants(bearer, 1, wait_s=0)
+        await until(lambda: farm.opened(last).granted)
         _, granted = await farm.ask("GET", f"/v1/asks/{last}", bearer)
         assert granted["state"] == "granted"
 
@@ -246,10 +249,10 @@ async def test_a_farm_that_was_restarted_counts_what_its_tokens_hold(tmp_path: P
     again = LocalBackend(settings, detached=True, state_dir=tmp_path)
     async with served(again, pool) as farm, aiohttp.ClientSession() as http:
         await until(lambda: farm.farm.queue_policy.held(RUN) == 2, START_S)
-        (name,) = await Site(farm, Access(KEYS), http).wants(bearer, 1)
+        (name,) = await Site(farm, Access(KEYS), http).wants(bearer, 1, wait_s=0)
         opened = farm.farm.queue.find(name, RUN)
         assert opened is not None
-        assert farm.farm.queue.place(opened, farm.farm.queue.forecast()).why == "cap"
+        await until(lambda: farm.farm.queue.place(opened, farm.farm.queue.forecast()).why == "cap")
         await again.stop_all()
 
 
@@ -297,7 +300,7 @@ async def test_a_slot_that_ended_while_no_service_ran_is_told_by_the_next(lives:
         assert first.status == 200
     async with lives.life() as (farm, http):
         await is_free(farm)
-    async with lives.life() as (farm, http):  # and by the one after it
+    async with lives.life(idle_s=600) as (farm, http):  # and by the one after it
         for _ in range(2):
             refused = await http.bash("t1", "cat f || echo EMPTY WORKSPACE")
             assert refused.refusal == (502, "stale_lease")
@@ -315,9 +318,10 @@ async def is_free_but_for(farm: Farm, name: str) -> None:
 
 
 async def test_a_slot_that_ends_in_a_life_that_has_not_called_it_is_told(lives: Lives) -> None:
-    async with lives.life() as (_, http):
+    idle_s = scaled(15.0)  # longer than the second life takes to begin
+    async with lives.life(idle_s) as (_, http):
         await http.bash("t1", "echo work > f")
-    async with lives.life() as (farm, http):
+    async with lives.life(idle_s) as (farm, http):
         assert [lease.trajectory for lease in farm.queue.leases(lambda _: True)] == ["t1"]
         await is_free(farm)
         assert (await http.bash("t1", "cat f")).refusal == (502, "stale_lease")
@@ -388,7 +392,7 @@ STREAMS: Final = ("/v1/news?client=c", "/v1/sight/changes", "/v1/leases/{lease}/
 @pytest.mark.parametrize("end", ENDS)
 async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: Path) -> None:
     async with site(slots=2) as farm:
-        bearer = dying(4.0 if end == "expired" else 600.0)
+        bearer = dying(15.0 if end == "expired" else 600.0)
         names = await farm.wants(bearer, 1, 1, 1)
         queue = farm.farm.farm.queue
         await until(lambda: len([*queue.leases(lambda _: True)]) == 2)
@@ -412,7 +416,7 @@ async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: 
         assert (await farm.ask("GET", "/v1/farm", bearer))[0] == 401
         assert not list(queue.waiting()), "nothing is granted any more"
         queue.end(mine[0].id, LeaseReclaimedError("its slot becomes free"))
-        free = await farm.wants(token("free"), 1, run="free", wait_s=20)
+        free = await farm.wants(token("free"), 1, run="free")
         assert queue.find(free[0], "free").granted  # type: ignore[union-attr]
         assert queue.find(names[2], RUN) is None
 
@@ -420,7 +424,7 @@ async def test_nothing_of_a_token_goes_on_when_it_has_ended(end: str, tmp_path: 
 async def test_leases_of_a_revoked_token_are_not_renewed() -> None:
     async with site() as farm:
         bearer, other = dying(600.0), token(RUN)
-        (name,), (kept,) = await farm.wants(bearer, 1, wait_s=20), await farm.wants(other, 1, wait_s=20)
+        (name,), (kept,) = await farm.wants(bearer, 1), await farm.wants(other, 1)
         grants = [farm.farm.farm.queue.state_of(opened).leases[0] for opened in map(farm.opened, (name, kept))]
         assert await farm.renewed(*grants) == [True, True]
         answer = await revoked(farm, bearer)
@@ -437,8 +441,8 @@ async def test_leases_of_a_revoked_token_are_not_renewed() -> None:
 async def test_leases_of_a_revoked_token_end_at_once_when_that_is_wanted() -> None:
     async with site() as farm:
         bearer = dying(600.0)
-        await farm.wants(bearer, 1, 1, wait_s=20)
-        await farm.wants(token(RUN), 1, wait_s=20)
+        await farm.wants(bearer, 1, 1)
+        await farm.wants(token(RUN), 1)
         await until(lambda: len([*farm.farm.farm.queue.leases(lambda _: True)]) == 3)
         answer = await revoked(farm, bearer, end_leases="true")
         assert (answer["leases"], answer["ended"]) == (2, True)
@@ -488,7 +492,7 @@ async def test_who_asks_beside_a_container_that_keeps_its_leases_gets_a_slot_of_
     pool = PoolSettings(min_containers=1, max_containers=2)
     async with served(backend, pool) as farm, aiohttp.ClientSession() as http:
         asked = Site(farm, Access(KEYS), http)
-        await asked.wants(token(RUN), 1, wait_s=20)
+        await asked.wants(token(RUN), 1)
         (lease,) = farm.farm.queue.leases(lambda _: True)
         farm.farm.drain(lease.container, "operator")
         (name,) = await asked.wants(token(RUN), 1, wait_s=0)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from agentenv.deadlines import scaled
 from agentenv.errors import SlotDestroyedError
 from agentenv.executor.session import ToolSession
 from tests.faults.bare_loop import bare_loop
@@ -49,6 +50,7 @@ for _ in {1..5}; do  # it sleeps in its splice, and not for a moment before
     until [ "$(cut -d ' ' -f 3 /proc/$(cat /tmp/holds)/stat)" = S ]; do sleep 0.01; done
     sleep 0.01
 done
+: > /tmp/held
 """
 CALLS: list[tuple[str, dict[str, object]]] = [
     ("bash", {"command": "echo on"}),
@@ -59,10 +61,12 @@ CALLS: list[tuple[str, dict[str, object]]] = [
     ("read_file", {"path": "hold.py"}),
     ("write_file", {"path": "new", "text": "text"}),
 ]
+ATTEMPTS = 3
+"""Another load of the machine may come and go; what an attack does is there each time."""
 LATER_THAN_BARE = 20
 """A call is some twenty turns of loops and processes, any of which may be as late as a bare loop was."""
-LONGEST_S = 60.0
-"""For one call whose deadline is 2 s: a killed call is waited for for 15 s, a slot's end and its start take a while."""
+LONGEST_S = scaled(60.0)
+"""After its deadline: a killed call is waited for for 15 s, a slot's end and its start take a while."""
 
 
 async def _neighbour(session: ToolSession, over: asyncio.Event) -> list[float]:
@@ -77,7 +81,7 @@ async def _neighbour(session: ToolSession, over: asyncio.Event) -> list[float]:
 
 async def _answer(session: ToolSession, tool: str, arguments: dict[str, object], *, timeout_s: float = 2) -> str:
     """How a call ended: never as a failure of ours."""
-    async with asyncio.timeout(LONGEST_S):
+    async with asyncio.timeout(timeout_s + LONGEST_S):
         try:
             result = await session.call(tool, arguments, timeout_s=timeout_s)
         except SlotDestroyedError as error:
@@ -99,7 +103,16 @@ async def _answer(session: ToolSession, tool: str, arguments: dict[str, object],
     ids=["left behind", "the command itself", "of the next shells"],
 )
 async def test_who_holds_a_pipe_holds_up_its_own_slot(slots: Slots, attack: str, destroyed: bool) -> None:
-    one, two = await slots.open("one"), await slots.open("two")
+    for number in range(ATTEMPTS):
+        async with slots.executor.open(f"one-{number}") as one, slots.executor.open(f"two-{number}") as two:
+            late = await lateness(one, two, attack, destroyed)
+        if not late:
+            break
+    assert not late, late
+
+
+async def lateness(one: ToolSession, two: ToolSession, attack: str, destroyed: bool) -> str:
+    """Why the attack is to be made again: the neighbour waited for it, or it came to nothing. Empty if it is not."""
     for path, text in (("hold.py", HOLD), ("shells.py", HOLD_THE_NEXT_SHELLS)):
         assert (await one.call("write_file", {"path": path, "text": text})).fault == "none"
     over, bare_s = asyncio.Event(), list[float]()
@@ -107,13 +120,17 @@ async def test_who_holds_a_pipe_holds_up_its_own_slot(slots: Slots, attack: str,
     try:
         async with bare_loop(bare_s):
             # What it leaves behind holds the pipe once Python has started, which a loaded machine takes seconds for.
-            ends = [await _answer(one, "bash", {"command": attack}, timeout_s=15 if destroyed else 2)]
+            ends = [await _answer(one, "bash", {"command": attack}, timeout_s=scaled(20) if destroyed else 2)]
             ends += [await _answer(one, tool, arguments) for tool, arguments in CALLS]
     finally:
         over.set()
         took_s = await neighbour
-    assert max(took_s) < max(5.0, LATER_THAN_BARE * bare_s[0]), "the neighbour waited for it"
-    assert ("slot_destroyed" in ends) >= destroyed, ends
+    if destroyed and "slot_destroyed" not in ends:
+        assert await sh(one, "ls /tmp/held 2>/dev/null") == "", ends
+        return f"no pipe was held in time: {ends}"
+    if max(took_s) < max(5.0, LATER_THAN_BARE * bare_s[0]):
+        return ""
+    return f"the neighbour waited for it: {max(took_s):.1f} s (a bare loop was {bare_s[0]:.3f} s late)"
 
 
 async def test_a_slot_whose_pipe_is_held_can_be_given_back_and_used_again(slots: Slots) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,9 +194,12 @@ async def test_no_process_of_a_slot_keeps_the_machines_mounts(slots: ImageSlots)
     await sh(await slots.open(), "true")
     (agent,) = slots.agents()
     namespace, root = Path(f"/proc/{agent}/ns/mnt").readlink(), Path(f"/proc/{agent}/root").stat()
-    inside = [pid for pid in slots.processes() if Path(f"/proc/{pid}/ns/mnt").readlink() == namespace]
-    assert agent in inside
-    places = {pid: Path(f"/proc/{pid}/cwd").stat() for pid in inside}
+    places = {}
+    for pid in slots.processes():
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/ns/mnt").readlink() == namespace:
+                places[pid] = Path(f"/proc/{pid}/cwd").stat()
+    assert agent in places
     assert [pid for pid, place in places.items() if place.st_dev != root.st_dev] == []
 
 

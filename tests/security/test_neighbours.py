@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.deadlines import scaled
+from agentenv.executor.session import ToolSession
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from tests.security.conftest import Slots, sh
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,9 +29,14 @@ async def test_a_neighbours_files_cannot_be_found(slots: Slots) -> None:
 async def test_a_neighbours_processes_cannot_be_seen_or_signalled(slots: Slots) -> None:
     one, two = await slots.open("one"), await slots.open("two")
     await sh(one, "sleep 4321 >/dev/null 2>&1 &")
-    assert "4321" not in await sh(two, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+
+    async def seen(session: ToolSession) -> bool:
+        return "4321" in await sh(session, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+
+    await eventually(lambda: seen(one))
+    assert not await seen(two)
     await sh(two, "kill -9 -1; true")
-    assert "4321" in await sh(one, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert await seen(one)
 
 
 async def test_slots_have_uids_of_their_own(slots: Slots) -> None:

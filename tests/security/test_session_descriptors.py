@@ -34,7 +34,7 @@ async def test_tmux_is_told_what_to_do_over_a_pipe(slots: Slots) -> None:
 async def test_a_background_process_has_no_socket(slots: Slots) -> None:
     one = await slots.open("one")
     await one.call("process", {"action": "start", "command": "echo $$ > pid; exec sleep 600"})
-    await sh(one, "for _ in $(seq 100); do [ -s pid ] && break; sleep 0.1; done")
+    await sh(one, "until [ -s pid ]; do sleep 0.1; done", timeout_s=60)
     assert (await sh(one, SOCKETS.replace("{pid}", "$(cat pid)"))).startswith("pipe:[")
 
 

@@ -46,6 +46,9 @@ ERRORS: Final = {
     int(socket.AF_NETLINK): {"EPROTONOSUPPORT", "ESOCKTNOSUPPORT"},
     int(socket.AF_UNIX): {"EPROTONOSUPPORT", "ESOCKTNOSUPPORT"},
 }
+MOST_GROWN: Final = LIMITS.memory_bytes * 1.1
+TRIES: Final = 3
+"""Counted is all of the machine: what others take meanwhile comes and goes, what a slot takes is there each time."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -91,14 +94,15 @@ def _uncounted_bytes() -> int:
 @pytest.mark.parametrize("attempt", socket_walk.ATTEMPTS)
 @pytest.mark.parametrize("who", WHO)
 async def test_buffers_stay_within_the_slots_memory(slots: ImageSlots, who: str, attempt: str) -> None:
-    session = await _open(slots, who)
-    idle = _uncounted_bytes()
     command = f"{WHO[who][0]}python3 /tmp/walk.py hold {attempt} > /tmp/held 2>&1 & p=$!; " + (
         "until [ -s /tmp/held ] || ! kill -0 $p 2>/dev/null; do sleep 0.05; done; cat /tmp/held"
     )
-    told = await sh(session, command, timeout_s=60)
-    grown = _uncounted_bytes() - idle
-    assert grown < LIMITS.memory_bytes * 1.1, (
-        f"{grown >> 20} MiB beside the {LIMITS.memory_bytes >> 20} of the slot: {told}"
-    )
-    await slots.release_all()
+    grown: list[int] = []
+    told = ""
+    while len(grown) < TRIES and not any(each < MOST_GROWN for each in grown):
+        session = await _open(slots, who)
+        idle = _uncounted_bytes()
+        told = await sh(session, command, timeout_s=60)
+        grown.append(_uncounted_bytes() - idle)
+        await slots.release_all()
+    assert min(grown) < MOST_GROWN, f"{min(grown) >> 20} MiB beside the {LIMITS.memory_bytes >> 20} of the slot: {told}"

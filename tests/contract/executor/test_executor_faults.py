@@ -13,6 +13,7 @@ from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.calls import CallResult
 from tests.contract.executor.farm import Breaker, sh
 from tests.waiting import START_S
 
@@ -29,13 +30,17 @@ async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
         yield opened
 
 
+async def lasting(session: ToolSession, command: str) -> CallResult:
+    return await session.call("bash", {"command": command}, timeout_s=2 * START_S)
+
+
 async def test_a_restarted_server_never_runs_a_call_again(session: ToolSession, breaker: Breaker) -> None:
     await sh(session, "echo kept > kept; touch log")
-    call = asyncio.create_task(sh(session, "echo ran >> log; sleep 30"))
+    call = asyncio.create_task(lasting(session, "echo ran >> log; sleep 1000"))
     await asyncio.sleep(0.3)
     await breaker.crash_server()
     with pytest.raises(CallLostError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             await call
     said = await sh(session, "cat kept log")
     assert said in ("kept\n", "kept\nran\n"), "the slot and its files outlive the server; nothing ran twice"
@@ -45,11 +50,11 @@ async def test_a_dead_container_ends_its_calls_typed(
     executor: ToolExecutor, session: ToolSession, breaker: Breaker
 ) -> None:
     await sh(session, "true")
-    call = asyncio.create_task(sh(session, "sleep 30"))
+    call = asyncio.create_task(lasting(session, "sleep 1000"))
     await asyncio.sleep(0.2)
     await breaker.kill_container(session.lease.container)
     with pytest.raises(ContainerLostError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             await call
     with pytest.raises(InfraError):
         await session.call("bash", {"command": "true"})

@@ -162,7 +162,7 @@ async def test_a_signal_it_handles_and_a_deadline(session: ToolSession) -> None:
         assert await program.stdout.readline() == b"ready\n"
         await program.kill("TERM")
         assert await all_of(program) == (b"caught\n", b"", 3)
-    async with started(session, "echo begun; sleep 600", timeout_s=0.5) as program:
+    async with started(session, "echo begun; sleep 600", timeout_s=8) as program:
         assert (await all_of(program), program.timed_out) == ((b"begun\n", b"", 137), True)
 
 

@@ -13,6 +13,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sessions.head_tail import seam
 from tests.contract.executor.farm import OWN, UNTIL_GO, go, until_bash
 from tests.contract.executor.terminals import LONG_S, finished, state, terminal
+from tests.waiting import DEADLINE_S, START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -142,7 +143,7 @@ async def test_a_busy_session_refuses_at_once_and_says_what_runs(session: ToolSe
     await terminal(session, "cat; sleep 600 # and a question", timeout_s=0)
     began = time.monotonic()
     refused = await terminal(session, "echo typed into it")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LONG_S / 2
     assert (refused.fault, refused.error) == ("model", "session_busy")
     assert "sleep 600 # and a question" in refused.message
     assert (await terminal(session, reset=True)).fault == "none"
@@ -181,7 +182,7 @@ BACKGROUND = {
 async def test_an_interrupt_spares_the_background(session: ToolSession, form: str) -> None:
     await terminal(session, f"{BACKGROUND[form]}\nprintf %s $! > pid")
     alive = "ps -o pid=,args= --ppid $(cat pid) -p $(cat pid) | grep 1000"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while "1000" not in (before := (await terminal(session, alive)).stdout):
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.05)  # start times are in ticks of 10 ms
@@ -227,14 +228,13 @@ async def test_a_shell_that_is_replaced_is_told(session: ToolSession) -> None:
 
 
 async def test_sessions_are_apart_and_do_not_wait_for_each_other(session: ToolSession) -> None:
-    await terminal(session, "v=1; sleep 30", session="stuck", timeout_s=0)
-    waiting = asyncio.ensure_future(terminal(session, "", session="stuck", timeout_s=30))
-    began = time.monotonic()
+    await terminal(session, "v=1; sleep 600", session="stuck", timeout_s=0)
+    longest = {"command": "", "session": "stuck", "timeout_s": 500}
+    waiting = asyncio.ensure_future(session.call("terminal", longest, timeout_s=600))
     for index in range(10):
         result = await terminal(session, f"v={index}; echo $v", session=f"s{index}")
         assert result.stdout == f"{index}\n"
     assert (await session.call("bash", {"command": "echo bash"})).stdout == "bash\n"
-    assert time.monotonic() - began < 20
     assert (await terminal(session, "echo $v", session="s3")).stdout == "3\n"
     assert not waiting.done()
     while not waiting.done():  # again where it came between a fork and its exec
@@ -343,7 +343,7 @@ async def test_bad_input_is_refused_clearly(session: ToolSession, arguments: dic
 
 
 async def test_sealing_and_release_end_every_session(executor: ToolExecutor) -> None:
-    async with executor.open("first", acquire_timeout_s=30) as opened:
+    async with executor.open("first", acquire_timeout_s=START_S) as opened:
         await terminal(opened, f"mine=1; (trap '' TERM HUP; sleep 300{OWN}) & echo kept > kept")
         waiting = asyncio.ensure_future(terminal(opened, f"sleep 300{OWN}", session="other"))
         await until_bash(opened, f"[ $(ps -eo args | grep -c '^sleep 300{OWN}') = 2 ]")

@@ -23,6 +23,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.transfers import CHUNKED, LEASE_HEADER, Entry, chunk
 from tests.contract.executor.farm import OWN, until_bash
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -203,7 +204,7 @@ async def test_calls_go_on_beside_transfers(executor: ToolExecutor, session: Too
 
     standing = asyncio.ensure_future(raw(session, "slow", body()))
     await began.wait()
-    async with executor.open("neighbour", acquire_timeout_s=30) as neighbour:
+    async with executor.open("neighbour", acquire_timeout_s=START_S) as neighbour:
         assert await bash(session, "echo mine") == "mine\n"
         assert await bash(neighbour, "echo theirs") == "theirs\n"
     go_on.set()
@@ -212,7 +213,7 @@ async def test_calls_go_on_beside_transfers(executor: ToolExecutor, session: Too
 
 
 async def test_a_transfer_ends_with_its_lease(executor: ToolExecutor, tmp_path: Path) -> None:
-    async with executor.open("leaver", acquire_timeout_s=30) as leaver:
+    async with executor.open("leaver", acquire_timeout_s=START_S) as leaver:
         lease = leaver.lease
     with pytest.raises(StaleLeaseError):
         await upload(lease, tmp_path, "x")
@@ -234,7 +235,7 @@ async def test_a_transfer_that_was_cut_is_done_again(tmp_path: Path) -> None:
     async with (
         SlotPool(backend) as pool,
         ToolExecutor(pool, ToolCatalog.builtin()) as executor,
-        executor.open("t", acquire_timeout_s=30) as session,
+        executor.open("t", acquire_timeout_s=START_S) as session,
     ):
         moved: list[int] = []
 

@@ -27,6 +27,7 @@ from agentenv.containers.transfer import download, download_layers, get_tar, put
 from agentenv.errors import AgentEnvError, CheckpointError, ConnectionLostError, InfraError, LeaseLostError
 from agentenv.sandbox.server import bodies, transfer_routes
 from agentenv.sandbox.server.access import BEARER, Bearer
+from agentenv.sandbox.server.transfer_run import TransferRun
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.wire.leases import LAYERS_HEADER, LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
@@ -70,6 +71,14 @@ class Run:
     close = kill
 
 
+class Impatient(transfer_routes.Waited):
+    """Has no patience with the run; the two ends of the connection have all of theirs."""
+
+    def __init__(self, run: TransferRun) -> None:
+        super().__init__(run)
+        self._left_s = 0.2
+
+
 @dataclass
 class Io:
     """As much of a slot's as a transfer looks at."""
@@ -106,7 +115,7 @@ async def served(
         made.append(make())
         return made[-1]
 
-    monkeypatch.setattr(bodies, "IDLE_S", 0.2)
+    monkeypatch.setattr(transfer_routes, "Waited", Impatient)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application(middlewares=[_by_control_token])
     slot = SimpleNamespace(io=lambda _: Io(replace(USUAL_PATHS, own_root=image)))

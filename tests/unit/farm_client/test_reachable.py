@@ -14,7 +14,7 @@ async def test_a_loop_that_was_held_while_it_connected_has_reached_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         asked = asyncio.create_task(reachable(f"http://127.0.0.1:{server.getsockname()[1]}", 0.4))
         await loop_turns(2)
-        time.sleep(1.0)  # noqa: ASYNC251
+        time.sleep(1.0)
         assert await asked
 
 

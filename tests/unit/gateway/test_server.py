@@ -204,7 +204,7 @@ async def test_a_body_that_is_not_encoded_as_its_header_says_is_refused(caplog: 
 
 async def test_others_are_answered_while_a_large_request_is_read() -> None:
     async with served(Policy()) as client:
-        shares = []
+        shares: list[float] = []
         while len(shares) < 3 and not any(share < 0.5 for share in shares):  # again where the machine stood still
             shares.append(await _longest_wait_beside_a_large_request(client))
     assert min(shares) < 0.5

@@ -56,7 +56,7 @@ def test_the_longest_turn_is_told_with_its_place(watch: LoopWatch, caplog: pytes
 
 def test_only_what_users_notice_is_a_warning(watch: LoopWatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        run(watch, 0.1, 1.1)
+        run(watch, 0.1, 1.6)
     held_s = {
         record.levelno >= logging.WARNING: float(re.findall(r"held for (\S+) s", record.getMessage())[0])
         for record in caplog.records

@@ -15,8 +15,9 @@ from agentenv.sandbox.server.slot_sessions import SlotHost, SlotSessions
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
+from tests.waiting import START_S
 
-WAIT_S = 20.0
+WAIT_S = START_S
 
 
 class BoxHost(SlotHost):

@@ -17,7 +17,8 @@ from agentenv.sessions import foreground, terminal_calls
 from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TerminalReply, TmuxArguments, TmuxReply
-from tests.unit.sessions.session_box import BoxHost, BoxSessions
+from tests.unit.sessions.session_box import WAIT_S, BoxHost, BoxSessions
+from tests.waiting import eventually, until
 
 MIB = 1024 * 1024
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -31,23 +32,19 @@ async def host(tmp_path: Path) -> AsyncIterator[BoxHost]:
 
 
 async def all_ended(host: BoxHost) -> None:
-    async with asyncio.timeout(20):
-        while host.busy:
-            await asyncio.sleep(0.01)
+    await until(lambda: not host.busy, WAIT_S)
 
 
 async def test_a_helper_that_fails_says_nothing_and_one_that_is_stopped_is_not_known(host: BoxHost) -> None:
-    assert await output_of(host, "echo", "said", longest_s=20) == b"said\n"
-    assert await output_of(host, "false", longest_s=20) == b""
+    assert await output_of(host, "echo", "said", longest_s=WAIT_S) == b"said\n"
+    assert await output_of(host, "false", longest_s=WAIT_S) == b""
     assert await output_of(host, "bash", "-c", "kill -STOP $$", longest_s=0.2) is None
     await all_ended(host)
 
 
 async def test_a_helper_nobody_waits_for_any_more_is_killed(host: BoxHost) -> None:
     asking = asyncio.ensure_future(output_of(host, "sleep", "600", longest_s=600))
-    async with asyncio.timeout(20):
-        while not host.busy:
-            await asyncio.sleep(0.01)
+    await until(lambda: host.busy, WAIT_S)
     asking.cancel()
     await asyncio.wait([asking])
     assert asking.cancelled()
@@ -121,8 +118,13 @@ async def test_a_shell_that_an_interrupt_helps_is_asked_again(
 
     mute = await terminal(command="trap 'unalias for' INT; alias for=:", pty=pty)
     assert "no longer responds" in mute.note
-    for _ in range(5):
-        if (reply := await terminal(keys=["C-c"], timeout_s=10)).state == "idle":
-            break
-    assert (reply.state, reply.note) == ("idle", "")
+    notes = list[str]()
+
+    async def helped() -> bool:
+        reply = await terminal(keys=["C-c"], timeout_s=10)
+        notes.append(reply.note)
+        return reply.state == "idle"
+
+    await eventually(helped)
+    assert notes[-1] == ""
     sessions.close()

@@ -13,7 +13,8 @@ import pytest
 from agentenv.errors import UnknownSessionError
 from agentenv.sessions.tmux import _BURST, LINES_PER_TURN, WORK_PER_S, LineReader, Tmux, TmuxSetup
 from agentenv.sessions.unread import Unread
-from tests.unit.sessions.session_box import BoxHost
+from tests.unit.sessions.session_box import WAIT_S, BoxHost
+from tests.waiting import DEADLINE_S, until
 
 MIB = 1024 * 1024
 
@@ -34,9 +35,7 @@ async def host(tmp_path: Path) -> AsyncIterator[BoxHost]:
 @pytest.fixture
 async def tmux(host: BoxHost) -> AsyncIterator[Tmux]:
     made = Tmux(host, TmuxSetup("s", None, host.workspace, {}, 24, 80, record=True), Unread())
-    async with asyncio.timeout(20):
-        while not made._readers:
-            await asyncio.sleep(0.01)
+    await until(lambda: made._readers, WAIT_S)
     yield made
     made.close()
 
@@ -127,9 +126,10 @@ async def test_pauses_without_end_make_one_question(tmux: Tmux) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_tmux_that_never_answers_is_given_up(tmux: Tmux) -> None:
+async def test_a_tmux_that_never_answers_is_given_up(tmux: Tmux, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentenv.sessions.tmux._ANSWER_S", 2 * DEADLINE_S)
     asked = [asyncio.ensure_future(tmux.command("x" * 5_000)) for _ in range(600)]
-    await asyncio.wait(asked, timeout=10)  # less than one of them would wait for its answer
+    await asyncio.wait(asked, timeout=DEADLINE_S)  # less than one of them would wait for its answer
     assert {type(one.exception()) for one in asked if one.done()} == {UnknownSessionError}
     assert all(one.done() for one in asked)
     assert (tmux.alive, len(tmux._asked), tmux._socket.unsent_bytes) == (False, 0, 0)

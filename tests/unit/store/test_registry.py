@@ -87,7 +87,7 @@ def test_a_download_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_download_beyond_the_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skopeo(tmp_path, f"exec cat /dev/zero > {tmp_path}/layout/blobs/sha256/endless")
+    skopeo(tmp_path, f"head -c 50000000 /dev/zero > {tmp_path}/layout/blobs/sha256/large; exec sleep 1000")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(BadImageError, match="more than 1000000 bytes"):
         registry.download(parse("x"), RegistrySettings(), tmp_path, {}, 0, lambda _: None, limit_bytes=1_000_000)

@@ -256,7 +256,7 @@ WORK: Final[dict[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_what_the_server_does_with_a_large_value_takes_its_loop_no_50_ms(work: Callable[[], object]) -> None:
     """Where MD5 of a mebibyte takes 1.7 ms: a machine that is slower, or that others load, has as much longer."""
-    shares = []
+    shares: list[float] = []
     while len(shares) < 10 and not any(share < 0.05 / 0.0017 for share in shares):
         shares.append(_cpu_s(work) / _cpu_s(lambda: hashlib.md5(b"x" * 2**20, usedforsecurity=False).digest()))
     assert min(shares) < 0.05 / 0.0017

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,18 @@ from hypothesis import strategies as st
 from agentenv.sandbox.server.tools.bash import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.supervisor import static_bash
 from agentenv.sandbox.supervisor.static_bash import BASH
+from tests.waiting import START_S
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "FRUIT": "pear"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """A program that starts slowly is not taken for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_bash, "_TIMEOUT_S", START_S)
+        yield
+
 
 # What both shells must do alike: stdout, exit code, and (unless listed below) stderr.
 SCRIPTS = [

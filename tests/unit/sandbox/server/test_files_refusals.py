@@ -18,6 +18,7 @@ from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
 from agentenv.sandbox.server.tools.files import Finished, run_file_tool
 from agentenv.sandbox.slotagent.build import ensure_built
 from tests.unit.sandbox.server.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F401
+from tests.waiting import START_S
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_slotfiles_refuses_nonsense_arguments() -> None:
         ["/tmp", "read", "x", "-1", "1"],
         ["/tmp", "steal", "x"],
     ):
-        assert subprocess.run([files, *argv], capture_output=True, timeout=10).returncode == 205, argv
+        assert subprocess.run([files, *argv], capture_output=True, timeout=START_S).returncode == 205, argv
 
 
 async def test_a_write_of_other_than_what_was_sent_is_a_protocol_error() -> None:

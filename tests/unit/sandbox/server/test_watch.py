@@ -59,8 +59,9 @@ class Response:
 
 
 def _follow(
-    container: Container, watchers: Watchers, response: Response, watcher: Watcher, beat_s: float = 1.0
+    container: Container, watchers: Watchers, response: Response, watcher: Watcher, beat_s: float = 600.0
 ) -> asyncio.Task[None]:
+    """By itself it sends the first beat, and no other."""
     route = WatchRoute(container, watchers)
     return asyncio.create_task(route._follow(watcher, cast("web.StreamResponse", response), beat_s))
 

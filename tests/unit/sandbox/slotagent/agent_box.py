@@ -34,12 +34,13 @@ from agentenv.sandbox.slotagent.protocol import (
     spawn_text,
 )
 from tests.unit.sandbox.identity import as_user
+from tests.waiting import START_S
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}[platform.machine()]
 UID = 2_000_000 + os.getpid() % 1_000_000
 """Nobody else's, not even another test run's: the kernel counts processes per user."""
-WAIT_S = 20.0
+WAIT_S = START_S
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 Where = Literal["plain", "bwrap"]
 BWRAP = (
@@ -181,11 +182,13 @@ class AgentBox:
 
     def cpu_s(self) -> float:
         """CPU time that the agent itself has used so far: it does not depend on what else the machine does."""
-        pid = self.process.pid
-        if self._where == "bwrap":
-            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{self._pid()}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _pid(self) -> int:
+        """The agent's, outside the sandbox."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text()) if self._where == "bwrap" else pid
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -279,6 +282,20 @@ class AgentBox:
     def lives(self, pid: int) -> bool:
         """Whether the process is there, and neither a zombie nor stopped."""
         return self.state(pid) in ("R", "S", "D")
+
+    def others(self) -> set[int]:
+        """What runs in the sandbox beside the agent, or was killed and is not dead yet: pids outside the sandbox."""
+        found, looked = {self._pid()}, set[int]()
+        living = set[int]()
+        while found - looked:
+            pid = (found - looked).pop()
+            looked.add(pid)
+            with suppress(OSError):  # it has ended
+                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X"):
+                    living.add(pid)
+                for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                    found.update(map(int, children.read_text().split()))
+        return living - {self._pid()}
 
     def zombies(self) -> list[str]:
         """The zombies among the agent's children."""

@@ -117,7 +117,7 @@ def test_a_process_whose_first_thread_ended_is_killed(agent: AgentBox) -> None:
         "threading.Thread(target=lambda: (print(os.getpid(), flush=True), time.sleep(1000))).start()\n"
         "ctypes.CDLL(None).syscall(60, 0)\n"
     )
-    run = agent.bash(f"setsid /usr/bin/env python3 -c '{script}' & sleep 1000")
+    run = agent.bash(f"sleep 1000 & setsid /usr/bin/env python3 -c '{script}' & wait")
     pid = int(run.line())
     agent.wait_until(lambda: agent.state(pid) == "Z", "the first thread has ended")
     assert agent.kill(run) >= 3
@@ -140,6 +140,7 @@ def test_kill_all_leaves_nobody(agent: AgentBox) -> None:
     assert agent.kill_all() == 3
     assert agent.status(run) == -9
     _gone(agent, daemon)
+    agent.wait_until(lambda: not agent.others(), "what was killed is dead")
     assert agent.kill_all() == 0
 
 
@@ -172,6 +173,7 @@ def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> 
     assert killed >= at_least
     agent.wait_until(lambda: not agent.zombies(), "the dead are reaped")
     assert agent.lives(bystander_pid), "neither killed nor left stopped"
+    agent.wait_until(lambda: len(agent.others()) <= 1, "what was killed is dead")
     assert agent.kill_all() == 1, "the bystander was the only one left"
 
 
@@ -196,6 +198,7 @@ def test_a_chain_that_is_quicker_than_a_scan_is_killed(agent: AgentBox) -> None:
         time.sleep(0.05)
         assert agent.kill(run) >= 1
         assert agent.status(run) == -9
+        agent.wait_until(lambda: not agent.others(), "what was killed is dead")
         assert agent.kill_all() == 0, "the chain was killed with its run"
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from agentenv.sandbox.slotagent.protocol import PROGRAM, TEXT_FD, Kind, encode, receive, send, spawn_text
-from tests.unit.sandbox.slotagent.agent_box import ENV, AgentBox, sanitized
+from tests.unit.sandbox.slotagent.agent_box import ENV, WAIT_S, AgentBox, sanitized
 
 MALFORMED_EXIT = 65
 TRUE = spawn_text(["true"], ENV, "/")
@@ -79,7 +79,7 @@ def test_a_malformed_packet_ends_the_agent_and_all_it_runs(build: str, name: str
         assert run.line() == "ready"
         keep = os.dup(run.fds[0])
         _send_with(box, *MALFORMED[name])
-        assert box.process.wait(20) == MALFORMED_EXIT
+        assert box.process.wait(WAIT_S) == MALFORMED_EXIT
         with open(keep, "rb") as output:  # noqa: PTH123
             assert output.read() == b""
         box.process.returncode = 0  # as expected: nothing for the context manager to complain about
@@ -168,7 +168,7 @@ def test_a_text_in_a_file_is_what_it_would_be_in_the_packet(build: str) -> None:
 def test_a_malformed_file_of_text_ends_the_agent(build: str, text: bytes) -> None:
     with _box(build) as box:
         _spawn_by_file(box, 1, 0, text)
-        assert box.process.wait(20) == MALFORMED_EXIT
+        assert box.process.wait(WAIT_S) == MALFORMED_EXIT
         box.process.returncode = 0
         assert box.close() == 0
         assert box.stderr == b""
@@ -187,7 +187,7 @@ def test_random_packets_never_break_the_agent(seed: int) -> None:
                 while (message := receive(with_box.socket)) is not None:
                     for fd in message.fds:
                         os.close(fd)
-            with_box.socket.settimeout(20)
+            with_box.socket.settimeout(WAIT_S)
     code = box.close()
     assert code in (0, MALFORMED_EXIT), (seed, code, box.stderr)
     assert box.stderr == b"", "a sanitizer would speak here"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_PIPE, Kind, Message, SpawnStep, exit_usage
-from tests.unit.sandbox.slotagent.agent_box import ENV, UID, AgentBox, Limits, Where
+from tests.unit.sandbox.slotagent.agent_box import ENV, UID, WAIT_S, AgentBox, Limits, Where
 
 
 @pytest.fixture(params=["plain", "bwrap"])
@@ -278,7 +278,7 @@ def test_the_end_of_the_socket_ends_every_process(where: Where) -> None:
         assert run.line() == "ready"
         keep = os.dup(run.fds[0])
         agent.socket.close()
-        agent.process.wait(20)
+        agent.process.wait(WAIT_S)
         with open(keep, "rb") as output:  # noqa: PTH123
             assert output.read() == b"", "end of file: nobody holds the pipe any more"
 
@@ -290,7 +290,7 @@ def test_wrong_arguments_of_the_program_are_refused() -> None:
 
     agent = str(ensure_built().agent)
     for arguments in ([], ["0"], ["x"], ["3", "4"], ["999"], [""]):
-        assert subprocess.run([agent, *arguments], env=ENV, timeout=10).returncode == 64, arguments
+        assert subprocess.run([agent, *arguments], env=ENV, timeout=WAIT_S).returncode == 64, arguments
     assert Path(agent).stat().st_size < 2**20
 
 

@@ -25,6 +25,7 @@ import pytest
 from agentenv.containers.frames import Frame, FrameReader, packed
 from agentenv.wire.connections import MAX_CONNECTIONS, MAX_DATA_BYTES, ROOM_BYTES, WINDOW_BYTES, FrameKind
 from tests.unit.sandbox.slotagent.agent_box import sanitized
+from tests.waiting import wait_for
 
 K = FrameKind
 WAIT_S: Final = 120.0
@@ -123,6 +124,7 @@ class Echo(threading.Thread):
         self._chance = random.Random(seed)
         self._room: dict[int, int] = {}
         self._waiting: dict[int, bytearray] = {}
+        """Of the connections for which there is anything left to send."""
         self._over: dict[int, bool] = defaultdict(bool)
         self.opened = 0
         self.resets = 0
@@ -140,14 +142,14 @@ class Echo(threading.Thread):
         elif number not in self._waiting:
             return
         elif frame.kind is K.RESET:
-            del self._waiting[number]
             self._listening.send(packed(number, K.OVER))  # for one that has gone
+            del self._waiting[number]
             return
         elif frame.kind is K.DATA:
             if self._chance.random() < 0.002:
                 self.resets += 1
-                del self._waiting[number]
                 self._listening.send(packed(number, K.RESET), packed(number, K.DATA, b"for one that has gone"))
+                del self._waiting[number]
                 return
             self._waiting[number] += frame.data
             self._listening.send(packed(number, K.ROOM, room=frame.count))
@@ -206,6 +208,7 @@ def test_what_is_echoed_is_what_was_sent(seed: int) -> None:
         assert "wrong" not in found
         assert found.count("whole") > 150
         assert found.count("reset") <= echo.resets
+        wait_for(lambda: echo.opened == 300 and not echo._waiting, explain="it has nothing left to send")
         assert listening.process.poll() is None
         assert listening.process.stdin is not None
         listening.process.stdin.close()

@@ -14,6 +14,7 @@ import pytest
 from agentenv.sandbox.supervisor import cgroups, limits, sweep
 from agentenv.wire.spec import MIB, SlotLimits
 from tests.cgroup_trees import CgroupTree, Real, StandIn, real_mount
+from tests.waiting import DEADLINE_S
 
 LIMITS = SlotLimits(processes=50, memory_bytes=4096 * MIB, cpu_weight=200)
 MOUNT = real_mount()
@@ -30,6 +31,8 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
             found = StandIn(tmp_path / "cgroup", monkeypatch)
         for name in ("_V2_WANTED", "_V2_NEEDED"):
             monkeypatch.setattr(cgroups, name, found.controllers)
+        for name in ("_REMOVE_DEADLINE_S", "_BUSY_DEADLINE_S"):
+            monkeypatch.setattr(cgroups, name, DEADLINE_S)
         monkeypatch.setattr(cgroups, "own_directory_v2", lambda *_: (found.top, found.own))
         yield found
 

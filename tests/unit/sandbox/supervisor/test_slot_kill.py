@@ -14,6 +14,7 @@ import pytest
 from agentenv.sandbox.supervisor import cgroups, slot_process
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.slot_process import SlotProcess
+from tests.waiting import START_S, until
 
 
 class Box:
@@ -39,8 +40,11 @@ class Box:
         return self.processes[-1].pid
 
 
-async def test_an_agent_that_cannot_die_before_another_process_is_not_waited_for_in_vain(tmp_path: Path) -> None:
+async def test_an_agent_that_cannot_die_before_another_process_is_not_waited_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Version 1: whoever holds a lock that the agent waits for is killed too, and so is what it has just made."""
+    monkeypatch.setattr(slot_process, "KILL_DEADLINE_S", START_S)
     box = Box(tmp_path)
     box.add()
     exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -48,9 +52,9 @@ async def test_an_agent_that_cannot_die_before_another_process_is_not_waited_for
     slot = SlotProcess(0, -1, exited, ours, box.plan, agent_pidfd=os.pidfd_open(box.processes[0].pid))
 
     async def holder_dies() -> None:
-        await asyncio.to_thread(box.processes[0].wait, 20)
+        await asyncio.to_thread(box.processes[0].wait, START_S)
         box.add()
-        await asyncio.to_thread(box.processes[1].wait, 20)
+        await asyncio.to_thread(box.processes[1].wait, START_S)
         exited.set_result(signal.SIGKILL)
 
     dying = asyncio.create_task(holder_dies())
@@ -115,9 +119,7 @@ async def test_without_cgroups_all_that_descends_from_the_agent_is_killed_by_its
     theirs.close()
     agent.wait()
     agent.stdout.close()
-    async with asyncio.timeout(20):
-        while any(_lives(pid) for pid in family):
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(_lives(pid) for pid in family))
 
 
 def _children_of(pids: set[int]) -> set[int]:

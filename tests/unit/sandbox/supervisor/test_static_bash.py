@@ -6,11 +6,21 @@ import os
 import re
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentenv.sandbox.supervisor import static_bash
+from tests.waiting import START_S
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """A program that starts slowly is not taken for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_bash, "_TIMEOUT_S", START_S)
+        yield
 
 
 def _program(path: Path, body: str) -> Path:

@@ -10,9 +10,11 @@ import pytest
 
 from agentenv.sandbox.slot_paths import bundled_tmux
 from agentenv.sandbox.supervisor import preparation
+from tests.waiting import START_S
 
 
-def test_the_bundle_runs_with_nothing_but_its_files(tmp_path: Path) -> None:
+def test_the_bundle_runs_with_nothing_but_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "_LDD_S", START_S)
     found = preparation.tmux_bundle()
     for name, source in found:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
