@@ -19,6 +19,19 @@ from agentenv.api.web.chromium import FLAGS, chromium
 from tests.waiting import START_S
 
 _FLAGS = (*FLAGS, "--headless", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars")
+_PLACE = """async (selector) => {
+    let before = "";
+    for (;;) {
+        const element = document.querySelector(selector);
+        element.scrollIntoView({block: 'center', behavior: 'instant'});
+        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+        const box = element.getBoundingClientRect();
+        const place = [box.x + box.width / 2, box.y + box.height / 2];
+        if (element.contains(document.elementFromPoint(...place)) && String(place) === before) return place;
+        before = String(place);
+    }
+}"""
+"""Where an element is, once two looks in a row have found it there."""
 
 
 def executable() -> str:
@@ -84,14 +97,9 @@ class Page:
         await self.until("document.documentElement?.dataset.ready === 'yes'")
 
     async def click(self, selector: str) -> None:
-        """A real click, with the mouse, in the middle of the first element that fits."""
-        # Two frames later what was just drawn has its place: a click meets what is on the screen, not in the tree.
-        where = await self.evaluate(
-            f"(async () => {{ const e = document.querySelector({selector!r});"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            " await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));"
-            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        """A real click, with the mouse, in the middle of the first element that fits, once it stays where it is and
+        nothing covers it: a click meets what is on the screen, not in the tree."""
+        where = await self.evaluate(f"({_PLACE})({selector!r})")
         for kind in ("mousePressed", "mouseReleased"):
             await self.send("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left", clickCount=1)
 
