@@ -71,7 +71,7 @@ async def inspected(server: Sequence[str], *asked: str) -> tuple[int, Any]:
     node = Path(sys.executable).with_name("node")
     program = Path(os.environ["NODE_MODULES"], ".bin/mcp-inspector")
     process = await asyncio.create_subprocess_exec(
-        node, program, "--cli", *server, *PLACES, "--method", *asked,
+        node, program, "--cli", *server, *PLACES, "--connect-timeout", str(int(1000 * STARTS_S)), "--method", *asked,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     printed, errors = await asyncio.wait_for(process.communicate(), STARTS_S)
