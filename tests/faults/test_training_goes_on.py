@@ -43,14 +43,19 @@ async def kill_environment(everything: Everything) -> None:
 
 
 async def kill_container(everything: Everything, killed: list[str]) -> None:
-    """Kill containers until a rollout had to begin again because of one: a slot may come back just before."""
-    files = [everything.directory / f"{run}.jsonl" for run in ENVIRONMENTS]
+    """Kill containers until a rollout had to begin again because of one: a slot may come back just before. The next is
+    killed only after all that ran has ended: a group that loses its slots twice is not tried a third time."""
 
     async def told() -> bool:
-        return any(b"ContainerLostError" in file.read_bytes() for file in files)
+        return any(b"ContainerLostError" in everything.parts[run].log.read_bytes() for run in ENVIRONMENTS)
+
+    async def ended() -> bool:
+        return not held & {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
 
     while not await told():
         killed.append(await everything.kill_container())
+        held = {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
+        await everything.eventually(ended)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(everything.eventually(told), 15)
 
