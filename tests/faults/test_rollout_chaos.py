@@ -27,7 +27,7 @@ async def test_scores_survive_dying_containers(tmp_path: Path) -> None:
                 backend.kill(containers[kills % len(containers)].id)
                 kills += 1
 
-    changed = {"max_containers": 3, "slots_per_container": 4, "min_containers": 2, "infra_retries": 30}
+    changed = {"max_containers": 3, "slots_per_container": 4, "min_containers": 2, "infra_retries": 60}
     async with environment(AnswerEnv, tmp_path, {"*": [LONG, HALF, IDLE, WRITE]}, **changed) as env:
         killer = asyncio.create_task(kill_now_and_then(env.backend))
         try:

@@ -43,21 +43,26 @@ async def kill_environment(everything: Everything) -> None:
 
 
 async def kill_container(everything: Everything, killed: list[str]) -> None:
-    """Kill containers until a rollout had to begin again because of one: a slot may come back just before. The next is
+    """Kill containers until a rollout has to begin again because of one: a slot may come back just before. The next is
     killed only after all that ran has ended: a group that loses its slots twice is not tried a third time."""
 
-    async def told() -> bool:
+    async def logged() -> bool:
         return any(b"ContainerLostError" in everything.parts[run].log.read_bytes() for run in ENVIRONMENTS)
 
     async def ended() -> bool:
         return not held & {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
 
-    while not await told():
+    async def recorded() -> bool:
+        files = [everything.directory / f"{run}.jsonl" for run in ENVIRONMENTS]
+        return any(b"ContainerLostError" in file.read_bytes() for file in files)
+
+    while not await logged():
         killed.append(await everything.kill_container())
         held = {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
         await everything.eventually(ended)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(everything.eventually(told), 15)
+            await asyncio.wait_for(everything.eventually(logged), 15)
+    await everything.eventually(recorded)
 
 
 async def test_all_groups_arrive_and_every_one_is_right(tmp_path: Path) -> None:
