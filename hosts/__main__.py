@@ -51,7 +51,7 @@ _LINES: Final[Mapping[Long, Sequence[str]]] = {
     ),
     "nomad demo": ("make nomad-dev", "make demo BACKEND=nomad", "make nomad-dev-down"),
     # The guest of CI is emulated, where each rollout takes minutes.
-    "ci demo": ("make demo DEMO_ARGS='--package parse --groups 1 --group-size 2 --slots 2'",),
+    "ci demo": (f"make demo DEMO_ARGS='--package {disk.TASKS_OF_CI} --groups 1 --group-size 2 --slots 2'",),
     "ci tests": (  # those for which the kernel and its cgroups matter
         f"{_PYTEST} -k 'local and not image' tests/security/test_leftovers.py tests/security/test_neighbours.py",
     ),
@@ -189,7 +189,7 @@ def trials(guest: str, wanted: Sequence[str], long: frozenset[str]) -> Iterator[
     """Every row that is wanted, on machines booted as they need."""
     rows = [row for row in ROWS if guest in row.suites and any(part in row.name for part in wanted)]
     began = time.monotonic()
-    made = disk.made(GUESTS[guest])
+    made = disk.made(GUESTS[guest], whole=not long <= set(_OF_CI) or any(disk.SANDBOX in row.before for row in rows))
     print(f"{guest}: its disk is {made.image} ({time.monotonic() - began:.0f} s)", flush=True)
     if not accelerated(made.kernel):
         print("no KVM works on this machine: guests are emulated, 10 to 20 times slower", flush=True)

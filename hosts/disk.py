@@ -39,7 +39,15 @@ USERS: Final = ("ann", "bob")
 _KERNEL: Final = "linux-image-cloud-amd64"
 _BYTES: Final = 14 * 1024**3
 """Of a disk; the file is sparse."""
-_TASKS: Final = "from examples.repair import packages, tasks; tasks.make_tasks(packages.fetch(), seed=1)"
+_TASKS: Final = """
+import dataclasses, sys
+from examples.repair import packages, tasks
+every = packages.fetch()
+some = tuple(one for one in every.packages if one.name in sys.argv[1:]) or every.packages
+tasks.make_tasks(dataclasses.replace(every, packages=some), seed=1)
+"""
+TASKS_OF_CI: Final = "parse"
+"""The package whose tasks are verified on every disk; its rollouts are those of CI."""
 _BUILD_IMAGE: Final = """
 import sys
 from agentenv.image import IMAGE, connect, ensure_image
@@ -91,22 +99,24 @@ class Disk:
     key: Path
 
 
-def made(guest: Guest) -> Disk:
-    """The guest's disk for this checkout's commit; made (10 minutes) where the cache does not have it.
+def made(guest: Guest, *, whole: bool = True) -> Disk:
+    """The guest's disk for this checkout's commit; made (10 minutes) where the cache does not have it. Unless it is to
+    be ``whole``, it has nothing of a Nomad cluster, and of the demo the tasks of one package.
 
     Ends the program with the output of what failed.
     """
     place = cache_dir() / "hosts"
     place.mkdir(parents=True, exist_ok=True)
-    nomad_program(silent)  # what may not be there to be had is looked for before anything is made
+    if whole:
+        nomad_program(silent)  # what may not be there to be had is looked for before anything is made
     root = _debian(guest, place)
     commit = _out("git", "-C", str(CHECKOUT), "rev-parse", "HEAD")
-    name = f"{root.name}-{commit[:12]}"
+    name = f"{root.name}-{commit[:12]}{'' if whole else '-ci'}"
     disk = Disk(place / f"{name}.disk", place / f"{name}.vmlinuz", place / f"{name}.initrd", _key(place))
     if not disk.image.exists():
         _forget(place, f"{root.name}-")
         with _copied(root, place) as tree:
-            _set_up(tree, commit)
+            _set_up(tree, commit, whole=whole)
             _configure(tree, disk.key)
             shutil.copy(next((tree / "boot").glob("vmlinuz-*")), disk.kernel)
             shutil.copy(next((tree / "boot").glob("initrd.img-*")), disk.initrd)
@@ -163,7 +173,7 @@ def _copied(root: Path, place: Path) -> Iterator[Path]:
         _remove(tree)
 
 
-def _set_up(tree: Path, commit: str) -> None:
+def _set_up(tree: Path, commit: str, *, whole: bool) -> None:
     """Users, the checkout, its packages, the demo's tasks, and what image slots are made from."""
     _run("cp", "--dereference", "/etc/resolv.conf", str(tree / "etc/resolv.conf"))
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")  # a proxy's own are there, where one is needed
@@ -176,10 +186,11 @@ def _set_up(tree: Path, commit: str) -> None:
     _run("git", "-C", f"{tree}{AT}", "checkout", "--quiet", commit)
     print("setting the checkout up in it: make slotagent, and the demo's tasks (minutes)", flush=True)
     _inside(tree, "make", "-C", AT, "slotagent")
-    _inside(tree, "sh", "-c", f"cd {AT} && .venv/bin/python -c '{_TASKS}'")
+    _inside(tree, "sh", "-c", f"cd {AT} && .venv/bin/python -c '{_TASKS}' {'' if whole else TASKS_OF_CI}")
     base = base_tarball(cache_dir() / "image")
     shutil.copy(base, f"{tree}{BASE}")
-    _copy_cluster(tree, base)
+    if whole:
+        _copy_cluster(tree, base)
     _inside(tree, "chown", "-R", "ann:ann", AT)
 
 
