@@ -57,7 +57,14 @@ with open(sys.argv[1], "wb") as file:
     for part in engine.images.get(IMAGE).save(named=True):
         file.write(part)
 """
-_IN_CHROOT: Final = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"'
+_PIP_CACHE: Final = "/root/.cache/pip"
+_IN_CHROOT: Final = f"""set -e
+mount -t proc proc "$0/proc"
+mount --rbind /dev "$0/dev"
+mount --bind "$1" "$0{_PIP_CACHE}"
+shift
+exec chroot "$0" "$@"
+"""
 _NETWORK: Final = """[Match]
 MACAddress={mac}
 [Network]
@@ -248,13 +255,17 @@ def _forget(place: Path, prefix: str) -> None:
 
 
 def _inside(tree: Path, *command: str) -> None:
-    """In the guest's tree, natively. pip's own settings reach it. /proc and /dev are mounted there for this command's
-    processes alone, so that nothing stays mounted where this is killed."""
+    """In the guest's tree, natively. pip's own settings reach it, and what it has downloaded before. What is mounted
+    there is for this command's processes alone, so that nothing stays mounted where this is killed."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    pip_cache = Path(os.environ.get("PIP_CACHE_DIR") or caches / "pip")
+    for directory in (pip_cache, tree / _PIP_CACHE.lstrip("/")):
+        directory.mkdir(parents=True, exist_ok=True)
     kept = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     _run(
-        "unshare", "--mount", "sh", "-c", _IN_CHROOT, str(tree),
-        "/usr/bin/env", "-i", path, "HOME=/root", "LC_ALL=C.UTF-8", *kept, *command,
+        "unshare", "--mount", "sh", "-c", _IN_CHROOT, str(tree), str(pip_cache),
+        "/usr/bin/env", "-i", path, "HOME=/root", "LC_ALL=C.UTF-8", *kept, f"PIP_CACHE_DIR={_PIP_CACHE}", *command,
     )  # fmt: skip
 
 
