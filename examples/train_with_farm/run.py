@@ -39,7 +39,7 @@ ENVIRONMENTS: Final = {"words": "examples.hello.env", "terminal": "examples.term
 """Environments by the name of their run: the second reaches the containers through the relay."""
 ROUTES: Final = {"words": "direct", "terminal": "relay"}
 AGENTENV: Final = ("-c", "from agentenv.cli import main; main()")
-LEASE_TTL_S: Final = 10
+LEASE_TTL_S: Final = 20
 _END_S: Final = 20.0
 _POLL_S: Final = 0.1
 _FARM: Final = """\
