@@ -2,8 +2,9 @@
 
 Everything a container does for its slots goes through the event loop of one process: a callback that does not
 return makes all of them wait. Each iteration of the loop is timed, which costs two reads of the clock. A one-shot
-timer, set by the first iteration after an idle phase, fires during a late iteration and records the stack; an idle
-loop is not woken.
+timer, set by the first iteration after an idle phase, fires during a late iteration and records the stack. Behind
+such an iteration it wakes the idle loop once: asyncio is woken by every signal if it handles any, so the iteration
+that follows does not set the timer again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _RECENT_S: Final = 60.0
 _LOGGED_AGAIN: Final = 1.5
 """A stall is logged when it is longer than the last logged one by this factor."""
 _MAX_FRAMES: Final = 20
+_WOKEN_S: Final = 0.01
+"""A loop that runs this soon after the timer found it idle, for one event, runs because of the timer's signal."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ class LoopWatch:
         self.turn_began_s = math.inf
         """Infinite while the loop is idle."""
         self.armed = True
+        self.found_idle_s = -math.inf
+        """When the timer fired and found the loop idle."""
         self._name = name
         self._count = 0
         self._longest_s = 0.0
@@ -129,7 +134,8 @@ class LoopWatch:
         """The timer fired: check whether the current iteration is late."""
         age_s = time.monotonic() - self.turn_began_s
         if age_s == -math.inf:
-            self.armed = False  # idle: the next iteration sets the timer again
+            self.armed = False  # idle: the next iteration sets the timer again, unless this signal is all it has
+            self.found_idle_s = time.monotonic()
         elif age_s < STALL_S:
             self.arm(STALL_S - age_s)
         else:
@@ -172,6 +178,6 @@ class _WatchedSelector(selectors.DefaultSelector):
         watch.turn_began_s = math.inf
         ready = super().select(timeout)
         watch.turn_began_s = time.monotonic()
-        if not watch.armed:
+        if not watch.armed and (len(ready) != 1 or watch.turn_began_s > watch.found_idle_s + _WOKEN_S):
             watch.arm(STALL_S)
         return ready

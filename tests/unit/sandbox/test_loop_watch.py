@@ -81,8 +81,11 @@ def test_what_blocks_in_c_is_told_too(watch: LoopWatch) -> None:
     assert "in main" in watch.stalls().stack
 
 
-def test_waiting_is_no_stall_and_an_idle_loop_is_not_woken(watch: LoopWatch) -> None:
+@pytest.mark.parametrize("handles_signals", [False, True])
+def test_waiting_is_no_stall_and_an_idle_loop_is_not_woken(watch: LoopWatch, *, handles_signals: bool) -> None:
     async def main() -> int:
+        if handles_signals:  # then every signal wakes it, the timer's as well
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
         watch.begin()
         await asyncio.sleep(0.1)
         woken = looks
