@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from agentenv.deadlines import scaled
 
-DEADLINE_S = scaled(60.0)
+DEADLINE_S = scaled(120.0)
 START_S = scaled(180.0)
 """For what starts programs, containers or a cluster, on a machine that others load as well."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02

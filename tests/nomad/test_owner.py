@@ -258,7 +258,7 @@ async def test_containers_that_somebody_gave_other_slots_are_left_alone(cluster:
             wanted = (one for one in cluster.allocations(job_id) if one["DesiredStatus"] == "run")
             return next((one["ID"] for one in wanted if one["ID"] != ours and one["ClientStatus"] == "running"), None)
 
-        theirs = await asyncio.to_thread(wait_for, replaced, 90.0)
+        theirs = await asyncio.to_thread(wait_for, replaced, START_S)
         await until(lambda: pool.statistics().faults.get("start_failed"), START_S)
         with pytest.raises(AcquireTimeoutError, match="has 3 slots, 2 were requested"):
             await pool.lease("second", timeout_s=5)

@@ -35,7 +35,7 @@ from tests.nomad.traffic import Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
 from tests.registry import Registry, running_registry
 from tests.small_image import small_image
-from tests.waiting import until, wait_for
+from tests.waiting import START_S, until, wait_for
 
 SLOTS, TRAJECTORIES = 4, 6
 SMALL_SLOTS = SlotLimits(memory_bytes=512 * MIB, workspace_bytes=32 * MIB, tmp_bytes=32 * MIB, shm_bytes=16 * MIB)
@@ -95,9 +95,9 @@ async def test_both_nodes_work_and_one_is_drained(nodes: TwoNodes) -> None:
         there = [account for account in farm.traffic.living() if account.container in containers]
         drain(nodes, node, deadline_s=scaled(120))
         try:
-            await until(lambda: "draining" in farm.pool.statistics().containers, scaled(30.0), lambda: repr(farm.pool))
+            await until(lambda: "draining" in farm.pool.statistics().containers, explain=lambda: repr(farm.pool))
             answered = sum(len(account.answered) for account in there)
-            await until(lambda: sum(len(account.answered) for account in there) > answered + 20, scaled(30.0))
+            await until(lambda: sum(len(account.answered) for account in there) > answered + 20)
             farm.traffic.finishing |= containers
             await farm.whole_again()
             await farm.flowing(50)
@@ -170,7 +170,7 @@ async def test_a_node_gets_an_image_from_the_other_and_a_relay_reaches_both(node
             served(backend, pool, containers=containers, keepers=images, relay_url=relay_url) as farm,
             AsyncFarm("farm", farm=replace(farm.access(), route="relay"), start_timeout_s=scaled(120)) as trainer,
         ):
-            await until(lambda: len(farm.farm.manager.links) == 2, scaled(90.0))
+            await until(lambda: len(farm.farm.manager.links) == 2, START_S)
             behind.update({name: link.handle.base_url for name, link in farm.farm.manager.links.items()})
             root = ImageRoot(image, cpus=1, memory_mib=256, storage_mib=64)
             async with trainer.sandbox(root) as first:

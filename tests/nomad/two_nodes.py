@@ -37,7 +37,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE
 from tests.nomad.farm import allocation_of
 from tests.nomad.nomad_http import NomadHttp
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 _MARK = "AGENTENV_TWO_NODES"
 _PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -139,7 +139,7 @@ class Node:
         argv = [dockerd, "--host", self.socket, "--data-root", f"{self.root}/docker", "--exec-root", f"{self.root}/x"]
         argv += ["--pidfile", f"{self.root}/d.pid", "--bip", f"10.213.{100 + self.number}.1/24", "--iptables=true"]
         self._start(argv, mark, "dockerd.log")
-        wait_for(self._engine_answers, 60.0, lambda: processes.last_words(self.root / "dockerd.log"))
+        wait_for(self._engine_answers, START_S, lambda: processes.last_words(self.root / "dockerd.log"))
         saved = subprocess.Popen(["docker", "save", IMAGE], stdout=subprocess.PIPE)
         assert saved.stdout is not None
         with saved.stdout:
@@ -246,7 +246,7 @@ def two_nodes(root: Path, program: Path, kind: Callable[[Path, int], Node] = Nod
         found = TwoNodes(address, nodes, start)
         with ThreadPoolExecutor() as pool:
             list(pool.map(start, nodes))
-        wait_for(lambda: _ready(found), scaled(90.0), lambda: _words(root))
+        wait_for(lambda: _ready(found), START_S, lambda: _words(root))
         yield found
     finally:
         _run("iptables", "-D", *between_nodes)
