@@ -301,7 +301,7 @@ class BrowserTools:
                         raise _failure(what, error, slow, watch.notes) from error
                 await watch.settled(timeout_s)
             if watch.refused:
-                if not await _gone_back(tabs, timeout_s):
+                if not await _left_refused(tabs, timeout_s):
                     await gone_to(await tabs.current(), "about:blank", timeout_s)
                 if navigates:
                     raise ToolFailure(watch.refused, keep=True)
@@ -374,6 +374,16 @@ async def _gone_back(tabs: Tabs, timeout_s: float) -> bool:
     else:
         return False
     return True
+
+
+async def _left_refused(tabs: Tabs, timeout_s: float) -> bool:
+    """:func:`_gone_back` from a refused page, whose error page may come while the browser already goes back."""
+    try:
+        return await _gone_back(tabs, timeout_s)
+    except PlaywrightError as error:
+        if "net::ERR_" not in error.message:
+            raise
+        return await _gone_back(tabs, timeout_s)
 
 
 async def _exists(found: Locator) -> bool:
