@@ -43,8 +43,8 @@ _TASKS: Final = """
 import dataclasses, sys
 from examples.repair import packages, tasks
 every = packages.fetch()
-some = tuple(one for one in every.packages if one.name in sys.argv[1:]) or every.packages
-tasks.make_tasks(dataclasses.replace(every, packages=some), seed=1)
+wanted = tuple(every.by_name[name] for name in sys.argv[1:] or every.by_name)
+tasks.make_tasks(dataclasses.replace(every, packages=wanted), seed=1)
 """
 TASKS_OF_CI: Final = "parse"
 """The package whose tasks are verified on every disk; its rollouts are those of CI."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -46,23 +47,24 @@ async def kill_container(everything: Everything, killed: list[str]) -> None:
     """Kill containers until a rollout has to begin again because of one: a slot may come back just before. The next is
     killed only after all that ran has ended: a group that loses its slots twice is not tried a third time."""
 
-    async def logged() -> bool:
-        return any(b"ContainerLostError" in everything.parts[run].log.read_bytes() for run in ENVIRONMENTS)
-
-    async def ended() -> bool:
-        return not held & {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
-
-    async def recorded() -> bool:
-        files = [everything.directory / f"{run}.jsonl" for run in ENVIRONMENTS]
+    async def told(files: list[Path]) -> bool:
         return any(b"ContainerLostError" in file.read_bytes() for file in files)
 
-    while not await logged():
+    async def leased() -> set[str]:
+        return {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
+
+    async def ended() -> bool:
+        return not held & await leased()
+
+    logs = [everything.parts[run].log for run in ENVIRONMENTS]
+    records = [everything.directory / f"{run}.jsonl" for run in ENVIRONMENTS]
+    while not await told(logs):
         killed.append(await everything.kill_container())
-        held = {lease for run in ENVIRONMENTS for lease in await leases_of(everything, run)}
+        held = await leased()
         await everything.eventually(ended)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(everything.eventually(logged), 15)
-    await everything.eventually(recorded)
+            await asyncio.wait_for(everything.eventually(partial(told, logs)), 15)
+    await everything.eventually(partial(told, records))
 
 
 async def test_all_groups_arrive_and_every_one_is_right(tmp_path: Path) -> None:

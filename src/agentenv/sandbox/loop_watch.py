@@ -2,9 +2,9 @@
 
 Everything a container does for its slots goes through the event loop of one process: a callback that does not
 return makes all of them wait. Each iteration of the loop is timed, which costs two reads of the clock. A one-shot
-timer, set by the first iteration after an idle phase, fires during a late iteration and records the stack. Behind
-such an iteration it wakes the idle loop once: asyncio is woken by every signal if it handles any, so the iteration
-that follows does not set the timer again.
+timer, set by the first iteration after an idle phase, fires during a late iteration and records the stack. If it fires
+when the loop is idle again, its signal wakes a loop that handles any signals; the iteration that this causes does not
+set the timer again, so that an idle loop sleeps.
 """
 
 from __future__ import annotations
